@@ -1226,6 +1226,7 @@ def kernels_made() -> str:
 
 # ---------------------------------------------------------------- kernels on the CPU
 
+# cpu_kernel.c
 def cpu_launch(fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /) -> None:
     """Call fn(*reads, *writes) on the CPU, now, or in each replay of this thread's recording."""
 
@@ -1243,13 +1244,13 @@ class Machine:
     def __new__(
         cls,
         devices: int,
-        seed: int = ...,
-        schedule: int = ...,
-        starve: int = ...,
-        memory: int = ...,
-        run_work: bool = ...,
-        launch_us: float = ...,
-        gbytes_per_s: float = ...,
+        seed: int,
+        schedule: int,
+        starve: int,
+        memory: int,
+        launch_us: float,
+        gbytes_per_s: float,
+        /,
     ) -> Self: ...
     @property
     def devices(self) -> int:
@@ -1258,33 +1259,33 @@ class Machine:
     def seed(self) -> int:
         """The seed that picks what runs next."""
     @property
-    def races(self) -> int:
+    def races(self) -> int:  # step
         """How many races were found."""
     @property
-    def host_us(self) -> float:
+    def host_us(self) -> float:  # step
         """The clock of the host, in microseconds."""
     @property
-    def device_us(self) -> float:
+    def device_us(self) -> float:  # step
         """When the last work queued ends, in microseconds."""
     @property
     def abandoned(self) -> bool:
         """True after _give_up()."""
     @property
-    def host_schedule(self) -> str:
+    def host_schedule(self) -> str:  # step
         """Which host thread acted, step by step: one character each."""
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self) -> tuple[Stream, ...]:  # step
         """The streams of the machine that are referenced."""
     @property
     def _steps(self) -> int:
         """How often one of the host threads was chosen."""
-    def _stream(self, device: int, blocking: bool, /) -> Stream:
+    def _stream(self, device: int, blocking: bool, /) -> Stream:  # step
         """A new stream."""
-    def _event(self, device: int, /) -> Event:
+    def _event(self, device: int, /) -> Event:  # step
         """A new event."""
-    def _array(self, ndarray: NDArray, device: int, /) -> Array:
+    def _array(self, ndarray: NDArray, device: int, /) -> Array:  # step
         """A copy on a device."""
-    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array:
+    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array:  # step
         """Poisoned memory on a device."""
     def _launch(
         self,
@@ -1295,11 +1296,11 @@ class Machine:
         name: str | None,
         us: float,
         /,
-    ) -> None:
+    ) -> None:  # step
         """Queue a kernel."""
-    def _synchronize(self) -> None:
+    def _synchronize(self) -> None:  # step
         """Run all that is queued."""
-    def _step(self) -> bool:
+    def _step(self) -> bool:  # step
         """Run one thing that is queued; False where nothing can run."""
     def _pending(self) -> None:
         """Raise a race that no call has raised yet."""
@@ -1307,15 +1308,15 @@ class Machine:
         """What is queued of the user's will do nothing."""
     def _check(self, on: bool, /) -> None:
         """Switch the checker on or off."""
-    def _begin_capture(self, stream: Stream, mode: int, /) -> None:
+    def _begin_capture(self, stream: Stream, mode: int, /) -> None:  # step
         """Capture what is queued on a stream."""
-    def _end_capture(self, stream: Stream, /) -> Graph:
+    def _end_capture(self, stream: Stream, /) -> Graph:  # step
         """The graph of what was captured."""
-    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:
+    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:  # step
         """Queue a graph."""
-    def _leave_out(self, *words: str) -> None:
+    def _leave_out(self, *words: str) -> None:  # step
         """Leave out these of the plans, and no others."""
-    def _spawn(self) -> int:
+    def _spawn(self) -> int:  # step
         """Register a host thread; its number."""
     def _thread_begin(self, actor: int, /) -> bool:
         """First on the new thread; False: return at once."""
@@ -1325,7 +1326,7 @@ class Machine:
         """Host threads that act more often come to no end."""
     def _break(self, text: str, /) -> int:
         """The thread that acts does not return: its number, or -1."""
-    def _saw_thread(self, actor: int, /) -> None:
+    def _saw_thread(self, actor: int, /) -> None:  # step
         """The calling thread reads how another one ended."""
     def _after_thread(self, actor: int, /) -> None:
         """A thread that has ended comes before what this one does next."""
@@ -1350,6 +1351,7 @@ class _SearchState(TypedDict):
     strayed: bool
     schedule: str
 
+# search.c
 def explore_new(reduce: bool, limit: int, /) -> object:
     """A search over the orders of host threads."""
 
@@ -1379,7 +1381,7 @@ _TraceLine = tuple[
     int,
     int,
     int,
-    tuple[str, ...],
+    int,
     int,
     int,
     int,
@@ -1423,12 +1425,6 @@ class _Options(TypedDict):
     capture_redirect: bool
     detect: bool
 
-class _Pool(TypedDict):
-    pool_bytes: int
-    pool_peak_bytes: int
-    pool_hits: int
-    pool_misses: int
-
 # options.c
 def get_options() -> _Options:  # step
     """The process's options, as a dict."""
@@ -1451,9 +1447,6 @@ def counters() -> ProcessCounters:  # step
 
 def workers() -> int:  # step
     """How many threads make a large sum together."""
-
-def pool() -> _Pool:  # step
-    """The figures of the pool of memory, as a dict."""
 
 def trim() -> int:  # step
     """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number
@@ -1544,12 +1537,23 @@ class _Exporter:
 
 _Shared = tuple[tuple[int, ...], tuple[int, ...]] | str | None
 
-def overlap(a: object, b: object, budget: float | None = None, /) -> _Shared: ...
-def overlaps(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], int, bool]: ...
-def overlaps_itself(a: object, budget: float | None, /) -> _Shared: ...
-def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> _Shared: ...
-def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]: ...
-def address(a: NDArray, /) -> int: ...
+# overlap.c
+def overlap(a: object, b: object, budget: float | None = None, /) -> _Shared:
+    """None if the arrays are disjoint; a witness, two tuples of ints; or a str, the reason for "unknown"."""
+
+def overlaps_itself(a: object, budget: float | None, /) -> _Shared:
+    """As overlap, for two elements of one array."""
+
+def overlaps(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], int, bool]:
+    """(found, for each array the number of its component, the number of components, whether they are exact)."""
+
+def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> _Shared:
+    """As overlap, for arrays i and j."""
+
+def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pairs that are not surely disjoint, and the undecided ones."""
+
+# ---------------------------------------------------------------- recorded steps
 
 @final
 class Recording:
@@ -1602,7 +1606,12 @@ class Recording:
         bytes that are NaN as floats.
         """
 
-def layout(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], tuple[int, ...]]: ...
+# ---------------------------------------------------------------- analysis
+
+# analysis.c
+def layout(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
+    """(layout, for each array its component, for each its offset there)."""
+
 def layout_check(
     layout: object, arrays: Iterable[object], /
 ) -> (
@@ -1612,13 +1621,23 @@ def layout_check(
         int | None,
     ]
     | None
-): ...
-def snapshot(arrays: Iterable[object], /) -> tuple[object, tuple[object, ...]]: ...
+):
+    """None, or the first difference: (index, what, other index or None)."""
+
+def snapshot(arrays: Iterable[object], /) -> tuple[object, tuple[object, ...]]:
+    """(snapshot, the arrays, which the caller must hold as long)."""
+
 def snapshot_changed(snapshot: object, which: Sequence[int] | None, /) -> list[int]: ...
 def snapshot_restore(snapshot: object, i: int, data: int | None, /) -> None: ...
 def snapshot_data(snapshot: object, i: int, /) -> int: ...
 def snapshot_elsewhere(snapshot: object, arrays: tuple[object, ...], /) -> list[int]: ...
-def restride(a: object, strides: tuple[int, ...], /) -> None: ...
+def restride(a: NDArray, strides: tuple[int, ...], /) -> None:
+    """Give an ndarray strides that it had before, without a check that they stay within its memory."""
+
+def address(a: NDArray, /) -> int:
+    """The address of the first element of an ndarray."""
+
+# ---------------------------------------------------------------- exact sums
 
 # window.c
 def window_new(dtype: DTypeLike, size: int, /) -> object:

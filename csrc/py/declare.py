@@ -3,10 +3,10 @@
     python csrc/py/declare.py FOLDER
 
 core.pyi is the one declaration of each class, method, property and function: its typed signature and its docstring are
-written there as normal Python. For each class C this writes FOLDER/py/declared/C.h, for each C file f that a line
-`# f.c` of core.pyi names f.h with the functions after that line, and docs.h with the docstrings of the exceptions. A
-header has the docstrings, the tables of names that fan_parse reads, and the PyMethodDef and PyGetSetDef rows; a C file
-includes it after its functions, which are called
+written there as normal Python; for_tests.pyi is the same for functions of a development build. For each class C this
+writes FOLDER/py/declared/C.h, for each C file f that a line `# f.c` names f.h with the functions after that line, and
+docs.h with the docstrings of the exceptions. A header has the docstrings, the tables of names that fan_parse reads, and
+the PyMethodDef and PyGetSetDef rows; a C file includes it after its functions, which are called
 
     noun_method, noun_get_property, noun_set_property, noun_new     noun: the last word of the class, in lower case
     function                                                       for a function of the module
@@ -15,7 +15,7 @@ and take (self, values): borrowed, in the order of the parameters, NULL where th
 parameters has CPython's METH_NOARGS signature, one with `*args` METH_VARARGS's, one with a single required parameter
 METH_O's. A comment at the end of a signature adds to it:
 
-    # step    a step of explored schedules (py/turn.h)
+    # step    a step of explored schedules (py/base/step.c)
     # fast    a C function noun_method_fast reads the arguments first, and may return the result
 """
 
@@ -29,8 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SIGNATURES = Path(__file__).with_name("core.pyi")
+#: Declarations of a development build.
+FOR_TESTS = Path(__file__).with_name("for_tests.pyi")
 
-#: What fan_parse checks by itself, by annotation: py/declared.h, fan_decl.kinds.
+#: What fan_parse checks by itself, by annotation: py/base/args.h, fan_decl.kinds.
 KINDS = {"NDArray": "a", "bytearray": "b", "dict": "d", "list": "l", "str": "s", "tuple": "t", "type": "c", "bool": "f"}
 KINDS["bool | None"] = "F"
 
@@ -275,7 +277,8 @@ def headers(text: str) -> dict[str, str]:
 def write(folder: Path) -> list[Path]:
     """Write the headers that differ from what is there; return all of them."""
     made = []
-    for name, text in headers(SIGNATURES.read_text()).items():
+    texts = headers(FOR_TESTS.read_text()) | headers(SIGNATURES.read_text())
+    for name, text in texts.items():
         path = folder / "py" / "declared" / f"{name}.h"
         text = f"/* {name}: made by csrc/py/declare.py of csrc/py/core.pyi. */\n{text}\n"
         if not path.exists() or path.read_text() != text:

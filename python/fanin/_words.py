@@ -25,10 +25,15 @@ def ordinal(n: int) -> str:
     return f"{n}{ending}"
 
 
+def rule_names(bits: int) -> tuple[str, ...]:
+    """The rules of a set of bits, as ("S9", "A6")."""
+    numbers = (i for i in range(64) if bits >> i & 1)
+    return tuple(f"S{i + 1}" if i < S_RULES else f"A{i + 1 - S_RULES}" for i in numbers)
+
+
 def rules_of(bits: int) -> str:
-    """The rules of a set of bits, as "S9, A6"."""
-    numbers = [i for i in range(64) if bits >> i & 1]
-    return ", ".join(f"S{i + 1}" if i < S_RULES else f"A{i + 1 - S_RULES}" for i in numbers)
+    """The same as text: "S9, A6"."""
+    return ", ".join(rule_names(bits))
 
 
 def size(n: float) -> str:

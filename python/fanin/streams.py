@@ -177,5 +177,5 @@ def info() -> Info:
         backends={"cpu": {"available": True}, "sim": {"available": True}, "cuda": _cuda()},
         kernels=_kernels(),
         devices=devices(),
-        pool={"bytes": _core.pool()["pool_bytes"], "limit": None if limit == math.inf else int(limit)},
+        pool={"bytes": _core.counters().pool_bytes, "limit": None if limit == math.inf else int(limit)},
     )

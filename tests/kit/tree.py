@@ -160,7 +160,7 @@ def compile_objects(csrc: Path, cc: list[str], cache: Path) -> dict[str, Path]:
     flags = ["-O0", "-w", "-fPIC"]
 
     def one(source: Path) -> Path:
-        made = [p.read_bytes() for p in (csrc / "py/core.pyi", csrc / "py/declare.py") if p.exists()]
+        made = [p.read_bytes() for p in (csrc / "py").glob("*.py*")]
         key = [*cc, *flags, str(source), *made, *(p.read_bytes() for p in closure(source, csrc))]
         return kept(cache, key, ".o", lambda out: void(asked(cc, csrc, *flags, "-c", str(source), "-o", str(out))))
 

@@ -462,7 +462,7 @@ def test_a_call_without_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         test_every_public_method_is_a_turn_or_reads_what_never_changes()
     monkeypatch.setattr(fanin, "__all__", [*fanin.__all__, "unheard"])
     monkeypatch.setattr(fanin, "unheard", lambda: 0, raising=False)
-    with pytest.raises(AssertionError, match="give it a turn"):
+    with pytest.raises(AssertionError, match="mark it `# step`"):
         test_every_public_function_is_a_turn_or_needs_none()
 
 

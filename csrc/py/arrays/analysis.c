@@ -10,17 +10,17 @@
 
 /* ---- layouts ---- */
 
-typedef struct layout {
+typedef struct recorded {
     fan_layout *l;   /* NULL until it is recorded */
     fan_regions was; /* what was recorded: for the dtypes, which it holds; no array */
     uint64_t budget;
-} layout;
+} recorded;
 
-static layout *layout_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, LAYOUT); }
+static recorded *layout_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, LAYOUT); }
 
 static void layout_free(PyObject *capsule)
 {
-    layout *self = layout_of(capsule);
+    recorded *self = layout_of(capsule);
     fan_layout_free(self->l);
     fan_regions_fini(&self->was);
     fan_free(self);
@@ -29,7 +29,7 @@ static void layout_free(PyObject *capsule)
 /* layout_places: (capsule, components, offsets). */
 static PyObject *layout_places(PyObject *capsule)
 {
-    const layout *self = layout_of(capsule);
+    const recorded *self = layout_of(capsule);
     size_t n = self->was.n;
     PyObject *components = PyTuple_New((Py_ssize_t)n), *offsets = PyTuple_New((Py_ssize_t)n), *made = NULL;
     bool good = components && offsets;
@@ -47,15 +47,12 @@ static PyObject *layout_places(PyObject *capsule)
     return made;
 }
 
-static PyObject *layout_new(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *arrays, *given, *capsule, *made = NULL;
+    PyObject *capsule, *made = NULL;
     fan_error err = {0};
     fan_status status;
-    layout *self;
-    if (!PyArg_ParseTuple(args, "OO:layout", &arrays, &given))
-        return NULL;
-    self = fan_calloc(sizeof *self);
+    recorded *self = fan_calloc(sizeof *self);
     if (!self)
         return PyErr_NoMemory();
     capsule = PyCapsule_New(self, LAYOUT, layout_free);
@@ -63,7 +60,7 @@ static PyObject *layout_new(PyObject *Py_UNUSED(module), PyObject *args)
         fan_free(self);
         return NULL;
     }
-    if (fan_overlap_budget_arg(given, &self->budget) < 0 || fan_regions_read(arrays, "Layout", &self->was) < 0)
+    if (fan_overlap_budget_arg(a[1], &self->budget) < 0 || fan_regions_read(a[0], "Layout", &self->was) < 0)
         goto done;
     Py_CLEAR(self->was.tuple);
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
@@ -78,7 +75,7 @@ done:
 }
 
 /* same_dtypes: ndarrays' dtypes that are equal, but other objects, get the number of those recorded. */
-static void same_dtypes(const layout *self, fan_regions *is)
+static void same_dtypes(const recorded *self, fan_regions *is)
 {
     for (size_t i = 0; i < is->n; i++)
         if (is->descrs[i] && self->was.descrs[i] && is->descrs[i] != self->was.descrs[i] &&
@@ -86,16 +83,14 @@ static void same_dtypes(const layout *self, fan_regions *is)
             is->items[i].dtype = self->was.items[i].dtype;
 }
 
-static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *arrays;
-    const layout *self;
+    const recorded *self = layout_of(a[0]);
     fan_difference d;
     fan_error err = {0};
     fan_status status;
     fan_regions is;
-    if (!PyArg_ParseTuple(args, "OO:layout_check", &capsule, &arrays) || !(self = layout_of(capsule)) ||
-        fan_regions_read(arrays, "Layout.check", &is) < 0)
+    if (!self || fan_regions_read(a[1], "Layout.check", &is) < 0)
         return NULL;
     if (is.n != self->was.n) {
         PyErr_Format(PyExc_ValueError, "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n,
@@ -120,16 +115,16 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *args)
 /* More bytes than these are copied and compared while other threads run. */
 #define LONG_COPY ((size_t)1 << 18)
 
-typedef struct snapshot {
+typedef struct copied {
     fan_snapshot *s; /* NULL until it is made */
     fan_regions was; /* where the arrays lay; the Python object holds them */
-} snapshot;
+} copied;
 
-static snapshot *snapshot_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, SNAPSHOT); }
+static copied *snapshot_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, SNAPSHOT); }
 
 static void snapshot_free(PyObject *capsule)
 {
-    snapshot *self = snapshot_of(capsule);
+    copied *self = snapshot_of(capsule);
     fan_snapshot_free(self->s);
     fan_regions_fini(&self->was);
     fan_free(self);
@@ -145,7 +140,7 @@ static bool is_long(const fan_region *r)
 }
 
 /* snapshot_copy: -1 with an exception. */
-static int snapshot_copy(snapshot *self)
+static int snapshot_copy(copied *self)
 {
     const fan_regions *r = &self->was;
     fan_region *regions = fan_alloc(r->n * sizeof *regions);
@@ -168,10 +163,10 @@ static int snapshot_copy(snapshot *self)
     return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 }
 
-static PyObject *snapshot_new(PyObject *Py_UNUSED(module), PyObject *arrays)
+static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
 {
     PyObject *capsule, *made = NULL;
-    snapshot *self = fan_calloc(sizeof *self);
+    copied *self = fan_calloc(sizeof *self);
     if (!self)
         return PyErr_NoMemory();
     capsule = PyCapsule_New(self, SNAPSHOT, snapshot_free);
@@ -196,7 +191,7 @@ done:
 }
 
 /* snapshot_index: the number of an array; -1 with IndexError. */
-static Py_ssize_t snapshot_index(const snapshot *self, PyObject *o, const char *call)
+static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *call)
 {
     int64_t i;
     if (fan_index(o, call, PyExc_IndexError, &i) < 0)
@@ -217,11 +212,11 @@ static int append_index(PyObject *list, Py_ssize_t i)
     return result;
 }
 
-static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *which, *numbers = NULL, *found;
-    const snapshot *self;
-    if (!PyArg_ParseTuple(args, "OO:snapshot_changed", &capsule, &which) || !(self = snapshot_of(capsule)))
+    PyObject *which = a[1], *numbers = NULL, *found;
+    const copied *self = snapshot_of(a[0]);
+    if (!self)
         return NULL;
     if (which != Py_None && !(numbers = PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions")))
         return NULL;
@@ -245,18 +240,15 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *args)
     return found;
 }
 
-static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *which, *where;
-    const snapshot *self;
+    const copied *self = snapshot_of(a[0]);
     uint64_t data;
     Py_ssize_t i;
-    if (!PyArg_ParseTuple(args, "OOO:snapshot_restore", &capsule, &which, &where) || !(self = snapshot_of(capsule)))
-        return NULL;
-    i = snapshot_index(self, which, "Snapshot.restore");
+    i = self ? snapshot_index(self, a[1], "Snapshot.restore") : -1;
     if (i < 0)
         return NULL;
-    data = where == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(where);
+    data = a[2] == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(a[2]);
     if (data == UINT64_MAX && PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -265,13 +257,10 @@ static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *which;
-    const snapshot *self;
-    if (!PyArg_ParseTuple(args, "OO:snapshot_data", &capsule, &which) || !(self = snapshot_of(capsule)))
-        return NULL;
-    Py_ssize_t i = snapshot_index(self, which, "Snapshot.data");
+    const copied *self = snapshot_of(a[0]);
+    Py_ssize_t i = self ? snapshot_index(self, a[1], "Snapshot.data") : -1;
     return i < 0 ? NULL : PyLong_FromUnsignedLongLong(fan_snapshot_data(self->s, (size_t)i));
 }
 
@@ -283,13 +272,12 @@ static bool is_there(const fan_region *a, const fan_region *b)
            (n == 0 || (memcmp(a->shape, b->shape, n) == 0 && memcmp(a->strides, b->strides, n) == 0));
 }
 
-static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *arrays, *found;
-    const snapshot *self;
+    PyObject *found;
+    const copied *self = snapshot_of(a[0]);
     fan_regions now;
-    if (!PyArg_ParseTuple(args, "OO!:snapshot_elsewhere", &capsule, &PyTuple_Type, &arrays) ||
-        !(self = snapshot_of(capsule)) || fan_regions_read(arrays, "Snapshot.elsewhere", &now) < 0)
+    if (!self || fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
         return NULL;
     found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
@@ -305,22 +293,17 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
 {
-    if (!PyArray_Check(a)) {
-        PyErr_Format(PyExc_TypeError, "address: expected an ndarray, got %.100s", Py_TYPE(a)->tp_name);
-        return NULL;
-    }
     return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)a));
 }
 
 /* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy takes the bytes that
  * the present strides reach for all of its memory. */
-static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    PyObject *a, *strides;
+    PyArrayObject *a = (PyArrayObject *)values[0];
+    PyObject *strides = values[1];
     npy_intp to[FAN_MAX_NDIM];
-    if (!PyArg_ParseTuple(args, "O!O!:restride", &PyArray_Type, &a, &PyTuple_Type, &strides))
-        return NULL;
-    int ndim = PyArray_NDIM((PyArrayObject *)a);
+    int ndim = PyArray_NDIM(a);
     if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
         PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim, PyTuple_GET_SIZE(strides));
         return NULL;
@@ -331,25 +314,9 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
             return NULL;
     }
     for (int i = 0; i < ndim; i++)
-        PyArray_STRIDES((PyArrayObject *)a)[i] = to[i];
-    PyArray_UpdateFlags((PyArrayObject *)a, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+        PyArray_STRIDES(a)[i] = to[i];
+    PyArray_UpdateFlags(a, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS | NPY_ARRAY_ALIGNED);
     Py_RETURN_NONE;
 }
 
-PyMethodDef fan_analysis_functions[] = {
-    {"layout", layout_new, METH_VARARGS,
-     "layout(arrays, budget, /)\n--\n\n(layout, for each array its component, for each its offset there)."},
-    {"layout_check", layout_check, METH_VARARGS,
-     "layout_check(layout, arrays, /)\n--\n\nNone, or the first difference: (index, what, other index or None)."},
-    {"snapshot", snapshot_new, METH_O,
-     "snapshot(arrays, /)\n--\n\n(snapshot, the arrays, which the caller must hold as long)."},
-    {"snapshot_changed", snapshot_changed, METH_VARARGS, "snapshot_changed(snapshot, which, /)\n--\n\n"},
-    {"snapshot_restore", snapshot_restore, METH_VARARGS, "snapshot_restore(snapshot, i, data, /)\n--\n\n"},
-    {"snapshot_data", snapshot_data, METH_VARARGS, "snapshot_data(snapshot, i, /)\n--\n\n"},
-    {"snapshot_elsewhere", snapshot_elsewhere, METH_VARARGS, "snapshot_elsewhere(snapshot, arrays, /)\n--\n\n"},
-    {"restride", restride, METH_VARARGS,
-     "restride(a, strides, /)\n--\n\n"
-     "Give an ndarray strides that it had before, without a check that they stay within its memory."},
-    {"address", address, METH_O, "address(a, /)\n--\n\nThe address of the first element of an ndarray."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/analysis.h"

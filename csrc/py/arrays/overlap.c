@@ -43,52 +43,48 @@ static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget
     return status == FAN_OK ? verdict_wrap(v, a, b ? b : a, at) : fan_raise(status, &err);
 }
 
-static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     FAN_UNINITIALIZED int64_t dims[2][FAN_REGION_DIMS];
     fan_layout_item items[2];
     PyArray_Descr *descr;
     uint64_t budget;
-    if (nargs < 2 || nargs > 3)
-        return PyErr_Format(PyExc_TypeError, "overlap: expected 2 or 3 arguments, got %zd", nargs);
-    if (fan_overlap_budget_arg(nargs > 2 ? args[2] : Py_None, &budget) < 0)
+    if (fan_overlap_budget_arg(a[2], &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++)
-        if (fan_region_read(args[i], "overlap", i, dims[i], &items[i], &descr) < 0)
+        if (fan_region_read(a[i], "overlap", i, dims[i], &items[i], &descr) < 0)
             return NULL;
     if (fan_regions_one_device(items, 2, "overlap") < 0)
         return NULL;
     return judge(&items[0].region, &items[1].region, budget);
 }
 
-static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     FAN_UNINITIALIZED int64_t dims[FAN_REGION_DIMS];
     fan_layout_item item;
     PyArray_Descr *descr;
-    PyObject *a, *given;
     uint64_t budget;
-    if (!PyArg_ParseTuple(args, "OO:overlaps_itself", &a, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
-        fan_region_read(a, "overlaps_itself", -1, dims, &item, &descr) < 0)
+    if (fan_overlap_budget_arg(a[1], &budget) < 0 ||
+        fan_region_read(a[0], "overlaps_itself", -1, dims, &item, &descr) < 0)
         return NULL;
     return judge(&item.region, NULL, budget);
 }
 
-static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_regions r = {.n = 0};
     fan_region *regions = NULL;
     uint32_t *labels = NULL;
     fan_overlaps *list = NULL;
-    PyObject *arrays, *given, *numbers = NULL, *capsule = NULL, *made = NULL;
+    PyObject *numbers = NULL, *capsule = NULL, *made = NULL;
     fan_interrupt interrupt;
     fan_error err = {0};
     fan_status status;
     uint64_t budget;
     size_t components;
     bool exact;
-    if (!PyArg_ParseTuple(args, "OO:overlaps", &arrays, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
-        fan_regions_read(arrays, "overlaps", &r) < 0)
+    if (fan_overlap_budget_arg(a[1], &budget) < 0 || fan_regions_read(a[0], "overlaps", &r) < 0)
         return NULL;
     if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
         goto done;
@@ -134,17 +130,15 @@ done:
     return made;
 }
 
-static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *which[2], *given;
-    const fan_overlaps *list;
+    const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
     uint64_t budget;
     int64_t at[2];
-    if (!PyArg_ParseTuple(args, "OOOO:overlaps_verdict", &capsule, &which[0], &which[1], &given) ||
-        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+    if (!list || fan_overlap_budget_arg(a[3], &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++) {
-        if (fan_index(which[i], "verdict", PyExc_IndexError, &at[i]) < 0)
+        if (fan_index(a[1 + i], "verdict", PyExc_IndexError, &at[i]) < 0)
             return NULL;
         if ((uint64_t)at[i] >= fan_overlaps_count(list))
             return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zd",
@@ -164,18 +158,17 @@ static int append_pair(PyObject *lists[2], const fan_pair *p)
     return result;
 }
 
-static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *given, *lists[2], *made = NULL;
+    PyObject *lists[2], *made = NULL;
     fan_pair *pairs = NULL;
     size_t n = 0;
     fan_error err = {0};
     fan_status status;
     fan_interrupt interrupt;
-    const fan_overlaps *list;
+    const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
     uint64_t budget;
-    if (!PyArg_ParseTuple(args, "OO:overlaps_pairs", &capsule, &given) ||
-        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+    if (!list || fan_overlap_budget_arg(a[1], &budget) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
         fan_interrupt_begin(&interrupt, fan_check_signals, &err);
@@ -196,18 +189,4 @@ static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *args)
     return made;
 }
 
-PyMethodDef fan_overlap_functions[] = {
-    {"overlap", (PyCFunction)(void (*)(void))overlap, METH_FASTCALL,
-     "overlap(a, b, budget=None, /)\n--\n\n"
-     "None if the arrays are disjoint; a witness, two tuples of ints; or a str, the reason for \"unknown\"."},
-    {"overlaps_itself", overlaps_itself, METH_VARARGS,
-     "overlaps_itself(a, budget, /)\n--\n\nAs overlap, for two elements of one array."},
-    {"overlaps", overlaps, METH_VARARGS,
-     "overlaps(arrays, budget, /)\n--\n\n"
-     "(found, for each array the number of its component, the number of components, whether they are exact)."},
-    {"overlaps_verdict", overlaps_verdict, METH_VARARGS,
-     "overlaps_verdict(found, i, j, budget, /)\n--\n\nAs overlap, for arrays i and j."},
-    {"overlaps_pairs", overlaps_pairs, METH_VARARGS,
-     "overlaps_pairs(found, budget, /)\n--\n\nThe pairs that are not surely disjoint, and the undecided ones."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/overlap.h"

@@ -369,5 +369,5 @@ int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *w
 int fan_overlap_budget_arg(PyObject *o, uint64_t *out)
 {
     *out = FAN_OVERLAP_BUDGET;
-    return o == Py_None ? 0 : fan_budget_arg(o, out);
+    return !o || o == Py_None ? 0 : fan_budget_arg(o, "budget", out);
 }

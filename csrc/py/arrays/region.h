@@ -27,7 +27,7 @@ int fan_regions_read(PyObject *o, const char *who, fan_regions *out);
 void fan_regions_fini(fan_regions *r);
 /* fan_regions_one_device: ValueError if two are on different devices, whose addresses cannot be compared. */
 int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *who);
-/* fan_overlap_budget_arg: None: FAN_OVERLAP_BUDGET. -1 with an exception. */
+/* fan_overlap_budget_arg: None and NULL: FAN_OVERLAP_BUDGET. -1 with an exception. */
 int fan_overlap_budget_arg(PyObject *o, uint64_t *out);
 
 #endif

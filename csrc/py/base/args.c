@@ -259,36 +259,24 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 
 /* ---- making one ---- */
 
-int fan_budget_arg(PyObject *o, uint64_t *out)
+int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
-    PyObject *i;
-    int negative;
     if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
-        return fan_refuse(PyExc_TypeError, "budget: expected a number of bytes, math.inf or None, got %R", o);
-    if (PyFloat_Check(o)) {
-        double f = PyFloat_AS_DOUBLE(o);
-        if (!(f >= 0) || (isfinite(f) && f != floor(f)))
-            return fan_refuse(PyExc_ValueError,
-                              "budget: expected a non-negative whole number of bytes, or math.inf, got %R", o);
-        *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
-        return 0;
+        return fan_refuse(PyExc_TypeError, "%s: expected a number of bytes, math.inf or None, got %R", what, o);
+    double f = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : 0;
+    PyObject *i = PyFloat_Check(o) ? Py_NewRef(fan_state_get()->zero) : PyNumber_Index(o);
+    int negative = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT) : -1;
+    if (negative == 0) {
+        *out = PyFloat_Check(o) ? (f >= 0x1p63 ? UINT64_MAX : (uint64_t)(f > 0 ? f : 0)) : PyLong_AsUnsignedLongLong(i);
+        if (*out == UINT64_MAX) /* more than any machine has: no bound */
+            PyErr_Clear();
     }
-    i = PyNumber_Index(o);
-    if (!i)
+    Py_XDECREF(i);
+    if (negative < 0)
         return -1;
-    *out = PyLong_AsUnsignedLongLong(i);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
-        if (negative != 0) {
-            if (negative > 0)
-                fan_refuse(PyExc_ValueError, "budget: expected a non-negative number of bytes, got %R", o);
-            Py_DECREF(i);
-            return -1;
-        }
-        *out = UINT64_MAX;
-    }
-    Py_DECREF(i);
+    if (negative || !(f >= 0) || (isfinite(f) && f != floor(f)))
+        return fan_refuse(PyExc_ValueError, "%s: expected a non-negative whole number of bytes, or math.inf, got %R",
+                          what, o);
     return 0;
 }
 
@@ -297,7 +285,7 @@ int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
     if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
         return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
     if (!PyUnicode_Check(o))
-        return fan_budget_arg(o, out);
+        return fan_budget_arg(o, "budget", out);
     if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
         return fan_refuse(PyExc_ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
     *out = FAN_BUDGET_AUTO;

@@ -117,7 +117,7 @@ int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
  * then, as for one that 64 bits do not hold. `what` begins the message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
-int fan_budget_arg(PyObject *o, uint64_t *out);
+int fan_budget_arg(PyObject *o, const char *what, uint64_t *out);
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
 /* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the message. */

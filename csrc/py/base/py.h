@@ -102,7 +102,6 @@ typedef struct fan_call_site_known {
     int at;         /* its instruction */
     char text[96];  /* "": plumbing */
 } fan_call_site_known;
-#define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
 typedef struct fan_state {
 #define X(type, field) type *field;
     FAN_STATE_LIST(X)
@@ -117,8 +116,6 @@ typedef struct fan_state {
     uint8_t torch_origin;
     PyObject *freelist[FAN_FREELIST]; /* InputBuffers without references, for their next lives */
     unsigned nfreelist;
-    Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
-    bool counters_known;
     fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
     uint64_t budget;                                /* of buffers that name none (set_options) */
     bool detect;             /* of passes that give none; nodes remember where they are made (set_options) */
@@ -229,14 +226,14 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */
-extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
+extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[], fan_search_functions[],
     fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
     fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
     fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
 void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
-extern PyMethodDef fan_test_functions[];
+extern PyMethodDef fan_for_tests_functions[];
 #endif
 int fan_c_api_add(PyObject *m); /* c_api.c; -1 with an exception */
 

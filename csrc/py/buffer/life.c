@@ -192,7 +192,8 @@ int fan_buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, Py
     if (plain && kwnames) {
         PyObject *value = args[nargs];
         plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
-                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) && fan_budget_arg(value, &budget) == 0;
+                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) &&
+                fan_budget_arg(value, "budget", &budget) == 0;
     }
     if (plain) {
         *result = made_plain((PyTypeObject *)type, n, budget);

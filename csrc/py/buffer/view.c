@@ -7,14 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* put: d[name] = value, which is taken; value NULL: the exception is there already. */
-static int put(PyObject *d, const char *name, PyObject *value)
-{
-    int result = value ? PyDict_SetItemString(d, name, value) : -1;
-    Py_XDECREF(value);
-    return result;
-}
-
 static const char *form_word(fan_form f)
 {
     static const char *const words[] = {"undefined", "zero", "dense", "sparse", "object"};
@@ -69,48 +61,27 @@ static PyObject *list_of_items(const fan_item_view *items, size_t n)
     return list;
 }
 
-/* put_numbers: what of a view is no more than a number or a word. */
-static int put_numbers(PyObject *d, const fan_slot_view *v)
-{
-    return put(d, "budget", fan_budget_wrap(v->budget)) < 0 ||
-                   put(d, "limits",
-                       Py_BuildValue("(KK)", (unsigned long long)v->limits.alone, (unsigned long long)v->limits.held)) <
-                       0 ||
-                   put(d, "parked_bytes", PyLong_FromUnsignedLongLong(v->parked)) < 0 ||
-                   put(d, "alone_bytes", PyLong_FromUnsignedLongLong(v->alone)) < 0 ||
-                   put(d, "how", v->how ? PyUnicode_FromStringAndSize(&v->how, 1) : PyUnicode_FromString("")) < 0 ||
-                   put(d, "value_form", PyUnicode_FromString(form_word(v->value_form))) < 0 ||
-                   put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v->dtype))) < 0 ||
-                   put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v->accumulate))) < 0 ||
-                   put(d, "count", PyLong_FromLongLong(v->count)) < 0 ||
-                   put(d, "expected", PyLong_FromLongLong(v->expected)) < 0 ||
-                   put(d, "next_key", PyLong_FromLongLong(v->next_key)) < 0 ||
-                   put(d, "next_action", PyUnicode_FromString(fan_action_word(v->next.action))) < 0 ||
-                   put(d, "next_rules", PyLong_FromUnsignedLongLong(v->next.rules)) < 0 ||
-                   put(d, "reuse", PyUnicode_FromString(fan_reuse_words(v->next.reuse))) < 0
-               ? -1
-               : 0;
-}
-
 /* view_of: the state of a slot, as a dict for fanin._trace.explain. */
 static PyObject *view_of(const buffer_object *self, size_t slot)
 {
     fan_slot_view v;
     fan_item_view *items;
-    PyObject *d = NULL, *list, *name = fan_slot_name(self, slot);
+    PyObject *name = fan_slot_name(self, slot), *d;
     if (look(self, slot, &v, &items) < 0)
         return NULL;
-    list = list_of_items(items, v.items);
-    if (list)
-        d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core),
-                          "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
-                          (unsigned long long)v.rules, "consumer", (unsigned long long)v.consumer, "accum",
-                          (unsigned long long)v.accum, "ready", (unsigned long long)v.ready, "event",
-                          PyBool_FromLong(v.event), "has_value", PyBool_FromLong(v.has_value), "value_ours",
-                          PyBool_FromLong(v.value_owned), "poisoned", v.poisoned);
-    if (d && (put_numbers(d, &v) < 0 || put(d, "items", Py_NewRef(list)) < 0))
-        Py_CLEAR(d);
-    Py_XDECREF(list);
+    d = Py_BuildValue(
+        "{s:s,s:n,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,s:K,s:s,s:N}",
+        "buffer", fan_buffer_name(self->core), "slot", (Py_ssize_t)slot, "name", name ? name : Py_None, "rules",
+        (unsigned long long)v.rules, "consumer", (unsigned long long)v.consumer, "accum", (unsigned long long)v.accum,
+        "ready", (unsigned long long)v.ready, "event", PyBool_FromLong(v.event), "has_value",
+        PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_owned), "poisoned", v.poisoned, "budget",
+        fan_budget_wrap(v.budget), "limits", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held,
+        "parked_bytes", (unsigned long long)v.parked, "alone_bytes", (unsigned long long)v.alone, "how", &v.how,
+        (Py_ssize_t)(v.how != 0), "value_form", form_word(v.value_form), "dtype", fan_dtype_name(v.dtype), "accumulate",
+        fan_dtype_name(v.accumulate), "count", (long long)v.count, "expected", (long long)v.expected, "next_key",
+        (long long)v.next_key, "next_action", fan_action_word(v.next.action), "next_rules",
+        (unsigned long long)v.next.rules, "reuse", fan_reuse_words(v.next.reuse), "items",
+        list_of_items(items, v.items));
     fan_free(items);
     return d;
 }
@@ -152,79 +123,28 @@ PyObject *fan_buffer_repr(PyObject *o)
 
 /* ---- counters ---- */
 
-/* slot_offset: where objects of a class keep the slot of this name; -1 with an exception. */
-static Py_ssize_t slot_offset(PyObject *type, const char *name)
+/* counters_of: an object of a class of fanin.options, whose fields are these numbers. */
+static PyObject *counters_of(PyObject **cache, const char *name, const void *numbers, size_t size)
 {
-    PyObject *member = PyObject_GetAttrString(type, name);
-    Py_ssize_t at = -1;
-    if (member && Py_IS_TYPE(member, &PyMemberDescr_Type))
-        at = ((PyMemberDescrObject *)member)->d_member->offset;
-    else if (member)
-        PyErr_Format(PyExc_SystemError, "%R has no slot %s", type, name);
-    Py_XDECREF(member);
-    return at;
-}
-
-/* object_filled: an object of a class of slots, of which the first n become these numbers. */
-static PyObject *object_filled(PyObject *type, const Py_ssize_t *offsets, const uint64_t *numbers, size_t n)
-{
-    PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
-        if (!number) {
-            Py_CLEAR(made);
-            break;
-        }
-        *(PyObject **)(void *)((char *)made + offsets[i]) = number;
-    }
+    PyObject *type = fan_lazy(cache, "fanin.options", name);
+    PyObject *fields = type ? fan_ints((int)(size / sizeof(int64_t)), numbers) : NULL;
+    PyObject *made = fields ? PyObject_CallObject(type, fields) : NULL;
+    Py_XDECREF(fields);
     return made;
 }
 
-/* learn_offsets: of fanin.Counters and fanin.options.ProcessCounters, which has those of the former and four more. */
-static int learn_offsets(fan_state *st)
-{
-    static const char *const names[] = {
-#define X(field) #field,
-        FAN_COUNTER_LIST(X)
-#undef X
-            "pool_bytes",
-        "pool_peak_bytes", "pool_hits", "pool_misses"};
-    _Static_assert(sizeof names / sizeof *names == FAN_COUNTERS_ALL, "as many as there are");
-    PyObject *all = fan_lazy(&st->process_counters_type, "fanin.options", "ProcessCounters");
-    if (!all || !fan_lazy(&st->counters_type, "fanin.options", "Counters"))
-        return -1;
-    for (size_t i = 0; i < FAN_COUNTERS_ALL; i++)
-        if ((st->counter_offsets[i] = slot_offset(all, names[i])) < 0)
-            return -1;
-    st->counters_known = true;
-    return 0;
-}
-
-#define FAN_COUNTERS_OWN (sizeof(fan_counters) / sizeof(uint64_t))
-
 PyObject *fan_counters_wrap(const fan_counters *n)
 {
-    fan_state *st = fan_state_get();
-    uint64_t numbers[FAN_COUNTERS_OWN];
-    if (!st->counters_known && learn_offsets(st) < 0)
-        return NULL;
-    memcpy(numbers, n, sizeof numbers);
-    return object_filled(st->counters_type, st->counter_offsets, numbers, FAN_COUNTERS_OWN);
+    return counters_of(&fan_state_get()->counters_type, "Counters", n, sizeof *n);
 }
 
 PyObject *fan_process_counters(void)
 {
-    fan_state *st = fan_state_get();
-    uint64_t numbers[FAN_COUNTERS_ALL];
-    fan_counters n;
     fan_pool_counts pool = fan_pool_get();
-    if (!st->counters_known && learn_offsets(st) < 0)
-        return NULL;
-    fan_counters_total(&n);
-    memcpy(numbers, &n, sizeof n);
-    numbers[FAN_COUNTERS_OWN] = pool.held;
-    numbers[FAN_COUNTERS_OWN + 1] = pool.peak;
-    numbers[FAN_COUNTERS_OWN + 2] = pool.hits;
-    numbers[FAN_COUNTERS_OWN + 3] = pool.misses;
-    return object_filled(st->process_counters_type, st->counter_offsets, numbers, FAN_COUNTERS_ALL);
+    struct {
+        fan_counters own;
+        uint64_t pool[4];
+    } all = {.pool = {pool.held, pool.peak, pool.hits, pool.misses}};
+    fan_counters_total(&all.own);
+    return counters_of(&fan_state_get()->process_counters_type, "ProcessCounters", &all, sizeof all);
 }

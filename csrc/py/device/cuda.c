@@ -21,6 +21,17 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
+/* driver_open: the driver in use; a hold, or NULL with an exception. */
+static fan_cuda *driver_open(void)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? c : NULL;
+}
+
 static int put_kernels(PyObject *kernels, int index, const char *words)
 {
     char name[32];
@@ -139,14 +150,10 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
 
 static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
 {
-    fan_cuda *c = NULL;
-    fan_error err = {0};
+    fan_cuda *c;
     uint64_t bits;
-    if (fan_plans_arg(words, &bits) < 0)
+    if (fan_plans_arg(words, &bits) < 0 || !(c = driver_open()))
         return NULL;
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
     fan_cuda_leave_out(c, bits);
     fan_cuda_drop(c);
     Py_RETURN_NONE;
@@ -189,11 +196,9 @@ static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
 
 static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    fan_cuda *c = NULL;
-    fan_error err = {0};
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    fan_cuda *c = driver_open();
+    if (!c)
+        return NULL;
     int index = fan_cuda_here(c);
     fan_cuda_drop(c);
     return PyLong_FromLong(index);
@@ -201,14 +206,10 @@ static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 
 static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
 {
-    fan_cuda *c = NULL;
-    fan_error err = {0};
     unsigned long long at = PyLong_AsUnsignedLongLong(address);
-    if (at == (unsigned long long)-1 && PyErr_Occurred())
+    fan_cuda *c = PyErr_Occurred() ? NULL : driver_open();
+    if (!c)
         return NULL;
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
     int index = fan_cuda_holding(c, at);
     fan_cuda_drop(c);
     return PyLong_FromLong(index);
@@ -216,14 +217,10 @@ static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
 
 static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
 {
-    fan_cuda *c = NULL;
-    fan_error err = {0};
     long index = PyLong_AsLong(number);
-    if (index == -1 && PyErr_Occurred())
+    fan_cuda *c = PyErr_Occurred() ? NULL : driver_open();
+    if (!c)
         return NULL;
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
     bool active = index >= 0 && index <= INT32_MAX && fan_cuda_active(c, (int)index);
     fan_cuda_drop(c);
     return PyBool_FromLong(active);

@@ -305,31 +305,29 @@ static fan_status record_call(fan_recording *r, PyObject *call, Py_ssize_t reads
 }
 
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
-static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *fn, *name, *lists[2], *call;
+    PyObject *call = fan_call_new(a[0], a[1], a + 2, argument, NULL);
     fan_recording *r = fan_recording_here();
     fan_error err = {0};
-    if (!PyArg_ParseTuple(args, "OUO!O!:cpu_launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
-        !(call = fan_call_new(fn, name, lists, argument, NULL)))
+    if (!call)
         return NULL;
     fan_status status =
-        r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(lists[0]), &err) : fan_call_run(call, &err);
+        r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(a[2]), &err) : fan_call_run(call, &err);
     Py_DECREF(call);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 /* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */
-static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    PyObject *shape, *dtype, *made = NULL;
+    PyObject *made = NULL;
     FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
     fan_dtype d;
     fan_array *a = NULL;
     fan_error err = {0};
     int ndim;
-    if (!PyArg_ParseTuple(args, "OO:cpu_empty", &shape, &dtype) || (ndim = fan_shape_tuple(shape, dims)) < 0 ||
-        fan_dtype_parse(dtype, &d) < 0)
+    if ((ndim = fan_shape_tuple(values[0], dims)) < 0 || fan_dtype_parse(values[1], &d) < 0)
         return NULL;
     fan_status status = fan_device_array(fan_cpu(), NULL, d, ndim, dims, NULL, &a, &err);
     if (status != FAN_OK)
@@ -344,14 +342,4 @@ static PyObject *cpu_wants_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNU
     return PyBool_FromLong(fan_wants_handles(NULL));
 }
 
-PyMethodDef fan_cpu_kernel_functions[] = {
-    {"cpu_launch", cpu_launch, METH_VARARGS,
-     "cpu_launch($module, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes) on the CPU, now, or in each "
-     "replay of this thread's recording."},
-    {"cpu_empty", cpu_empty, METH_VARARGS,
-     "cpu_empty($module, shape, dtype, /)\n--\n\nA new array of fanin's on the CPU; inside a function of a graph "
-     "tree in the tree's memory."},
-    {"cpu_wants_handles", cpu_wants_handles, METH_NOARGS,
-     "cpu_wants_handles($module, /)\n--\n\nWhether this thread is in a function of a graph tree on the CPU."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/cpu_kernel.h"

@@ -5,6 +5,7 @@
  * the same objects, and it must not keep them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
  * not the recording: they show the result of the last replay, and never freed memory.
  */
+#include "py/base/args.h"
 #include "py/graph/cpu_kernel.h"
 #include "py/arrays/arrays.h"
 
@@ -146,12 +147,12 @@ static int check_recording(const recording_object *self, const char *call)
     return -1;
 }
 
-static PyObject *recording_empty(PyObject *o, PyObject *args)
+static PyObject *recording_empty(PyObject *o, PyObject *like)
 {
-    PyObject *like, *made = NULL, *base;
+    PyObject *made = NULL, *base;
     const char *lo;
     size_t bytes;
-    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(recording_cast(o), "empty") < 0)
+    if (check_recording(recording_cast(o), "empty") < 0)
         return NULL;
     PyArrayObject *a = (PyArrayObject *)like;
     if (PyDataType_REFCHK(PyArray_DESCR(a)))
@@ -224,13 +225,12 @@ static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py
                         write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
 }
 
-static PyObject *recording_launch(PyObject *o, PyObject *args)
+static PyObject *recording_launch(PyObject *o, PyObject *const *a)
 {
     recording_object *self = recording_cast(o);
-    PyObject *fn, *name, *lists[2], *call;
+    PyObject *call;
     fan_error err = {0};
-    if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
-        check_recording(self, "launch") < 0 || !(call = fan_call_new(fn, name, lists, argument, self)))
+    if (check_recording(self, "launch") < 0 || !(call = fan_call_new(a[0], a[1], a + 2, argument, self)))
         return NULL;
     int bad = PyList_Append(self->calls, call);
     Py_DECREF(call); /* the list holds it */
@@ -238,7 +238,7 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
         return NULL;
     fan_cpu_call how = {.run = kernel_run, .ctx = call};
     (void)fan_call_loop(call, &how);
-    fan_status status = fan_call_record(self->r, call, PyTuple_GET_SIZE(lists[0]), how, &err);
+    fan_status status = fan_call_record(self->r, call, PyTuple_GET_SIZE(a[2]), how, &err);
     if (status == FAN_OK) {
         status = kernel_run(call, &err);
         if (status != FAN_OK && self->r)
@@ -291,13 +291,9 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
 }
 
-static PyObject *recording_bind(PyObject *o, PyObject *args)
+static PyObject *recording_bind(PyObject *o, PyObject *const *lists)
 {
     recording_object *self = recording_cast(o);
-    PyObject *lists[LISTS];
-    if (!PyArg_ParseTuple(args, "O!O!O!:bind", &PyTuple_Type, &lists[COPIED], &PyTuple_Type, &lists[STATIC],
-                          &PyTuple_Type, &lists[GRADS]))
-        return NULL;
     for (Py_ssize_t i = 0; self->r && i < PyList_GET_SIZE(self->operands); i++) {
         written w = {NULL, 0, NULL};
         fan_ndarray_extent(PyTuple_GET_ITEM(PyList_GET_ITEM(self->operands, i), 0), &w.lo, &w.bytes);
@@ -328,14 +324,14 @@ static bool view_matches(const recording_object *self, PyObject *x, PyObject *vi
                               may_write(a) == PyArray_ISWRITEABLE(b));
 }
 
-static PyObject *recording_fits(PyObject *o, PyObject *args)
+static PyObject *recording_fits(PyObject *o, PyObject *const *lists)
 {
     recording_object *self = recording_cast(o);
-    if (!self->bound[COPIED] || !PyTuple_Check(args) || PyTuple_GET_SIZE(args) != LISTS)
+    if (!self->bound[COPIED])
         Py_RETURN_FALSE;
     for (int i = 0; i < LISTS; i++) {
-        PyObject *list = PyTuple_GET_ITEM(args, i);
-        if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
+        PyObject *list = lists[i];
+        if (PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
             Py_RETURN_FALSE;
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
             if (!view_matches(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
@@ -392,13 +388,11 @@ static int stage_operand(const recording_object *self, int list, PyObject *array
     return 0;
 }
 
-static PyObject *recording_replay(PyObject *o, PyObject *args)
+static PyObject *recording_replay(PyObject *o, PyObject *const *a)
 {
     recording_object *self = recording_cast(o);
-    PyObject *copied = NULL, *grads = NULL, *found;
+    PyObject *copied = a[0], *grads = a[1], *found;
     fan_error err;
-    if (!PyArg_ParseTuple(args, "|O!O!:replay", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
-        return NULL;
     if (!self->r || self->busy || fan_recording_here())
         return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
                             self->busy ? "a replay is running" : "this thread is recording");
@@ -419,12 +413,9 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-static PyObject *recording_overlaps(PyObject *o, PyObject *args)
+static PyObject *recording_overlaps(PyObject *o, PyObject *const *a)
 {
-    PyObject *copied, *grads, *found;
-    if (!PyArg_ParseTuple(args, "O!O!:overlaps", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
-        return NULL;
-    found = check_disjoint(recording_cast(o), copied, grads);
+    PyObject *found = check_disjoint(recording_cast(o), a[0], a[1]);
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
@@ -503,72 +494,29 @@ static int recording_traverse(PyObject *o, visitproc visit, void *arg)
     return 0;
 }
 
-static PyObject *get_kernels(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *recording_get_kernels(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromSize_t(recording_cast(o)->r ? fan_recording_kernels(recording_cast(o)->r) : 0);
 }
 
-static PyObject *get_bytes(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *recording_get_bytes(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(
         recording_cast(o)->r ? fan_blocks_bytes(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
-static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *recording_get_live(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromSize_t(recording_cast(o)->r ? fan_blocks_live(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
-static PyMethodDef methods[] = {
-    {"begin", recording_begin, METH_NOARGS,
-     "begin($self, /)\n--\n\nBegin to record on this thread; until `end`, only kernels may write into operands."},
-    {"end", recording_end, METH_NOARGS,
-     "end($self, /)\n--\n\nEnd the recording. Raises CaptureError if something could not be recorded."},
-    {"empty", recording_empty, METH_VARARGS,
-     "empty($self, like, /)\n--\n\nA new array in the recording's memory, with the dtype, shape and strides of "
-     "`like`."},
-    {"operand", recording_operand, METH_O,
-     "operand($self, array, /)\n--\n\nDeclare an array that kernels may read and write; the recording holds it."},
-    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may use it."},
-    {"launch", recording_launch, METH_VARARGS,
-     "launch($self, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes), now and in each replay."},
-    {"bind", recording_bind, METH_VARARGS,
-     "bind($self, copied, static, grads, /)\n--\n\nSet the arrays of its call, as tuples of views; None among grads: "
-     "there was none."},
-    {"fits", recording_fits, METH_VARARGS,
-     "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
-     "of the bound ones and, unless they are copied, their addresses."},
-    {"overlaps", recording_overlaps, METH_VARARGS,
-     "overlaps($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
-     "memory, or index of a gradient that shares it)."},
-    {"replay", recording_replay, METH_VARARGS,
-     "replay($self, copied=(), grads=(), /)\n--\n\nRun all kernels again, in the same order, on arrays that fit, which "
-     "are copied in. Returns what `overlaps` returns; if that is not None, nothing was run. With debug=True its memory "
-     "is "
-     "first filled with bytes that are NaN as floats."},
-    {"writes", recording_writes, METH_O,
-     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array, or None."},
-    {"view", recording_view, METH_O,
-     "view($self, array, /)\n--\n\nAnother view of the array, which does not keep its memory from being reused."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"kernels", get_kernels, NULL, "The number of its kernels.", NULL},
-    {"bytes", get_bytes, NULL, "Bytes of its memory.", NULL},
-    {"live", get_live, NULL, "The number of arrays in its memory that have references.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/Recording.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Recording()\n--\n\nThe work of the CPU on this thread from `begin` to `end`, which `replay` repeats."},
-    {Py_tp_new, recording_new},
-    {Py_tp_dealloc, recording_dealloc},
-    {Py_tp_traverse, recording_traverse},
-    {Py_tp_clear, recording_clear},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)recording_doc}, {Py_tp_new, recording_new},
+    {Py_tp_dealloc, recording_dealloc}, {Py_tp_traverse, recording_traverse},
+    {Py_tp_clear, recording_clear},     {Py_tp_methods, recording_methods},
+    {Py_tp_getset, recording_getset},   {0, NULL},
 };
 
 PyType_Spec fan_recording_spec = {

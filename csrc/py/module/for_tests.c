@@ -3,27 +3,27 @@
 #include "device/cuda/driver.h"
 #include "py/arrays/dlpack.h"
 #include "py/sim/machine_object.h"
-#include "py/base/turn.h"
+#include "py/base/args.h"
 
 #ifdef FAN_TEST
 
 #include "base/mem.h"
 #include "base/workers.h"
 
-static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    unsigned long long alone = 0, held = 0;
-    if (!PyArg_ParseTuple(args, "|KK:_test_auto_budget", &alone, &held))
+    int64_t alone = 0, held = 0;
+    if (fan_number_arg(a[0], "alone", &alone) < 0 || fan_number_arg(a[1], "held", &held) < 0)
         return NULL;
-    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){.alone = alone, .held = held} : NULL);
+    fan_budget_auto_set(a[0] ? &(fan_auto_budget){.alone = (uint64_t)alone, .held = (uint64_t)held} : NULL);
     fan_auto_budget now = fan_budget_auto();
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
 }
 
-static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    long long skip, count = 1;
-    if (!PyArg_ParseTuple(args, "L|L:_test_fail_at", &skip, &count))
+    int64_t skip = 0, count = 1;
+    if (fan_number_arg(a[0], "skip", &skip) < 0 || fan_number_arg(a[1], "count", &count) < 0)
         return NULL;
     fan_mem_fail_at(skip, count);
     Py_RETURN_NONE;
@@ -60,10 +60,10 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
     Py_RETURN_NONE;
 }
 
-static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    long long entries, rows;
-    if (!PyArg_ParseTuple(args, "LL:_test_sort_bounds", &entries, &rows))
+    int64_t entries = 0, rows = 0;
+    if (fan_number_arg(a[0], "entries", &entries) < 0 || fan_number_arg(a[1], "rows", &rows) < 0)
         return NULL;
     fan_cuda *c;
     fan_error err = {0};
@@ -79,15 +79,10 @@ static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* The simulated machine. */
 
-static bool is_machine(PyObject *o)
-{
-    PyTypeObject *type = fan_state_get()->machine_type; /* NULL: a core without fanin.sim */
-    return type && PyObject_TypeCheck(o, type);
-}
-
 static fan_sim *machine_arg(PyObject *o)
 {
-    if (is_machine(o))
+    PyTypeObject *type = fan_state_get()->machine_type; /* NULL: a core without fanin.sim */
+    if (type && PyObject_TypeCheck(o, type))
         return fan_machine_self(o)->m;
     PyErr_Format(PyExc_TypeError, "expected a machine, not %.80s", Py_TYPE(o)->tp_name);
     return NULL;
@@ -96,7 +91,10 @@ static fan_sim *machine_arg(PyObject *o)
 static PyObject *test_unsound(PyObject *Py_UNUSED(module), PyObject *machine)
 {
     fan_sim *m = machine_arg(machine);
-    return m ? PyLong_FromUnsignedLongLong(fan_sim_unsound(m)) : NULL;
+    if (!m)
+        return NULL;
+    fan_sim_read_all(m);
+    return PyLong_FromUnsignedLongLong(fan_sim_unsound(m));
 }
 
 static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
@@ -106,15 +104,13 @@ static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
     return m ? fan_sim_done(fan_sim_unsafe(m, "an unsafe call", false, &err), &err) : NULL;
 }
 
-static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *machine;
-    long long index;
-    int memory = 0;
-    fan_sim *m;
-    if (!PyArg_ParseTuple(args, "OL|p:_test_fail_call", &machine, &index, &memory) || !(m = machine_arg(machine)))
+    int64_t index = 0;
+    fan_sim *m = machine_arg(a[0]);
+    if (!m || fan_number_arg(a[1], "index", &index) < 0)
         return NULL;
-    fan_sim_fail_at(m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
+    fan_sim_fail_at(m, index, a[2] == Py_True ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
     Py_RETURN_NONE;
 }
 
@@ -131,19 +127,15 @@ static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where
     return state;
 }
 
-static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *where, *streams, *given, *result = NULL;
+    PyObject *streams = PySequence_Tuple(a[1]), *given = streams ? PySequence_Tuple(a[2]) : NULL, *result = NULL;
     fan_stream *caller = NULL, **on = NULL;
     fan_value *values = NULL;
     size_t n = 0, nvalues = 0, want, want_values;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTuple(args, "OOO:_test_pass_end", &where, &streams, &given))
-        return NULL;
-    streams = PySequence_Tuple(streams);
-    given = streams ? PySequence_Tuple(given) : NULL;
-    if (!given || fan_stream_arg(where, &caller) < 0)
+    if (!given || fan_stream_arg(a[0], &caller) < 0)
         goto done;
     want = (size_t)PyTuple_GET_SIZE(streams);
     want_values = (size_t)PyTuple_GET_SIZE(given);
@@ -181,51 +173,6 @@ done:
     return result;
 }
 
-static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t Py_UNUSED(nargs),
-                         PyObject *Py_UNUSED(kwnames))
-{
-    if (is_machine(*args))
-        fan_sim_read_all(fan_machine_self(*args)->m);
-}
-
-FAN_TURN_ONE(test_unsound, seen_machine)
-FAN_TURN_ONE(test_unsafe, fan_seen_nothing)
-FAN_TURN_ONE(test_capture_state, fan_seen_nothing)
-FAN_TURN_TUPLE(test_pass_end, fan_seen_nothing)
-
-PyMethodDef fan_test_functions[] = {
-    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
-     "_test_auto_budget(alone, held, /)\n--\n\nOther limits than those of budget=\"auto\", of buffers made from now "
-     "on, "
-     "without arguments: those again. Gives them."},
-    {"_test_fail_at", test_fail_at, METH_VARARGS,
-     "_test_fail_at(skip, count=1, /)\n--\n\nLet `skip` allocations pass and fail the `count` after them (-1: all); "
-     "skip -1: off."},
-    {"_test_memory", test_memory, METH_NOARGS,
-     "_test_memory()\n--\n\nBlocks alive, allocations ever, allocations refused."},
-    {"_test_tensor_throws", test_tensor_throws, METH_NOARGS,
-     "_test_tensor_throws()\n--\n\nTensors for which the exchange table threw."},
-    {"_test_helpers", test_helpers, METH_NOARGS,
-     "_test_helpers()\n--\n\n"
-     "The number of helper threads for large sums."},
-    {"_test_fault", test_fault, METH_O,
-     "_test_fault(name, /)\n--\n\nPlant the fault of that name (base/fault.h); None: none."},
-    {"_test_sort_bounds", test_sort_bounds, METH_VARARGS,
-     "_test_sort_bounds(entries, rows, /)\n--\n\nAt most so many entries of COO data are sorted at a time by the "
-     "driver in use, of so many rows."},
-    {"_test_unsound", test_unsound_turn, METH_O,
-     "_test_unsound(machine, /)\n--\n\nWaits left out whose order did not hold: must be 0."},
-    {"_test_unsafe", test_unsafe_turn, METH_O,
-     "_test_unsafe(machine, /)\n--\n\nA call that CUDA forbids beside a capture."},
-    {"_test_fail_call", test_fail_call, METH_VARARGS,
-     "_test_fail_call(machine, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; "
-     "below 0: none does."},
-    {"_test_capture_state", test_capture_state_turn, METH_O,
-     "_test_capture_state(stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
-    {"_test_pass_end", test_pass_end_turn, METH_VARARGS,
-     "_test_pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, "
-     "and `values` are used on it."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/for_tests.h"
 
 #endif

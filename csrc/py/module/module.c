@@ -7,7 +7,7 @@
  * Then these addresses are NULL, and the module has neither their types nor their functions. */
 #pragma weak fan_machine_spec
 #pragma weak fan_graph_spec
-#pragma weak fan_machine_functions
+#pragma weak fan_search_functions
 #pragma weak fan_recording_spec
 #pragma weak fan_graph_tree_spec
 #pragma weak fan_graph_function_spec
@@ -104,12 +104,12 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_add_n_functions,      fan_stream_functions,  fan_machine_functions,  fan_options_functions,
+        fan_add_n_functions,      fan_stream_functions,  fan_search_functions,   fan_options_functions,
         fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions, fan_cuda_functions,
         fan_backends_functions,   fan_pass_functions,    fan_walk_functions,     fan_collector_functions,
         fan_cpu_kernel_functions, fan_window_functions,  fan_ranks_functions,
 #ifdef FAN_TEST
-        fan_test_functions,
+        fan_for_tests_functions,
 #endif
     };
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {

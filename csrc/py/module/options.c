@@ -8,8 +8,6 @@
 #include "base/pool.h"
 #include "base/workers.h"
 
-#include <math.h>
-
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
@@ -58,33 +56,6 @@ static void set_pool(size_t most)
     Py_END_ALLOW_THREADS
 }
 
-/* pool_arg: a number of bytes that may be held, math.inf for no bound. */
-static int pool_arg(PyObject *o, size_t *out)
-{
-    double f = -1;
-    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
-        return fan_refuse(PyExc_TypeError, "pool_bytes: expected a number of bytes, math.inf or None, got %R", o);
-    if (PyFloat_Check(o)) {
-        f = PyFloat_AS_DOUBLE(o);
-    } else {
-        PyObject *i = PyNumber_Index(o);
-        int positive = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_GE) : -1;
-        if (positive > 0) {
-            *out = PyLong_AsSize_t(i);
-            if (*out == (size_t)-1 && PyErr_Occurred())
-                PyErr_Clear(); /* more than any machine has: no bound */
-        }
-        Py_XDECREF(i);
-        if (positive != 0)
-            return positive < 0 ? -1 : 0;
-    }
-    if (!(f >= 0) || (isfinite(f) && f != floor(f)))
-        return fan_refuse(PyExc_ValueError,
-                          "pool_bytes: expected a non-negative whole number of bytes, or math.inf, got %R", o);
-    *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
-    return 0;
-}
-
 /* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
 static PyObject *set_options(PyObject *module, PyObject *const *a)
 {
@@ -93,11 +64,11 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
     const char *set = NULL;
     int count = 0;
     uint64_t bytes = 0;
-    size_t most = 0;
+    uint64_t most = 0;
     bool on = debug == Py_True, warns = warn == Py_True, redirects = redirect == Py_True, detects = detect == Py_True;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
     if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
-        (pool != Py_None && pool_arg(pool, &most) < 0))
+        (pool != Py_None && fan_budget_arg(pool, "pool_bytes", &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
         return NULL;
@@ -111,7 +82,7 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
 #endif
     }
     if (pool != Py_None)
-        set_pool(most);
+        set_pool((size_t)most);
     if (warn != Py_None)
         fan_set_warn_mismatch(warns);
     if (redirect != Py_None)
@@ -134,13 +105,6 @@ static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
 {
     fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
     return fan_process_counters();
-}
-
-static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    fan_pool_counts n = fan_pool_get();
-    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak,
-                         "pool_hits", (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
 }
 
 static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

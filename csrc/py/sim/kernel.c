@@ -342,23 +342,23 @@ static int queue_kernel(machine_object *self, fan_stream *s, fan_kernel *k, fan_
     return -1;
 }
 
-PyObject *fan_machine_launch(PyObject *o, PyObject *args)
+PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);
-    PyObject *where, *fn, *reads, *writes, *name, *title = NULL, *result = NULL;
-    double us;
+    PyObject *where = a[0], *fn = a[1], *reads, *writes, *title = NULL, *result = NULL;
+    double us = PyFloat_AsDouble(a[5]);
     fan_stream *s = NULL;
     fan_kernel *k = NULL;
     fan_array **arrays = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOOd:_launch", &where, &fn, &reads, &writes, &name, &us))
+    if (us == -1 && PyErr_Occurred())
         return NULL;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError,
                             "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called",
                             Py_TYPE(fn)->tp_name);
-    reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
-    writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
-    title = writes ? name_of(name, fn) : NULL;
+    reads = arrays_arg(a[2], "launch: reads is a sequence of arrays, as in reads=[x]");
+    writes = reads ? arrays_arg(a[3], "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
+    title = writes ? name_of(a[4], fn) : NULL;
     if (!title || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
         goto done;
     if (!s || fan_sim_of(s->device) != self->m) {

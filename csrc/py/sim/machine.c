@@ -8,9 +8,8 @@
  */
 #include "base/mem.h"
 #include "py/base/args.h"
-#include "py/base/handles.h"
+#include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
-#include "py/base/turn.h"
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
@@ -29,7 +28,7 @@ static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_en
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.call_site = hook_site, .before_block = before_block, .after_block = after_block};
 
-/* The choice among the host threads */
+/* ---- the choice among the host threads ---- */
 
 static int choose(void *ctx, uint32_t enabled)
 {
@@ -62,27 +61,27 @@ static void machine_set_chooser(machine_object *self, chooser c)
     Py_XDECREF(search);
 }
 
-/* Making and unmaking */
+/* ---- making and unmaking ---- */
 
-static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *machine_new(PyTypeObject *type, PyObject *const *a)
 {
-    static char *names[] = {"devices",  "seed",      "schedule",     "starve", "memory",
-                            "run_work", "launch_us", "gbytes_per_s", NULL};
-    fan_sim_config config = {0};
+    fan_sim_config config = {.run_work = true};
     fan_error err = {0};
     fan_status status;
-    int schedule = 0, run_work = 1;
-    unsigned long long seed = 0, starve = 0;
-    Py_ssize_t memory = 0;
+    int64_t devices = 0, schedule = 0, memory = 0;
     machine_object *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|KiKnpdd:Machine", names, &config.devices, &seed, &schedule,
-                                     &starve, &memory, &run_work, &config.launch_us, &config.gbytes_per_s))
+    if (fan_number_arg(a[0], "devices", &devices) < 0 || fan_number_arg(a[2], "schedule", &schedule) < 0 ||
+        fan_number_arg(a[4], "memory", &memory) < 0)
         return NULL;
-    config.seed = seed;
-    config.starve = starve;
+    config.devices = (int)devices;
+    config.seed = PyLong_AsUnsignedLongLongMask(a[1]);
     config.schedule = (fan_sim_schedule)schedule;
-    config.memory = memory > 0 ? (size_t)memory : 0;
-    config.run_work = run_work;
+    config.starve = PyLong_AsUnsignedLongLongMask(a[3]);
+    config.memory = (size_t)memory;
+    config.launch_us = PyFloat_AsDouble(a[5]);
+    config.gbytes_per_s = PyFloat_AsDouble(a[6]);
+    if (PyErr_Occurred())
+        return NULL;
     self = (machine_object *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
@@ -148,28 +147,31 @@ static void machine_finalize(PyObject *o)
         forget(fan_machine_self(o), true);
 }
 
-static fan_device *device_at(machine_object *self, int index)
+/* device_arg: the number of a device of the machine; -1 with an exception. */
+static int device_arg(machine_object *self, PyObject *o)
 {
-    fan_device *d = fan_sim_device(self->m, index);
-    if (!d)
-        PyErr_Format(PyExc_ValueError, "device %d: this machine has %d device%s, numbered from 0", index, self->devices,
-                     self->devices == 1 ? "" : "s");
-    return d;
+    int64_t index = 0;
+    if (fan_number_arg(o, "device", &index) < 0)
+        return -1;
+    if (index >= 0 && index < self->devices)
+        return (int)index;
+    return fan_refuse(PyExc_ValueError, "device %lld: this machine has %d device%s, numbered from 0", (long long)index,
+                      self->devices, self->devices == 1 ? "" : "s");
 }
 
-/* Streams, events, memory, work */
+/* ---- streams, events, memory, work ---- */
 
-static PyObject *machine_stream(PyObject *o, PyObject *args)
+static PyObject *machine_stream(PyObject *o, PyObject *const *given)
 {
     machine_object *self = fan_machine_self(o);
-    int device, blocking;
+    int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    if (!PyArg_ParseTuple(args, "ip:_stream", &device, &blocking) || !device_at(self, device))
+    if (device < 0)
         return NULL;
-    status = fan_sim_stream(self->m, device, blocking, &s, &err);
+    status = fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     fan_sim_list(self->m, s);
@@ -178,17 +180,16 @@ static PyObject *machine_stream(PyObject *o, PyObject *args)
     return made;
 }
 
-static PyObject *machine_event(PyObject *o, PyObject *args)
+static PyObject *machine_event(PyObject *o, PyObject *which)
 {
-    int device;
-    fan_device *d;
+    int device = device_arg(fan_machine_self(o), which);
     fan_event *e = NULL;
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    if (!PyArg_ParseTuple(args, "i:_event", &device) || !(d = device_at(fan_machine_self(o), device)))
+    if (device < 0)
         return NULL;
-    status = fan_event_new(d, &e, &err);
+    status = fan_event_new(fan_sim_device(fan_machine_self(o)->m, device), &e, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     made = fan_event_wrap(e);
@@ -206,18 +207,15 @@ static PyObject *wrap_new(machine_object *self, int device, fan_status status, f
     return made;
 }
 
-static PyObject *machine_array(PyObject *o, PyObject *args)
+static PyObject *machine_array(PyObject *o, PyObject *const *given)
 {
     machine_object *self = fan_machine_self(o);
-    PyArrayObject *from;
-    int device;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    fan_array *init = NULL, *a = NULL;
-    fan_storage *st;
+    PyArrayObject *from = (PyArrayObject *)given[0];
+    int device = device_arg(self, given[1]);
+    fan_array *init, *a = NULL;
     fan_dtype dtype;
     fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
-    if (!PyArg_ParseTuple(args, "O!i:_array", &PyArray_Type, &from, &device) || !device_at(self, device))
+    if (device < 0)
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (dtype == FAN_DT_NONE)
@@ -227,33 +225,23 @@ static PyObject *machine_array(PyObject *o, PyObject *args)
                             PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
         return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported", FAN_MAX_NDIM);
-    for (int i = 0; i < PyArray_NDIM(from); i++) {
-        shape[i] = PyArray_DIM(from, i);
-        strides[i] = PyArray_STRIDE(from, i);
-    }
-    st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
-    if (st)
-        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    if (status == FAN_OK)
-        status = fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
+    if (fan_view_ndarray(from, dtype, false, &init) < 0)
+        return NULL;
+    fan_status status = fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
     fan_array_drop(init);
-    fan_storage_drop(st);
     return wrap_new(self, device, status, a, &err);
 }
 
-static PyObject *machine_empty(PyObject *o, PyObject *args)
+static PyObject *machine_empty(PyObject *o, PyObject *const *given)
 {
     machine_object *self = fan_machine_self(o);
-    PyObject *wish, *dtype_wish;
-    int device, ndim;
+    int device = device_arg(self, given[2]), ndim;
     int64_t shape[FAN_MAX_NDIM];
     fan_dtype dtype;
     fan_array *a = NULL;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTuple(args, "OOi:_empty", &wish, &dtype_wish, &device) || !device_at(self, device))
-        return NULL;
-    if (fan_dtype_parse(dtype_wish, &dtype) < 0 || (ndim = fan_ints_arg(wish, shape)) < 0)
+    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_ints_arg(given[0], shape)) < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;
@@ -296,10 +284,7 @@ static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *machine_check(PyObject *o, PyObject *on)
 {
-    int yes = PyObject_IsTrue(on);
-    if (yes < 0)
-        return NULL;
-    fan_sim_check(fan_machine_self(o)->m, yes);
+    fan_sim_check(fan_machine_self(o)->m, on == Py_True);
     Py_RETURN_NONE;
 }
 
@@ -308,11 +293,12 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
     uint64_t bits;
     if (fan_plans_arg(words, &bits) < 0)
         return NULL;
+    fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE); /* each plan reads them */
     fan_sim_leave_out(fan_machine_self(o)->m, bits);
     Py_RETURN_NONE;
 }
 
-/* Host threads */
+/* ---- host threads ---- */
 
 static int actor_arg(PyObject *o, int *actor)
 {
@@ -418,24 +404,32 @@ static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* What can be read */
+/* ---- what can be read ---- */
 
 #define GETTER(name, value) \
     static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) { return value; }
+/* Of what the calls of other threads change. */
+#define GETTER_OF_CALLS(name, value)                                           \
+    static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
+    {                                                                          \
+        fan_sim_read_all(fan_machine_self(o)->m);                              \
+        return value;                                                          \
+    }
 
 static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
 
 GETTER(devices, PyLong_FromLong(fan_machine_self(o)->devices))
 GETTER(seed, PyLong_FromUnsignedLongLong(fan_sim_seed(fan_machine_self(o)->m)))
-GETTER(races, PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m)))
-GETTER(host_us, PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m)))
-GETTER(device_us, PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m)))
+GETTER_OF_CALLS(races, PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m)))
+GETTER_OF_CALLS(host_us, PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m)))
+GETTER_OF_CALLS(device_us, PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m)))
 GETTER(abandoned, PyBool_FromLong(fan_sim_abandoned(fan_machine_self(o)->m)))
 GETTER(steps, PyLong_FromSize_t(fan_sim_steps(fan_machine_self(o)->m)))
-GETTER(host_schedule, fan_text_filled(fill_host_schedule, fan_machine_self(o)->m))
+GETTER_OF_CALLS(host_schedule, fan_text_filled(fill_host_schedule, fan_machine_self(o)->m))
 
 static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
 {
+    fan_sim_read_all(fan_machine_self(o)->m);
     fan_stream **all = NULL;
     size_t n = 0;
     fan_error err = {0};
@@ -454,22 +448,6 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                       PyObject *Py_UNUSED(kwnames))
-{
-    fan_sim_read_all(fan_machine_self(o)->m);
-}
-
-FAN_TURN_TUPLE(machine_stream, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_event, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_array, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_empty, fan_seen_nothing)
-FAN_TURN_TUPLE(fan_machine_launch, fan_seen_nothing)
-FAN_TURN_NONE(machine_synchronize, fan_seen_nothing)
-FAN_TURN_NONE(machine_step, fan_seen_nothing)
-FAN_TURN_TUPLE(fan_machine_begin_capture, fan_seen_nothing)
-FAN_TURN_ONE(fan_machine_end_capture, fan_seen_nothing)
-FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
 static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
@@ -482,86 +460,137 @@ static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-FAN_TURN_TUPLE(machine_leave_out, fan_seen_options) /* each plan hangs on it */
-FAN_TURN_NONE(machine_spawn, fan_seen_nothing)
-FAN_TURN_ONE(machine_saw_thread, fan_seen_nothing)
-FAN_TURN_GET(machine_get_races, seen_calls)
-FAN_TURN_GET(machine_get_host_us, seen_calls)
-FAN_TURN_GET(machine_get_device_us, seen_calls)
-FAN_TURN_GET(machine_get_host_schedule, seen_calls)
-FAN_TURN_GET(machine_get_streams, seen_calls)
+static PyObject *machine_launch(PyObject *o, PyObject *const *a) { return fan_machine_launch(o, a); }
 
-static PyMethodDef methods[] = {
-    {"_stream", machine_stream_turn, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
-    {"_event", machine_event_turn, METH_VARARGS, "_event($self, device, /)\n--\n\nA new event."},
-    {"_array", machine_array_turn, METH_VARARGS, "_array($self, ndarray, device, /)\n--\n\nA copy on a device."},
-    {"_empty", machine_empty_turn, METH_VARARGS,
-     "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
-    {"_launch", fan_machine_launch_turn, METH_VARARGS,
-     "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
-    {"_synchronize", machine_synchronize_turn, METH_NOARGS, "_synchronize($self, /)\n--\n\nRun all that is queued."},
-    {"_step", machine_step_turn, METH_NOARGS,
-     "_step($self, /)\n--\n\nRun one thing that is queued; False where nothing can run."},
-    {"_pending", machine_pending, METH_NOARGS, "_pending($self, /)\n--\n\nRaise a race that no call has raised yet."},
-    {"_forget", machine_forget, METH_NOARGS, "_forget($self, /)\n--\n\nWhat is queued of the user's will do nothing."},
-    {"_check", machine_check, METH_O, "_check($self, on, /)\n--\n\nSwitch the checker on or off."},
-    {"_begin_capture", fan_machine_begin_capture_turn, METH_VARARGS,
-     "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
-    {"_end_capture", fan_machine_end_capture_turn, METH_O,
-     "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
-    {"_launch_graph", fan_machine_launch_graph_turn, METH_VARARGS,
-     "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
-    {"_leave_out", machine_leave_out_turn, METH_VARARGS,
-     "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
-    {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
-    {"_thread_begin", machine_thread_begin, METH_O,
-     "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
-    {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
-    {"_saw_thread", machine_saw_thread_turn, METH_O,
-     "_saw_thread($self, actor, /)\n--\n\n"
-     "The calling thread reads how another one ended."},
-    {"_after_thread", machine_after_thread, METH_O,
-     "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
-    {"_limit", machine_limit, METH_O,
-     "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
-    {"_break", machine_break, METH_O,
-     "_break($self, text, /)\n--\n\n"
-     "The thread that acts does not return: its number, or -1."},
-    {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
-    {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
-    {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
-    {"_leave", machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
-    {"_follow", machine_follow, METH_O, "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
-    {"_give_up", machine_give_up, METH_NOARGS,
-     "_give_up($self, /)\n--\n\n"
-     "End the host threads."},
-    {NULL, NULL, 0, NULL},
+/* ---- graphs ---- */
+
+typedef struct graph_object {
+    PyObject_HEAD fan_sim_graph *g; /* held */
+    PyObject *machine;              /* held */
+} graph_object;
+
+static void graph_dealloc(PyObject *o)
+{
+    graph_object *self = (graph_object *)o;
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_graph_drop(self->g);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(self->machine);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static int graph_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(((graph_object *)o)->machine);
+    return 0;
+}
+
+static int graph_clear(PyObject *o)
+{
+    Py_CLEAR(((graph_object *)o)->machine);
+    return 0;
+}
+
+static PyObject *graph_repr(PyObject *o)
+{
+    PyObject *machine = ((graph_object *)o)->machine;
+    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine)
+                   : PyUnicode_FromString("<fanin.sim graph>");
+}
+
+#include "py/declared/Graph.h"
+
+static PyType_Slot graph_slots[] = {
+    {Py_tp_doc, (void *)graph_doc}, {Py_tp_dealloc, graph_dealloc}, {Py_tp_traverse, graph_traverse},
+    {Py_tp_clear, graph_clear},     {Py_tp_repr, graph_repr},       {0, NULL},
 };
 
-static PyGetSetDef getset[] = {
-    {"devices", machine_get_devices, NULL, "How many devices it has.", NULL},
-    {"seed", machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
-    {"races", machine_get_races_turn, NULL, "How many races were found.", NULL},
-    {"_steps", machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
-    {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
-    {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
-    {"abandoned", machine_get_abandoned, NULL, "True after _give_up().", NULL},
-    {"host_schedule", machine_get_host_schedule_turn, NULL,
-     "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", machine_get_streams_turn, NULL, "The streams of the machine that are referenced.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+PyType_Spec fan_graph_spec = {
+    .name = "fanin._core.Graph",
+    .basicsize = sizeof(graph_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = graph_slots,
 };
+
+/* stream_here: a stream of this machine; a hold, or NULL with an exception. */
+static fan_stream *stream_here(machine_object *self, PyObject *o)
+{
+    fan_stream *s = NULL;
+    if (fan_stream_arg(o, &s) < 0)
+        return NULL;
+    if (s && fan_sim_of(s->device) == self->m)
+        return s;
+    fan_stream_drop(s);
+    PyErr_SetString(PyExc_ValueError, "expected a stream of this machine");
+    return NULL;
+}
+
+static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
+{
+    int64_t mode = 0;
+    fan_error err = {0};
+    fan_stream *s;
+    if (fan_number_arg(a[1], "mode", &mode) < 0 || !(s = stream_here(fan_machine_self(o), a[0])))
+        return NULL;
+    fan_status status = fan_sim_capture_begin(fan_machine_self(o)->m, s, (int)mode, &err);
+    fan_stream_drop(s);
+    return fan_sim_done(status, &err);
+}
+
+static PyObject *machine_end_capture(PyObject *o, PyObject *where)
+{
+    fan_error err = {0};
+    fan_sim_graph *g = NULL;
+    fan_stream *s = stream_here(fan_machine_self(o), where);
+    if (!s)
+        return NULL;
+    fan_status status = fan_sim_capture_end(fan_machine_self(o)->m, s, &g, &err);
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    PyTypeObject *type = fan_state_get()->graph_type;
+    graph_object *made = (graph_object *)type->tp_alloc(type, 0);
+    if (!made) {
+        fan_sim_graph_drop(g);
+        return NULL;
+    }
+    made->g = g;
+    made->machine = Py_NewRef(o);
+    return (PyObject *)made;
+}
+
+static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
+{
+    PyObject *graph = a[0];
+    fan_error err = {0};
+    fan_sim_graph *g;
+    fan_stream *s;
+    fan_status status;
+    if (Py_TYPE(graph) != fan_state_get()->graph_type)
+        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s",
+                            Py_TYPE(graph)->tp_name);
+    if (((graph_object *)graph)->machine != o)
+        return PyErr_Format(PyExc_ValueError, "launch_graph: %R is of another machine", graph);
+    g = ((graph_object *)graph)->g;
+    if (!(s = stream_here(fan_machine_self(o), a[1])))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_graph_launch(g, s, &err);
+    Py_END_ALLOW_THREADS
+    fan_stream_drop(s);
+    return fan_sim_done(status, &err);
+}
+
+#include "py/declared/Machine.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The core of fanin.sim.Machine."},
-    {Py_tp_new, machine_new},
-    {Py_tp_dealloc, machine_dealloc},
-    {Py_tp_traverse, machine_traverse},
-    {Py_tp_clear, machine_clear},
-    {Py_tp_finalize, machine_finalize},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)machine_doc},   {Py_tp_new, machine_new_door},  {Py_tp_dealloc, machine_dealloc},
+    {Py_tp_traverse, machine_traverse}, {Py_tp_clear, machine_clear},   {Py_tp_finalize, machine_finalize},
+    {Py_tp_methods, machine_methods},   {Py_tp_getset, machine_getset}, {0, NULL},
 };
 
 PyType_Spec fan_machine_spec = {

@@ -45,13 +45,7 @@ static inline PyObject *fan_sim_done(fan_status status, const fan_error *err)
 
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
 void fan_kernel_unlink(fan_kernel *k);
-PyObject *fan_machine_launch(PyObject *o, PyObject *args);
-
-/* ---- graph.c ---- */
-
-PyObject *fan_machine_begin_capture(PyObject *o, PyObject *args);
-PyObject *fan_machine_end_capture(PyObject *o, PyObject *where);
-PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args);
+PyObject *fan_machine_launch(PyObject *o, PyObject *const *a);
 
 /* ---- search.c ---- */
 

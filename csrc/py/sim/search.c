@@ -1,4 +1,5 @@
 /* search: the search of explore, in a capsule. */
+#include "py/base/args.h"
 #include "py/sim/machine_object.h"
 
 #include "base/mem.h"
@@ -34,15 +35,14 @@ static void fill_explore_schedule(const void *from, char *buf, size_t size) { fa
 
 static void free_search(PyObject *capsule) { fan_explore_free(fan_search_of(capsule)); }
 
-static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int reduce;
-    unsigned long long limit;
+    unsigned long long limit = PyLong_AsUnsignedLongLong(a[1]);
     fan_explore *x;
     PyObject *capsule;
-    if (!PyArg_ParseTuple(args, "pK:explore_new", &reduce, &limit))
+    if (PyErr_Occurred())
         return NULL;
-    if (!(x = fan_explore_new(reduce, limit)))
+    if (!(x = fan_explore_new(a[0] == Py_True, limit)))
         return PyErr_NoMemory();
     fan_explore_prune(x);
     if (!(capsule = PyCapsule_New(x, "fanin.explore", free_search)))
@@ -67,13 +67,12 @@ static PyObject *explore_end(PyObject *Py_UNUSED(module), PyObject *capsule)
     Py_RETURN_NONE;
 }
 
-static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule;
-    const char *schedule;
-    fan_explore *x;
+    fan_explore *x = fan_search_of(a[0]);
+    const char *schedule = x ? fan_text_arg(a[1]) : NULL;
     fan_status status;
-    if (!PyArg_ParseTuple(args, "Os:explore_replay", &capsule, &schedule) || !(x = fan_search_of(capsule)))
+    if (!schedule)
         return NULL;
     status = fan_explore_replay(x, schedule);
     if (status == FAN_ERR_VALUE)
@@ -84,12 +83,11 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
 }
 
-static PyObject *explore_sample(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *explore_sample(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule;
-    unsigned long long seed;
-    fan_explore *x;
-    if (!PyArg_ParseTuple(args, "OK:explore_sample", &capsule, &seed) || !(x = fan_search_of(capsule)))
+    fan_explore *x = fan_search_of(a[0]);
+    unsigned long long seed = x ? PyLong_AsUnsignedLongLongMask(a[1]) : 0;
+    if (PyErr_Occurred())
         return NULL;
     fan_explore_sample(x, seed);
     Py_RETURN_NONE;
@@ -108,17 +106,4 @@ static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
                          fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
 }
 
-PyMethodDef fan_machine_functions[] = {
-    {"explore_new", explore_new, METH_VARARGS,
-     "explore_new(reduce, limit, /)\n--\n\nA search over the orders of host threads."},
-    {"explore_begin", explore_begin, METH_O,
-     "explore_begin(search, /)\n--\n\nStart the next run; False when all have been run."},
-    {"explore_end", explore_end, METH_O, "explore_end(search, /)\n--\n\nEnd a run."},
-    {"explore_state", explore_state, METH_O,
-     "explore_state(search, /)\n--\n\nanew, runs, abandoned, complete, strayed, schedule."},
-    {"explore_replay", explore_replay, METH_VARARGS,
-     "explore_replay(search, schedule, /)\n--\n\nThe next run follows a schedule."},
-    {"explore_sample", explore_sample, METH_VARARGS,
-     "explore_sample(search, seed, /)\n--\n\nThe next run is a sample."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/search.h"

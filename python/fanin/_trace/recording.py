@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._files import path_text, write_whole
-from .._words import counted, fitted
+from .._words import counted, fitted, rule_names
 from ..errors import RaceError
 from .line import Line
 
@@ -162,7 +162,9 @@ class Trace(Pictured):
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [Line(*line) for core in self._cores for line in core.lines()]
+        every = [
+            Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()
+        ]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property

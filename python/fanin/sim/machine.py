@@ -178,7 +178,7 @@ class Machine(_core.Machine):
         launch_us = not_negative("Machine: launch_us", launch_us)
         gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
         self = super().__new__(
-            cls, devices, seed, SCHEDULES.index(schedule), starve, memory or 0, True, launch_us, gbytes_per_s
+            cls, devices, seed, SCHEDULES.index(schedule), starve, memory or 0, launch_us, gbytes_per_s
         )
         self.schedule = schedule
         self._waiting = []
