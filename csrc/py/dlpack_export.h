@@ -19,6 +19,8 @@ int fan_dl_request_parse(PyObject *const *values, fan_dl_request *q);
 int fan_dl_request_decide(const fan_array *a, fan_dl_request *q);
 /* fan_dlpack_offer: a capsule over the memory of `a`, which it holds. */
 PyObject *fan_dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool copied);
+/* fan_dlpack_send: the tensor without a capsule, and without the interpreter. FAN_ERR_NOMEM, FAN_ERR_BUFFER. */
+fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err);
 /* fan_dlpack_capsule: a capsule over a tensor that it takes over, unless NULL comes back. */
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
 

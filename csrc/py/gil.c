@@ -1,4 +1,5 @@
-/* gil: whether a thread may call Python, and when other threads may. */
+/* gil: whether a thread may call Python, and when other threads may: those of Python, and of the C API (api/lock.h). */
+#include "py/api/lock.h"
 #include "py/py.h"
 
 #if PY_VERSION_HEX >= 0x030D0000
@@ -20,11 +21,12 @@ bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
 
 bool fan_gil_enter(fan_gil *g)
 {
-    g->taken = false;
+    g->taken = g->left = false;
     if (fan_gil_held())
         return true;
     if (fan_finalizing())
         return false;
+    g->left = fan_api_leave(); /* a thread that has the GIL may wait for this lock */
     g->state = PyGILState_Ensure();
     g->taken = true;
     return true;
@@ -34,16 +36,20 @@ void fan_gil_leave(fan_gil *g)
 {
     if (g->taken)
         PyGILState_Release(g->state);
+    fan_api_return(g->left);
 }
 
 void *fan_allow_threads_begin(void)
 {
-    /* A thread that has no GIL to give, a device's for one, gives none. */
-    return fan_gil_held() ? PyEval_SaveThread() : NULL;
+    /* A thread that has no lock to give, a device's for one, gives none. */
+    uintptr_t left = fan_api_leave();
+    return (void *)((fan_gil_held() ? (uintptr_t)PyEval_SaveThread() : 0) | left);
 }
 
 void fan_allow_threads_end(void *left)
 {
-    if (left)
-        PyEval_RestoreThread(left);
+    uintptr_t in_api = (uintptr_t)left & 1;
+    if ((uintptr_t)left != in_api)
+        PyEval_RestoreThread((PyThreadState *)((uintptr_t)left - in_api));
+    fan_api_return(in_api);
 }
