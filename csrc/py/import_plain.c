@@ -49,7 +49,8 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
 {
     int64_t run = 1;
     bool in_c_order = true;
-    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM || !t->data)
+    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM || !t->data ||
+        (t->ndim && !t->shape) || t->byte_offset > INT64_MAX)
         return false;
     kind->dtype = fan_dl_dtype_of(t->dtype);
     if (kind->dtype == FAN_DT_NONE)
@@ -57,7 +58,8 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     for (int i = t->ndim - 1; i >= 0; i--) {
         kind->shape[i] = t->shape[i];
         in_c_order = in_c_order && (t->shape[i] <= 1 || !t->strides || t->strides[i] == run);
-        run *= t->shape[i];
+        if (t->shape[i] < 0 || __builtin_mul_overflow(run, t->shape[i], &run))
+            return false;
     }
     kind->order = 0;
     if (!in_c_order && !fan_plain_order(t->ndim, t->shape, t->strides, 1, gaps, &kind->order))
@@ -65,7 +67,7 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     kind->ndim = (int8_t)t->ndim;
     kind->scalar = kind->weak = kind->inside = false;
     *data = (char *)t->data + t->byte_offset;
-    return run > 0;
+    return run > 0 && run <= INT64_MAX / 16;
 }
 
 static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind, char **data)

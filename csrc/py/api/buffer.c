@@ -281,12 +281,12 @@ void fan_api_buffer_free(fanin_buffer *b)
 
 #define ADD_FLAGS (FANIN_ADD_KEY | FANIN_ADD_DONATE | FANIN_ADD_COPY)
 
-/* add_options: the checked options of an add. */
-static fan_status add_options(const fanin_add_options *given, fanin_add_options *o, fan_error *err)
+/* add_options: the checked options of an add; keyed: with its key. */
+static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o, fan_error *err)
 {
     FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
-    if (o->flags & FANIN_ADD_KEY && o->key < 0)
+    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
         return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld", (long long)o->key);
     if (o->flags & FANIN_ADD_DONATE && o->flags & FANIN_ADD_COPY)
         return fan_fail(err, FAN_ERR_VALUE,
@@ -363,7 +363,7 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
     api_call call;
     bool added = false, plain = slot < b->core->nslots && add_plain(view, value, given, &kind, &one);
     fan_error_clear(err);
-    fan_status status = add_options(given, &o, err);
+    fan_status status = add_options(given, true, &o, err);
     if (status == FAN_OK)
         status = contribution_of(view, value, &o, &c, err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err)) == FAN_OK) {
@@ -489,11 +489,8 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
     fanin_gradient first;
     api_call call;
     fan_error_clear(&err);
-    fan_status status = fan_api_options(options, sizeof m.o, sizeof m.o, "fanin_add_options", &m.o, &err);
+    fan_status status = add_options(options, false, &m.o, &err);
     m.o.struct_size = sizeof m.o;
-    m.o.key = 0;
-    if (status == FAN_OK)
-        status = add_options(&m.o, &m.o, &err);
     for (size_t k = 0; status == FAN_OK && k < n; k++)
         status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first, "fanin_gradient", &first, &err);
     if (status == FAN_OK && n && (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
@@ -666,7 +663,7 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
     fan_c_show(NULL, lent_value);
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status = t ? add_options(options, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = t ? add_options(options, true, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
     if (status == FAN_OK)
         status = fan_api_stream(o.stream, NULL, &stream, &err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
