@@ -321,8 +321,11 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
     if (view ? !view_plain(view, flags, kind, &data)
              : object && (fan_api_device_of(value) != fan_cpu() || !fan_unboxed_plain(object, kind, &data)))
         return false;
-    *one = fan_entry_of(object, data, key, object && flags & FANIN_ADD_DONATE, false);
-    one->copy = object && flags & FANIN_ADD_COPY;
+    *one = fan_entry_of(object, data, key, false, false);
+    if (object && flags & FANIN_ADD_DONATE) /* bits that are written one by one delay the next read of the entry */
+        one->donated = true;
+    if (object && flags & FANIN_ADD_COPY)
+        one->copy = true;
     return true;
 }
 
@@ -360,7 +363,7 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
     fan_entry one;
     fan_contribution c = {.value = {.dtype = FAN_DT_NONE}};
     fanin_add_options o;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     bool added = false, plain = slot < b->core->nslots && add_plain(view, value, given, &kind, &one);
     fan_error_clear(err);
     fan_status status = add_options(given, true, &o, err);
@@ -487,7 +490,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
     FAN_UNINITIALIZED fan_error err;
     many m = {.all = gradients, .nslots = b->core->nslots};
     fanin_gradient first;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
     fan_status status = add_options(options, false, &m.o, &err);
     m.o.struct_size = sizeof m.o;
@@ -596,7 +599,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
 {
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_take t;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     t.how = (fan_take){.one = one, .slot = span.first};
     t.span = span;
     t.n = span.end - span.first;
@@ -659,7 +662,7 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
     fanin_add_options o;
     fan_stream *stream = NULL;
     fanin_target *t = fan_calloc(sizeof *t);
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_c_show(NULL, lent_value);
     *out = NULL;
     fan_error_clear(&err);
@@ -685,7 +688,7 @@ fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     fanin_buffer *b = t->buffer;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, t->t.slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_target_end(b->core, &t->t, good != 0, FAN_FROM_NDARRAY, &err);
@@ -700,7 +703,7 @@ fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
 fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_expect(b->core, slot, n, &err);
@@ -712,7 +715,7 @@ fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fani
 fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     bool is = false;
     fan_status status = call_begin(b, slot, FAN_SCHED_READ, &call, &err);
     if (status == FAN_OK) {
@@ -728,7 +731,7 @@ fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fani
 fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_clear(b->core, &err);
@@ -754,7 +757,7 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
     bool some = false, bad = false;
     fan_stats s;
     int64_t key = -1;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
     fan_status status = result_size(size, sizeof *out, sizeof *out, "fanin_stats", &err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
@@ -779,7 +782,7 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
 {
     FAN_UNINITIALIZED fan_error err;
     fan_counters n;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
     fan_status status = result_size(out->struct_size, sizeof *out, sizeof *out, "fanin_counters", &err);
     if (status == FAN_OK && (status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
@@ -805,7 +808,7 @@ fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
     fan_item_view *items = NULL;
     char *poisoned = NULL;
     PyObject *text, *name = NULL;
-    api_call call;
+    FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_slot_look(b->core, slot, &v, &items, &err);
