@@ -1,6 +1,6 @@
 /* c_api: the function table of include/fanin.h, in a capsule. */
-#include "py/api/api.h"
-#include "py/api/lock.h"
+#include "py/api.h"
+#include "py/api_lock.h"
 #include "py/engine_part.h"
 
 #include "base/mem.h"

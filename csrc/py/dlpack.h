@@ -107,8 +107,8 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
 
-/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and check_at_use; false: it is
- * none. import_plain.c. */
+/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and check_at_use; false: it
+ * is none. import_plain.c. */
 bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data);
 
 /* fan_dl_dtype_for: the other way round. */

@@ -1,5 +1,5 @@
-/* gil: whether a thread may call Python, and when other threads may: those of Python, and of the C API (api/lock.h). */
-#include "py/api/lock.h"
+/* gil: whether a thread may call Python, and when other threads may: those of Python, and of the C API (api_lock.h). */
+#include "py/api_lock.h"
 #include "py/py.h"
 
 #if PY_VERSION_HEX >= 0x030D0000

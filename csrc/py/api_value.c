@@ -1,6 +1,6 @@
-/* value: arrays and streams of the C API: what lies where, and tensors of other libraries. */
-#include "py/api/api.h"
-#include "py/api/lock.h"
+/* api_value: arrays and streams of the C API: what lies where, and tensors of other libraries. */
+#include "py/api.h"
+#include "py/api_lock.h"
 #include "py/backends.h"
 #include "py/dlpack_export.h"
 #include "py/dlpack_import.h"

@@ -1,7 +1,7 @@
-/* failure: the core's errors for callers of the C API, and the structs that these fill in. */
-#include "py/api/api.h"
+#include "py/api_failure.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* X(name): the statuses that both sides have. */
 #define STATUSES(X) \

@@ -1,11 +1,11 @@
-/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter.
+/* api_buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter.
  *
  * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays the caller's, of
  * which the entry's address is all that is kept. A small add is a plain entry (buffer/plain.h), so it allocates
  * nothing.
  */
-#include "py/api/api.h"
-#include "py/api/lock.h"
+#include "py/api.h"
+#include "py/api_lock.h"
 #include "py/buffer_part.h"
 
 #include "base/mem.h"

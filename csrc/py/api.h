@@ -1,8 +1,9 @@
 /* api: what the files of the C API share (include/fanin.h): errors, options, arrays, streams. Needs no interpreter. */
-#ifndef FAN_PY_API_API_H
-#define FAN_PY_API_API_H
+#ifndef FAN_PY_API_H
+#define FAN_PY_API_H
 
 #include "device/stream.h"
+#include "py/api_failure.h"
 #include "py/c_function.h"
 #include "py/dlpack.h"
 
@@ -10,21 +11,7 @@ _Static_assert(sizeof(fanin_tensor) == sizeof(fan_dl_tensor) && sizeof(fanin_man
                "fanin.h declares DLPack's structs as dlpack.h of this folder does");
 static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t) { return (const void *)t; }
 
-/* ---- failure.c ---- */
-
-/* fan_api_status: the core's status in fanin.h. fan_api_fail: .. and the error, in *why (may be NULL). */
-fanin_status fan_api_status(fan_status s);
-fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err);
-/* fan_api_core_status: the other way; FAN_ERR_EXTERN of a number that is none. */
-fan_status fan_api_core_status(fanin_status s);
-
-/* fan_api_options: reads a struct of the caller's that begins with its size into `out` of `size` bytes, zeroed beyond;
- * `given` NULL: all zero. `least`: its size in the version that had it first. FAN_ERR_VALUE. */
-fan_status fan_api_options(const void *given, size_t least, size_t size, const char *what, void *out, fan_error *err);
-/* fan_api_flags: FAN_ERR_VALUE of flags that are not known. */
-fan_status fan_api_flags(uint32_t flags, uint32_t known, const char *what, fan_error *err);
-
-/* ---- value.c ---- */
+/* ---- api_value.c ---- */
 
 /* fan_api_device_of: where a value lies; not held. fan_api_show: an array on `d`, which takes its hold; NULL:
  * undefined. */
@@ -45,7 +32,7 @@ fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *sh
 fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_failure *why);
 fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin_failure *why);
 
-/* ---- buffer.c ---- */
+/* ---- api_buffer.c ---- */
 
 fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
                                 fanin_failure *why);

@@ -1,4 +1,4 @@
-#include "py/api/lock.h"
+#include "py/api_lock.h"
 
 _Thread_local fan_api_place fan_api_here;
 
