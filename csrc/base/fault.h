@@ -85,6 +85,7 @@
  * kinds. */
 #define FAN_SEARCH_FAULTS(X) \
     X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
+    X(STREAM_STAYS_OPEN, "a stream may be used after the block of its machine") \
     X(NO_TURNS, "calls of a spawned thread are no turns") \
     X(NO_FOOTPRINT_STREAM, "what a call touches of streams is left out") \
     X(NO_FOOTPRINT_EVENT, ".. of events") \

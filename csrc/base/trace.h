@@ -23,7 +23,9 @@
     X(FREE, "free")         /* memory went back */                                                   \
     X(SYNC, "sync")         /* the host waited */                                                    \
     X(NODE, "node")         /* a node of a pass ran, since `begin_ns` */                             \
-    X(GRADIENT, "gradient") /* .. and gave one to node `to` */
+    X(GRADIENT, "gradient") /* .. and gave one to node `to` */                                       \
+    X(BUCKET, "bucket")     /* a step of a sum over ranks, since `begin_ns` */                       \
+    X(SEND, "send")         /* .. and sent a message to rank `to` */
 
 typedef enum fan_trace_kind {
 #define X(name, word) FAN_TRACE_##name,

@@ -241,6 +241,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
             return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
                                "out of memory for the current stream");
         out->producer = c->stream ? c->stream : current;
+        FAN_TRY(fan_stream_check_open(out->producer, err));
         facts.device = out->to.device->id;
         facts.producer = fan_stream_id_of(c->stream);
         facts.consumer = fan_stream_id_of(consumer);

@@ -102,6 +102,10 @@ typedef struct fan_backend {
      * not block. NULL: never. Cannot fail. */
     bool (*lost)(fan_device *d);
 
+    /* closed: returns whether nothing may be queued on d now (a simulated machine after its block). Does not block.
+     * NULL: d does not close. Cannot fail. */
+    bool (*closed)(const fan_device *d);
+
     /* left_out: returns the bits of plans (buffer/sync.h) that a proof leaves out on d. Does not block. NULL: none. */
     uint64_t (*left_out)(fan_device *d);
 
@@ -210,7 +214,7 @@ typedef struct fan_backend {
     const fan_recorder *recorder;
 } fan_backend;
 
-/* fan_backend_entry: what the registry (py/backends.h) knows of a backend beside its table. */
+/* fan_backend_entry: what the registry (py/device/backends.h) knows of a backend beside its table. */
 typedef struct fan_backend_entry {
     const fan_backend *backend;
 

@@ -2,6 +2,7 @@
 
 #include "device/stream.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
@@ -271,6 +272,17 @@ void fan_streams_leave(const fan_streams_outer *outer)
     }
     pushed = outer->pushed;
     entered = outer->set;
+}
+
+fan_status fan_stream_check_open(const fan_stream *s, fan_error *err)
+{
+    char text[32];
+    if (!s || !s->device->backend->closed || !s->device->backend->closed(s->device) || FAN_FAULT(STREAM_STAYS_OPEN))
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_STATE,
+                    "stream %llu of %s is closed: the block of its machine has ended; use it within the block, as in "
+                    "with machine: ..",
+                    (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
 }
 
 fan_status fan_stream_sync(fan_stream *s, fan_error *err)

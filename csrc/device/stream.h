@@ -74,6 +74,9 @@ typedef struct fan_streams_outer {
 void fan_streams_enter(fan_stream_set *set, fan_streams_outer *outer);
 void fan_streams_leave(const fan_streams_outer *outer);
 
+/* fan_stream_check_open: FAN_ERR_STATE if nothing may be queued on s now. Each public call on a stream, or with one,
+ * checks it first, also where it would queue nothing. s may be NULL. */
+fan_status fan_stream_check_open(const fan_stream *s, fan_error *err);
 fan_status fan_stream_sync(fan_stream *s, fan_error *err);
 /* fan_stream_capture: sets *id to s's capture; 0: none. */
 fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);

@@ -1639,6 +1639,12 @@ def window_merge_packed(window: object, first: int, count: int, message: NDArray
 def window_round(window: object, out: object, scale: complex | None, /) -> None:
     """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""
 
+# ranks.c
+def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int, sends: tuple[int, ...], /) -> None:
+    """Write a step of bucket `bucket` of the pass `number` of a group to the traces that record this thread, and one
+    line for each other rank to which it sent bytes: `sends`.
+    """
+
 # ---------------------------------------------------------------- errors
 
 class RaceError(RuntimeError):

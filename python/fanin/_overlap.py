@@ -1,4 +1,4 @@
-"""Which arrays share memory: `overlap`, `overlaps`, `overlaps_itself` (csrc/py/overlap.c)."""
+"""Which arrays share memory: `overlap`, `overlaps`, `overlaps_itself` (csrc/py/arrays/overlap.c)."""
 
 from __future__ import annotations
 

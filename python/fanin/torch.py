@@ -13,41 +13,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import threading
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Literal, Self
 
 try:
     import torch
-    from torch.autograd.graph import Node
 except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
-from . import _core
+from . import _core, dist
 from ._interop.protocols import DTypeLike
-from ._interop.torch_graph import backward, on_new_thread, sharded
+from ._interop.torch_graph import backward, on_new_thread
+from ._interop.torch_leaves import Names, Taking, accumulators, after_hooks, gradient_dtype, leaves_of, word
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
-from ._words import type_of
 from .slots import Slot
 
 __all__ = ["ReduceScatter", "accumulate", "backward", "ddp_hook"]
 
 BUFFER = "accumulate"  # the name of the block's buffer, for messages
 LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
-
-_lock = threading.Lock()  # held while a block begins
-#: The blocks that collect now. A block holds its parameters, so no other object has their ids.
-_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
-
-#: The name of each parameter; a number: its index among those given, if it has no name.
-Names = list[str | int]
-
-
-def _word(name: str | int) -> str:
-    return name if isinstance(name, str) else f"parameters[{name}]"
 
 
 class accumulate:
@@ -81,12 +67,29 @@ class accumulate:
         Bytes of gradients that are kept before they are folded into the running sums (`fanin.InputBuffer`). Default: 0
         if every sum has its parameter's dtype, so that each gradient is added in place at once, as torch does.
 
+    group : optional
+        The block sums over the passes of all ranks of a group, or of what `fanin.dist.group` accepts: every rank opens
+        a block for the same parameters. At its end the sums travel, and are added to an earlier `.grad`, which is kept
+        in the block. Sums of 16-bit gradients run in float32. If a block raises, no rank's `.grad` changes, and the
+        other ranks raise a PeerError.
+    order : "key", "exact" or "rank", optional
+        For ranks, as for `fanin.dist.Reducer`. "exact" keeps 8 bytes an element, the others every gradient. The key of
+        a pass is its place, those of rank 0 first, or set by `at`. Default: "key" if no rank runs more than one pass,
+        else "rank".
+    scale : number, optional
+        For ranks: multiplies each sum before the rounding.
+    missing : "error" or "skip", optional
+        For ranks, as for `fanin.dist.Reducer`. Default: "error".
+
     Raises
     ------
     TypeError
         Not a tensor, not a leaf, or a module.
     ValueError
-        An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None.
+        An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None; options
+        for ranks without `group`; `dtype`, `budget` or `into` with it.
+    fanin.PeerError
+        At the end of a block over ranks: another rank raised, is gone, or has other parameters or options.
     ImportError
         torch is not installed.
     RuntimeError
@@ -110,6 +113,12 @@ class accumulate:
     ...         model(x).square().mean().backward()
     >>> model.weight.grad.dtype  # doctest: +SKIP
     torch.bfloat16
+
+    Over ranks, each of which has some of the micro-batches:
+
+    >>> with fanin.torch.accumulate(model.parameters(), group=fanin.dist.group(), order="exact"):  # doctest: +SKIP
+    ...     for x in mine:
+    ...         model(x).square().mean().backward()
     """
 
     def __init__(
@@ -119,15 +128,29 @@ class accumulate:
         *,
         into: str = "grad",
         budget: float | Literal["auto"] | None = None,
+        group: object = None,
+        order: dist.sums.Order | None = None,
+        scale: complex | None = None,
+        missing: Literal["error", "skip"] | None = None,
     ) -> None:
         self._active = False
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
-        self._parameters, self._names = _leaves(parameters)
-        _refuse_sharded(self._parameters, self._names)
-        self._ids = {id(p): slot for slot, p in enumerate(self._parameters)}
-        self._own = own = [_dtype(p, name, into) for p, name in zip(self._parameters, self._names, strict=True)]
+        self._parameters, self._names = leaves_of("accumulate", parameters)
+        self._reducer: dist.Reducer | None = None
+        here = (("dtype", dtype), ("budget", budget), ("into", None if into == "grad" else into))
+        over = (("order", order), ("scale", scale), ("missing", missing))
+        for option, value in over if group is None else here:
+            if value is not None:
+                raise ValueError(f"accumulate: {option}= is for sums {'over' if group is None else 'without'} ranks")
+        if group is not None:
+            named = [(word(name), p) for name, p in zip(self._names, self._parameters, strict=True)]
+            self._reducer = dist.Reducer(named, group, order=order, scale=scale, missing=missing or "error")
+            return
+        self._taking = Taking("accumulate", self._parameters, self._names)
+        each = zip(self._parameters, self._names, strict=True)
+        self._own = own = [gradient_dtype("accumulate", p, name, into) for p, name in each]
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
@@ -138,8 +161,6 @@ class accumulate:
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
         self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
         """A slot for each parameter; unnamed parameters of the same shape and dtype share one."""
@@ -160,30 +181,44 @@ class accumulate:
             slots.append(slot)
         return slots
 
+    def at(self, key: int) -> Self:
+        """Set the key of the gradients that come next, and return the block: for sums over ranks with order="key".
+
+        Each key is for one pass, and is given once in all ranks.
+
+        Parameters
+        ----------
+        key : int
+            A non-negative number: the place of the pass among all passes of all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of the block, or without `group`.
+        """
+        if self._reducer is None or not self._active:
+            raise RuntimeError("accumulate: at(key) is for a block over ranks: give group=, and call it in the block")
+        self._reducer._collect_at(key)
+        return self
+
     def __repr__(self) -> str:
+        if self._reducer is not None:
+            return f"<fanin.torch.accumulate: {len(self._parameters)} parameters over {self._reducer.group!r}>"
         dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
         state = f"{self._buffer.counters.adds} gradients so far" if self._active else "not collecting"
         many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
         return f"<fanin.torch.accumulate: {many} into .{self.into}, sums in {', '.join(dtypes) or 'nothing'}: {state}>"
 
     def __enter__(self) -> accumulate:
-        with _lock:
-            for other in _blocks:
-                shared = self._ids.keys() & other._ids.keys()
-                if shared:
-                    one = min(shared, key=self._ids.__getitem__)
-                    raise ValueError(
-                        f"accumulate: the gradient of {_word(self._names[self._ids[one]])} is collected by another"
-                        f" block already, as {_word(other._names[other._ids[one]])}"
-                    )
-            _blocks.add(self)
+        if self._reducer is not None:
+            self._reducer._collect()
+            self._active = True
+            return self
         self._active = True
         self._came[-1] = 0
         try:
-            self._nodes = _accumulators(self._parameters)
-            for slot, (p, node, collect) in enumerate(
-                zip(self._parameters, self._nodes, self._collectors(), strict=True)
-            ):
+            self._taking.begin(self._collectors())
+            for slot, p in enumerate(self._parameters):
                 first = getattr(p, self.into, None)
                 self._firsts[slot] = first
                 if first is not None:
@@ -192,9 +227,6 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
-                for key, after in _after(p).items():
-                    _after(p)[key] = _Later(after)
-                self._hooks.append(node.register_prehook(collect))
         except BaseException:
             self._end(began=False)
             raise
@@ -205,6 +237,10 @@ class accumulate:
     ) -> None:
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
+        if self._reducer is not None:
+            self._active = False
+            self._reducer._collected(error)
+            return
         came = bytes(self._came)
         try:
             self._end()
@@ -213,7 +249,7 @@ class accumulate:
                 self._end()
         if kind is None:
             for p in itertools.compress(self._parameters, came):
-                for after in [*_after(p).values()]:
+                for after in [*after_hooks(p).values()]:
                     after(p)
 
     def __del__(self) -> None:
@@ -222,7 +258,10 @@ class accumulate:
         try:
             warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
         finally:
-            self._end()
+            if self._reducer is None:
+                self._end()
+            else:
+                self._reducer._drop()
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
@@ -236,7 +275,7 @@ class accumulate:
         def ended(slot: int) -> RuntimeError:
             return RuntimeError(
                 f"accumulate: the block ended while a backward pass ran in another thread, whose gradient of"
-                f" {_word(names[slot])} may not be in the sum: join the thread within the block"
+                f" {word(names[slot])} may not be in the sum: join the thread within the block"
             )
 
         def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
@@ -248,7 +287,7 @@ class accumulate:
                     raise ended(slot)
                 if gradient.requires_grad:
                     raise RuntimeError(
-                        f"accumulate: the gradient of {_word(names[slot])} records a graph, as of"
+                        f"accumulate: the gradient of {word(names[slot])} records a graph, as of"
                         " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
                         " that backward() outside of the block"
                     )
@@ -276,7 +315,8 @@ class accumulate:
         was_set: dict[int, bool] = {}
         while left or self._active:
             try:
-                self._restore()
+                self._taking.end()
+                self._came[-1] = 1
                 self._take(sums, failed)
                 while left:
                     slot = left[-1]
@@ -306,20 +346,7 @@ class accumulate:
             )
 
     def _words(self, slots: Iterable[int]) -> str:
-        return ", ".join(_word(self._names[slot]) for slot in sorted(slots))
-
-    def _restore(self) -> None:
-        """Let gradients reach .grad again. Takes no lock, because Ctrl-C would leave it locked."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._nodes.clear()
-        for p in self._parameters:
-            for key, after in _after(p).items():
-                if isinstance(after, _Later):
-                    _after(p)[key] = after.hook
-        self._came[-1] = 1
-        _blocks.discard(self)
+        return ", ".join(word(self._names[slot]) for slot in sorted(slots))
 
     def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
         """Take the sums out of the buffer, all at once, or, if that fails, one by one.
@@ -373,27 +400,6 @@ class accumulate:
         return None
 
 
-class _Later:
-    """Replaces a hook until the block ends: torch runs the hook in each pass, even if no gradient reaches .grad."""
-
-    def __init__(self, hook: Callable[[torch.Tensor], None]) -> None:
-        self.hook = hook
-
-    def __call__(self, p: torch.Tensor) -> None:
-        pass
-
-
-def _after(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
-    """The hooks of `register_post_accumulate_grad_hook`."""
-    return p._post_accumulate_grad_hooks or {}
-
-
-def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
-    """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost."""
-    with torch.inference_mode(False), torch.enable_grad():
-        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
-
-
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
     """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
     base = gradient._base
@@ -418,7 +424,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
     def measure() -> None:
         p = torch.zeros(2, 2, requires_grad=True)
         [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
-        [node] = _accumulators([p])
+        [node] = accumulators([p])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
@@ -426,62 +432,6 @@ def _counts_alone() -> set[tuple[int, ...]]:
     with contextlib.suppress(AttributeError):
         on_new_thread(measure)
     return seen
-
-
-def _dtype(p: torch.Tensor, name: str | int, into: str) -> torch.dtype:
-    """The dtype of a gradient in .grad."""
-    dtype: torch.dtype | None = getattr(p, "grad_dtype", p.dtype)
-    if dtype is None and into == "grad":
-        raise ValueError(
-            f"accumulate: the grad_dtype of {_word(name)} is None, so that its gradients may be of any dtype: set it to"
-            ' that of the sum, or give into="main_grad"'
-        )
-    return dtype or p.dtype
-
-
-def _refuse_sharded(parameters: list[torch.Tensor], names: Names) -> None:
-    for slot, what in sharded(parameters):
-        raise RuntimeError(
-            f"accumulate: {_word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use"
-            " its own accumulation, as set_requires_gradient_sync(False)"
-        )
-
-
-def _leaves(
-    parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
-) -> tuple[list[torch.Tensor], Names]:
-    """Each tensor once, and its name."""
-    if isinstance(parameters, torch.Tensor):
-        raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
-    if isinstance(parameters, torch.nn.Module):
-        raise TypeError(f"accumulate: expected tensors, got {type_of(parameters)}: give model.parameters()")
-    tensors: dict[int, torch.Tensor] = {}
-    names: Names = []
-    i = -1
-    for i, one in enumerate(parameters):
-        name, p = (i, one) if not isinstance(one, tuple) or len(one) != 2 else (str(one[0]), one[1])
-        if not isinstance(p, torch.Tensor):
-            raise TypeError(f"accumulate: expected tensors, or (name, tensor) pairs, got {type_of(p)} as {_word(name)}")
-        if not p.requires_grad or id(p) in tensors:
-            continue
-        if not p.is_leaf:
-            raise TypeError(
-                f"accumulate: {_word(name)} is no leaf: what an operation made has no .grad; expected the tensor that"
-                " it was made of"
-            )
-        tensors[id(p)] = p
-        names.append(name)
-    if i < 0:
-        used = isinstance(parameters, Iterator)
-        raise ValueError(
-            "accumulate: expected parameters, got none"
-            + (
-                "; an iterator, as model.parameters() gives one, is empty once it has been used: call it again"
-                if used
-                else ""
-            )
-        )
-    return list(tensors.values()), names
 
 
 def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
@@ -497,7 +447,7 @@ def _rename(e: BaseException, names: Names) -> None:
     reason = getattr(e, "reason", None)
     if isinstance(reason, str) and getattr(e, "object", None) == BUFFER:
         slot = getattr(e, "slot", None)
-        e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {_word(names[slot])}: {reason}",)
+        e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {word(names[slot])}: {reason}",)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import math
 import mmap
 import pickle
 import random
-import re
 import sys
 import threading
 import weakref
@@ -28,7 +27,6 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import fanin
 from kit.hostile import IS_COPIED, Producer, never, once
-from kit.support import ROOT
 
 pytestmark = pytest.mark.core
 Array = np.ndarray[Any, Any]
@@ -640,12 +638,6 @@ def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
     given[1] = Meddler(x)
     found = fanin.overlaps(given)
     assert found.pairs == ((0, 1),) and len(found.verdict(0, 1).witness[0]) == 2
-
-
-def test_the_example_of_the_page_runs() -> None:
-    text = (ROOT / "docs" / "overlap.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(code, {})
 
 
 class Placed:

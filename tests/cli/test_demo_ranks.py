@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fanin import dist
-from kit.support import run_python
+from kit.ranks import NO_MPI, under_mpiexec
 
 pytest.importorskip("sklearn")
 pytest.importorskip("threadpoolctl")
@@ -55,7 +55,7 @@ def test_ranks_that_end_differently_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "train_rank", lambda group, options: demo.Trained(f"{group.rank:016x}", 0.9, []))
-    assert demo.train_ranks(argparse.Namespace(ranks=2)) == 1
+    assert demo.train_ranks(argparse.Namespace(ranks=2, graph=False, leave_out=None)) == 1
     assert "rank 1 of 2 ended with other weights" in capsys.readouterr().out
 
 
@@ -64,6 +64,22 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(number: str, capsys: pyt
     with pytest.raises(SystemExit) as e:
         main(["demo", "--ranks", number])
     assert e.value.code == 2 and "--ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--graph"], ["--leave-out", "S12.wait"]])
+@pytest.mark.parametrize("launched", [False, True])
+def test_what_is_for_one_process_is_refused_on_ranks(
+    words: list[str], launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if launched:
+        monkeypatch.setenv("PMI_SIZE", "2")
+    assert main(["demo", *words, *([] if launched else ["--ranks", "2"])]) == 2
+    assert f"{words[0]} is for one process" in capsys.readouterr().err
+
+
+def test_ranks_train_on_the_cpu_with_cpu_given_or_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--ranks", "2", "--cpu", "--steps", "1"]) == 0
+    assert len(digests(capsys.readouterr().out)) == 2
 
 
 @pytest.mark.partners
@@ -75,13 +91,9 @@ def test_torchrun_gives_the_same_weights() -> None:
     assert "2 ranks, torch.distributed (gloo)" in done.stdout and len(set(digests(done.stdout))) == 1
 
 
+@pytest.mark.partners
+@pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
 def test_mpiexec_gives_the_same_weights() -> None:
-    pytest.importorskip("mpi4py")
-    code = (
-        "import subprocess, sys, sysconfig, os\n"
-        "mpiexec = os.path.join(sysconfig.get_path('scripts'), 'mpiexec')\n"
-        "words = [mpiexec, '-n', '2', sys.executable, '-m', 'fanin', 'demo', '--steps', '4']\n"
-        "sys.exit(subprocess.run(words, timeout=200).returncode)"
-    )
-    out = run_python(code).stdout
-    assert "2 ranks, " in out and len(digests(out)) == 2 and len(set(digests(out))) == 1
+    done = under_mpiexec(2, "-m", "fanin", "demo", "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, " in done.stdout and len(digests(done.stdout)) == 2 and len(set(digests(done.stdout))) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-REGISTRY = "csrc/py/backends.h"
+REGISTRY = "csrc/py/device/backends.h"
 USED = """
 import numpy as np
 import fanin

@@ -16,7 +16,7 @@ import pytest
 
 import fanin
 from fanin import dist
-from kit.ranks import alone, train
+from kit.ranks import alone, check_messages, gathered, train
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
@@ -75,6 +75,17 @@ def same_bits(group: Any) -> list[str]:
             if not (type(got) is torch.Tensor and got.dtype == expected.dtype and torch.equal(got, expected)):
                 wrong.append(f"{order} {dtype}")
     return wrong
+
+
+def gathers(group: Any) -> bool:
+    whole = gathered(group)
+    if whole:
+        check_messages(whole, group.size)
+    return whole is not None
+
+
+def test_the_traces_of_all_ranks_are_gathered_on_one(tmp_path: Path) -> None:
+    assert on_processes(2, gathers, tmp_path) == [True, False]
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from kit.support import ROOT
+from kit.ranks import NO_MPI, under_mpiexec
 
-MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or MPIEXEC is None,
-    reason="needs mpi4py and mpiexec: pip install 'fanin[mpi]'",
-)
+pytestmark = [pytest.mark.partners, pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")]
 
 BEGIN = """
 import numpy as np, pytest, fanin
@@ -29,14 +17,7 @@ comm = MPI.COMM_WORLD
 
 
 def mpiexec(ranks: int, program: str, begin: str = BEGIN) -> str:
-    assert MPIEXEC
-    done = subprocess.run(
-        [MPIEXEC, "-n", str(ranks), sys.executable, "-c", begin + program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'tests'}"},
-    )
+    done = under_mpiexec(ranks, "-c", begin + program)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -73,6 +54,20 @@ from kit.ranks import alone, train
 for order in ("exact", "key"):
     for bucket in (1000, 25 << 20):
         assert train(dist.group(), order, bucket, lambda k: k % comm.size, 20) == alone(order, 20), (order, bucket)
+""",
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_traces_of_all_ranks_are_gathered_on_one(ranks: int) -> None:
+    mpiexec(
+        ranks,
+        """
+from kit.ranks import check_messages, gathered
+whole = gathered(dist.group())
+assert (whole is None) == (comm.rank > 0)
+if whole:
+    check_messages(whole, comm.size)
 """,
     )
 

@@ -18,6 +18,8 @@ from fanin.dist.group import Call, Group
 from fanin.dist.sums import Sum
 from kit.values import bits
 
+pytestmark = pytest.mark.core
+
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"]
 OTHERS = ["bool", "int8", "int32", "int64", "uint8"]
 
@@ -308,6 +310,52 @@ def test_an_object_may_bring_its_engine() -> None:
         return dist.group(comm) is dist.group(comm) and good(dist.group(comm))
 
     assert dist.threads(2, rank) == [[2.0] * 3] * 2
+
+
+def test_two_threads_that_call_group_at_once_get_one_group() -> None:
+    def rank(group: Group) -> Any:
+        found: list[Group] = []
+
+        class Comm:
+            made = 0
+
+            def __fanin_group__(self) -> Any:
+                self.made += 1
+                if self.made == 1:  # the other thread calls while this one makes the engine
+                    other.start()
+                    other.join(0.1)
+                return group._engine
+
+        comm = Comm()
+        other = threading.Thread(target=lambda: found.append(dist.group(comm)))
+        made = dist.group(comm)
+        other.join()
+        return found == [made] and comm.made == 1
+
+    assert dist.threads(1, rank) == [True]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "kind"), [(0, ValueError), (-1.0, ValueError), (float("nan"), ValueError), ("3", TypeError)]
+)
+def test_a_time_limit_is_a_positive_number_of_seconds(timeout: Any, kind: type[Exception]) -> None:
+    def rank(group: Group) -> None:
+        calls: list[Callable[[], Any]] = [
+            lambda: dist.group(group, timeout=timeout),
+            lambda: Group(group._engine, timeout=timeout),
+            lambda: dist.Reducer([fanin.Leaf(np.ones(3))], group, timeout=timeout),
+            lambda: dist.threads(1, good, timeout=timeout),
+            lambda: dist.add_n([np.ones(3)], group, timeout=timeout),
+        ]
+        for call in calls:
+            with pytest.raises(kind, match="timeout: expected a"):
+                call()
+
+    dist.threads(1, rank)
+
+
+def test_the_time_limit_of_a_group_that_is_there_is_set_anew() -> None:
+    assert dist.threads(1, lambda group: dist.group(group, timeout=7) is group and group.timeout == 7) == [True]
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5])

@@ -13,6 +13,8 @@ from fanin import _core
 from kit import hooks
 from kit.values import bits
 
+pytestmark = pytest.mark.core
+
 DTYPES = ["float16", "float32", "float64", "complex64", "complex128"]
 
 
@@ -111,6 +113,7 @@ def test_what_does_not_fit_is_refused_by_name_and_adds_nothing(call: Any, kind: 
     assert (out == 0.5).all()
 
 
+@pytest.mark.threads
 def test_a_window_lets_other_threads_run_and_refuses_those_that_use_it() -> None:
     n = 1 << 22
     window, x = _core.window_new("float32", n), np.ones(n, "f4")

@@ -174,7 +174,7 @@ def test_what_changes_no_object_code_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
 def test_a_file_that_does_not_compile_as_it_is_has_no_verdict(tmp_path: Path) -> None:
     """What needs Python, NumPy and the public header compiles with the folders that are searched."""
-    assert mutate.object_code(ROOT, "csrc/py/hooks.c")
+    assert mutate.object_code(ROOT, "csrc/py/engine/hooks.c")
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc/one.c").write_text('#include "not/there.h"\n')
     with pytest.raises(RuntimeError, match=r"csrc/one.c does not compile as it is"):

@@ -26,7 +26,7 @@ def test_no_two_records_that_may_stand_in_one_place_have_as_many_fields(union: A
 
 
 def test_the_core_knows_as_many_fields_as_the_records_have() -> None:
-    text = "".join(p.read_text() for p in sorted((CSRC / "py").glob("*.c")))
+    text = "".join(p.read_text() for p in sorted((CSRC / "py").rglob("*.c")))
     for name, size in sizes(records.Description).items():
         assert re.search(rf"\b{name.upper()}_FIELDS = {size}\b", text), f"{name} has {size} fields"
 

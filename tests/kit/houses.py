@@ -13,18 +13,14 @@ from kit.tree import Edge
 HOUSES: dict[str, tuple[str, ...]] = {
     "sim": (
         "python/fanin/sim",
-        "csrc/py/machine*.c",
-        "csrc/py/search.c",
-        "csrc/py/kernel.c",
+        "csrc/py/sim/*.c",
         "tests/sim",
         "docs/simulated-device.md",
     ),
     "graph": (
         "python/fanin/graph",
         "csrc/graph",
-        "csrc/py/graph_*",
-        "csrc/py/recording.c",
-        "csrc/py/cpu_kernel.*",
+        "csrc/py/graph",
         "tests/graph",
         "docs/graph-trees.md",
         "docs/recorded-steps.md",
@@ -32,7 +28,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "analysis": (
         "python/fanin/analysis",
         "python/fanin/descriptors*",
-        "csrc/py/analysis.c",
+        "csrc/py/arrays/analysis.c",
         "csrc/array/snapshot.*",
         "tests/analysis",
         "docs/analysis.md",
@@ -43,7 +39,7 @@ CORE = "the core"
 TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance", "python/fanin/__main__")
 #: Files of the core that name a house: the first use imports it; the module registers its types, if they are there;
 #: functions for tests read the struct of a machine.
-DOORS = ("python/fanin/__init__", "csrc/py/module", "csrc/py/for_tests")
+DOORS = ("python/fanin/__init__", "csrc/py/module")
 
 
 #: How a test names a house: its modules, what the core has of it, and the fixtures that make a machine.

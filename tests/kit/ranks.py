@@ -1,14 +1,39 @@
-"""The law of ranks: a small network whose micro-batches are dealt out to ranks; its weights, as bytes."""
+"""The law of ranks: a small network whose micro-batches are dealt out to ranks; its weights, as bytes. Programs under
+mpiexec.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fanin
 from fanin import dist, tape
+from kit.support import ROOT
+
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+NO_MPI = importlib.util.find_spec("mpi4py") is None or MPIEXEC is None
+
+
+def under_mpiexec(ranks: int, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run Python on several ranks; `words` are its arguments, `options` those of mpiexec."""
+    return subprocess.run(
+        [str(MPIEXEC), *options, "-n", str(ranks), sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'tests'}"},
+    )
+
 
 MICRO = 8  # micro-batches a step
 
@@ -63,3 +88,30 @@ def train(group: dist.Group, order: Any, bucket_bytes: int, owner: Callable[[int
                 tape.backward(loss_of(w, *data()[k]), reducer=reducer.at(key))
         step(w, [x.grad for x in w])
     return b"".join(x.data.tobytes() for x in w)
+
+
+def gathered(group: dist.Group) -> Any:
+    """The traces of a pass over two buckets, of 600 and 700 elements, on all ranks; on rank 0."""
+    leaves = [fanin.Leaf(np.zeros(n, "f4"), name=f"w{i}") for i, n in enumerate((700, 600))]
+    reducer = dist.Reducer(leaves, group, bucket_bytes=1)
+    roots = [(fanin.Node(lambda g: g, edges=[(w, 0)], name="Id"), 0, np.ones(w.array.shape, "f4")) for w in leaves]
+    with fanin.trace() as t:
+        fanin.backward(roots, reducer=reducer)
+    return dist.gather_trace(t, group)
+
+
+def check_messages(whole: Any, ranks: int) -> None:
+    """Each bucket has an arrow from each sender to each owner and back, which arrives after it was sent."""
+    messages = whole.picture().messages
+    pairs = list(itertools.permutations(range(ranks), 2))
+    owners = [r for r in range(ranks) if ranks < 4 or r > 0]  # each bucket is three blocks: of four ranks three own one
+    assert sorted((m.source.name, m.source.lane.rank, m.target.lane.rank) for m in messages) == sorted(
+        [(f"bucket {b}: to owners", s, r) for b in (0, 1) for s, r in pairs if r in owners]
+        + [(f"bucket {b}: back", s, r) for b in (0, 1) for s, r in pairs if s in owners]
+    )
+    shards = {1: set(), 2: {256, 344}, 3: {256, 88}, 4: {256, 88}}[ranks]
+    assert {m.bytes // 4 for m in messages if m.source.name == "bucket 0: to owners"} == shards
+    for m in messages:
+        assert m.source.name == m.target.name and m.source.lane.stream == m.target.lane.stream == 1000
+        assert m.source.start < m.target.end + sum(whole.errors_ns) / 1000
+    assert whole.offsets_ns[0] == whole.errors_ns[0] == 0 and len(whole.lines) == ranks

@@ -142,7 +142,8 @@ def asked(cc: list[str], csrc: Path, *flags: str) -> str:
         for s in (sysconfig.get_path("include"), numpy.get_include(), csrc.parent / "python/fanin/include")
     ]
     command += [f"-I{declared(csrc)}"] if (csrc / "py/core.pyi").exists() else []
-    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+    unset = {"LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "CCACHE_BASEDIR"}  # the last shortens paths in what it says
+    env = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         [*command, '-DFAN_BUILD="names"'], capture_output=True, text=True, env={**env, "LC_ALL": "C"}, cwd=csrc
     )

@@ -144,7 +144,7 @@ def test_each_private_name_of_the_package_is_used_there() -> None:
     found = {p: t for p, t in trees([PACKAGE]).items() if not set(MODELS) & set(p.parts)}
     called = uses(found) | uses(trees([ROOT / "benchmarks"]))
     called |= {
-        name for f in sorted((ROOT / "csrc" / "py").glob("*.c")) for name in re.findall(r'"(\w+)"', f.read_text())
+        name for f in sorted((ROOT / "csrc" / "py").rglob("*.c")) for name in re.findall(r'"(\w+)"', f.read_text())
     }
     assert sum(1 for tree in found.values() for _ in private_names(tree, set())) > 800, "hardly a name was read"
     assert dead_names(found, called, shown_names(found)) == []

@@ -7,11 +7,14 @@ import importlib
 import inspect
 import itertools
 import re
+import runpy
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fanin
 from kit.sentences import one_a_line
 from kit.support import CSRC, ROOT, TESTS
 
@@ -83,12 +86,42 @@ def test_the_first_hour_changes_a_rule_that_is_there_and_names_its_test() -> Non
     assert command and test and f"def {test[1]}(" in (ROOT / command[1]).read_text()
 
 
-def test_the_api_page_shows_every_public_module() -> None:
-    """Those whose names the package shows itself, and those of commands, are shown there already."""
-    shown = set(re.findall(r"^\.\. automodule:: (\S+)$", (ROOT / "docs/api/index.rst").read_text(), re.MULTILINE))
+def site() -> dict[str, Any]:
+    """What docs/conf.py defines."""
+    return runpy.run_path(str(ROOT / "docs/conf.py"))
+
+
+def test_the_api_pages_show_every_public_module_and_name() -> None:
+    """But for modules whose names the package shows itself, and those of commands."""
+    pages = site()["API"]
+    shown = [name for _, names in pages.values() for name in names.split()]
     modules = {p.stem if p.is_file() else p.name for p in (ROOT / "python/fanin").iterdir() if p.suffix in (".py", "")}
-    public = {m for m in modules if not m.startswith("_")} - {"slots", "streams", "options", "errors", "include"}
-    assert {f"fanin.{m}" for m in public} | {"fanin"} == shown | {"fanin.cli", "fanin.conformance"}
+    elsewhere = {"slots", "streams", "options", "errors", "include", "cli", "conformance"}
+    public = {f"fanin.{m}" for m in modules if not m.startswith("_") and m not in elsewhere}
+    assert sorted(shown) == sorted({*fanin.__all__, *public} - {"__version__", "sim"})
+    listed = re.findall(r"^api/(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    assert listed == list(pages)
+
+
+def test_a_number_in_running_text_is_a_link() -> None:
+    numbers = site()["NUMBER"].findall
+    assert numbers("as S8, (A1) and S12-S17; D7, T18. E4M3, xS1, A1.5, utf-A1, 2 MB L2, 2 MB of L2, S123") == [
+        *("S8", "A1", "S12", "S17", "D7", "T18")
+    ]
+
+
+def test_code_that_is_a_public_name_is_found() -> None:
+    public_name, known = site()["public_name"], {"fanin.grad", "fanin.InputBuffer", "fanin.InputBuffer.take"}
+    for code in ("InputBuffer", "fanin.grad(roots)", "buf.take(out=x)", "stream", "x + y", "np.add"):
+        found = public_name(code, known)
+        assert (found in known) == (code not in ("stream", "x + y", "np.add")), (code, found)
+
+
+def test_text_after_the_sections_of_a_docstring_is_no_parameter() -> None:
+    text = "Sum.\n\nParameters\n----------\nx : int\n    One.\n\n>>> f(1)\n2\n"
+    made = site()["as_restructured"](text.splitlines())
+    assert made[made.index(">>> f(1)") - 2 :][:2] == ["Examples", "--------"]
+    assert "Notes" in site()["as_restructured"](text.replace(">>> f(1)", "It adds").splitlines())
 
 
 SHOWN = ("fanin", "fanin.sim", "fanin.graph", "fanin.tape", "fanin.analysis", "fanin.descriptors", "fanin.testing")

@@ -25,6 +25,7 @@ pytestmark = [
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 torch_graph = pytest.importorskip("fanin._interop.torch_graph")
+torch_leaves = pytest.importorskip("fanin._interop.torch_leaves")
 
 Run = Callable[[Any], None]
 
@@ -229,7 +230,7 @@ def test_a_block_that_cannot_begin_leaves_every_gradient_there(monkeypatch: pyte
                 raise RuntimeError("no hooks today")
             return torch.autograd.graph.get_gradient_edge(first).node.register_prehook(hook)
 
-    monkeypatch.setattr(fanin.torch, "_accumulators", lambda parameters: [Node(p is not second) for p in parameters])
+    monkeypatch.setattr(torch_leaves, "accumulators", lambda parameters: [Node(p is not second) for p in parameters])
     with pytest.raises(RuntimeError, match="no hooks today"):
         fanin.torch.accumulate([first, second, third]).__enter__()
     assert [p.grad.tolist() for p in (first, second, third)] == [[0, 0], [1, 1], [2, 2]]
@@ -396,7 +397,7 @@ def test_what_is_taken_is_known_by_the_tensor_and_not_by_a_number() -> None:
             warnings.simplefilter("ignore", ResourceWarning)
             del p, block
     gc.collect()
-    assert not fanin.torch._blocks
+    assert not torch_leaves._takings
 
 
 # Memory

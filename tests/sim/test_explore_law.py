@@ -435,7 +435,7 @@ def test_every_public_method_is_a_turn_or_reads_what_never_changes() -> None:
         assert constant <= names, f"{kind.__name__} has no {sorted(constant - names)}"
         forgotten = names - constant - {name for other, name in called if other is kind}
         assert not forgotten, (
-            f"{kind.__name__}.{sorted(forgotten)}: give it a turn (csrc/py/turn.h), or say in STILL why it needs none"
+            f"{kind.__name__}.{sorted(forgotten)}: mark it `# step` (core.pyi), or say in STILL why it needs none"
         )
     base = turns_of(None)
     for key in called:
@@ -452,7 +452,7 @@ def test_every_public_function_is_a_turn_or_needs_none() -> None:
         m.join()
     named = NO_CALLS | OWN_THREAD | UNCHANGING | errors_and_warnings()
     assert named <= set(fanin.__all__) and not named & called - {"GraphTree", "InputBuffer", "Leaf", "Node"}
-    assert set(fanin.__all__) - named <= called, "give it a turn (csrc/py/turn.h), or say above why it needs none"
+    assert set(fanin.__all__) - named <= called, "mark it `# step` (core.pyi), or say above why it needs none"
 
 
 def test_a_call_without_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

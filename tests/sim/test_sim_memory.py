@@ -4,6 +4,7 @@ to turn.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import gc
 import weakref
@@ -360,6 +361,97 @@ def test_a_method_that_takes_a_stream_of_another_machine_is_found() -> None:
     hooks.memory()  # skips in a release
     found = support.run_python(["-c", STRANGERS, "USER_OF_ANOTHER_MACHINE"]).stdout
     assert found == "True [('array', 'record_stream', 'stream')]\n"
+
+
+#: Every public call with a parameter for a stream, and every call on one, after the block of the stream's machine.
+CLOSED = """
+import os, re, sys
+import numpy as np
+import fanin
+from fanin import _core
+from kit.fuzz import entries
+
+if sys.argv[1:]:
+    _core._test_fault(sys.argv[1])
+
+machine, results = fanin.sim.Machine(devices=1), {}
+with machine:
+    stream = machine.stream()
+    machine.begin_capture(stream)
+    own = {"Stream": stream, "Graph": machine.end_capture(stream), "Event": stream.record(), "Machine": machine,
+           "StreamLike | Event": stream.record(),
+           "Array": machine.array(np.ones(3)), "InputBuffer": fanin.InputBuffer([fanin.Slot(shape=(3,), dtype=float)]),
+           "object": machine.array(np.ones(3)), "Sequence[object]": [machine.array(np.ones(3))], "int": 0,
+           "Sequence[int]": [0], "Callable[..., object]": print, "int | Iterable[object]": 1}
+
+def result(entry, parameter):
+    places, names = [], {}
+    for name, _, annotation, default in entry.parameters:
+        if name == parameter and default:
+            names[name] = stream
+        elif not default:
+            places.append(stream if name == parameter else own[annotation.removeprefix("_core.")])
+    try:
+        owner = own.get(entry.owner.__name__, entry.owner)
+        x = entry.owner(*places, **names) if entry.name == "__init__" else getattr(owner, entry.name)(*places, **names)
+        if hasattr(x, "__enter__"):
+            x.__enter__()
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "accepted"
+
+for entry in entries().values():
+    if parameters := [name for name, _, annotation, _ in entry.parameters if "Stream" in annotation]:
+        results[f"{entry}, {parameters[0]}"] = result(entry, parameters[0])
+    if entry.owner is fanin.Stream and entry.kind == "method" and not entry.name.startswith("__"):
+        results[f"{entry}, self"] = result(entry, "")
+results["InputBuffer.add, gradient"] = result(entries()["InputBuffer.add"], "")
+words = "stream [12] of sim:0 is closed: the block of its machine has ended; use it within the block"
+others = {call: x for call, x in results.items() if not re.match("RuntimeError: .*" + words, x)}
+print(len(results), others, flush=True)
+os._exit(0)
+"""
+
+
+def test_no_public_call_takes_a_stream_after_the_block_of_its_machine() -> None:
+    tried, others = support.run_python(CLOSED).stdout.split(" ", 1)
+    assert int(tried) >= 19
+    assert ast.literal_eval(others) == {"Stream.synchronize, self": "accepted"}  # it queues nothing
+
+
+def test_a_call_that_takes_a_stream_after_the_block_of_its_machine_is_found() -> None:
+    hooks.memory()  # skips in a release
+    _, others = support.run_python(["-c", CLOSED, "STREAM_STAYS_OPEN"]).stdout.split(" ", 1)
+    assert ast.literal_eval(others).keys() >= {
+        "InputBuffer.add, stream",
+        "InputBuffer.add, gradient",
+        "Stream.record, self",
+    }
+
+
+def test_what_a_closed_machine_computed_can_be_read_and_its_streams_are_open_in_another_block_of_it() -> None:
+    buf = fanin.InputBuffer(1)
+    with Machine(1) as m:
+        s, x = m.stream(), m.array(np.ones(3))
+        buf.add(0, x, stream=s)
+    with pytest.raises(RuntimeError, match="stream 2 of sim:0 is closed"):
+        buf.add(0, x, stream=s)
+    assert x.numpy().tolist() == buf.take()[0].numpy().tolist() == [1] * 3
+    with m:
+        buf.add(0, x, stream=s)
+        assert buf.take()[0].numpy().tolist() == [1] * 3
+
+
+def test_a_machine_is_open_while_any_of_its_threads_is_in_its_block_and_before_the_first() -> None:
+    m = Machine(1)
+    s = m.stream()
+    s.record()
+    with m:
+        with m:
+            pass
+        s.record()
+    with pytest.raises(RuntimeError, match="is closed"):
+        s.record()
 
 
 def test_record_stream_names_the_stream_of_another_machine() -> None:

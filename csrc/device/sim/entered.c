@@ -14,9 +14,18 @@ static pthread_key_t entered_key; /* the innermost entered_machine of a thread *
 
 static bool entered_has_key;
 
+static void entered_change(fan_sim *m, size_t by)
+{
+    fan__sim_lock(m);
+    m->entered += by;
+    atomic_store_explicit(&m->closed, m->entered == 0, memory_order_release);
+    fan__sim_unlock(m);
+}
+
 static entered_machine *entered_free(entered_machine *e)
 {
     entered_machine *outer = e->outer;
+    entered_change(e->machine, SIZE_MAX);
     fan_sim_drop(e->machine);
     fan_free(e);
     return outer;
@@ -46,6 +55,7 @@ fan_status fan_sim_enter(fan_sim *m, fan_error *err)
     }
     e->outer = outer;
     e->machine = fan_sim_hold(m);
+    entered_change(m, 1);
     return FAN_OK;
 }
 

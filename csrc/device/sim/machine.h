@@ -129,6 +129,8 @@ struct fan_sim {
     size_t users;
     fan_sim_config config;
     fan_sim_hooks hooks;
+    size_t entered;     /* how often threads have entered it and not left */
+    atomic_bool closed; /* all that entered it have left; false while none has entered */
     fan_race_check *race_check;
     bool checking, dying;
     fan_sim_device_part *parts;

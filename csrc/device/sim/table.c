@@ -44,6 +44,11 @@ static void sim_free_machine(fan_sim *m)
     fan_free(m);
 }
 
+static bool sim_closed(const fan_device *d)
+{
+    return atomic_load_explicit(&fan__sim_machine(d)->closed, memory_order_acquire);
+}
+
 static uint64_t sim_left_out(fan_device *d) { return fan__sim_machine(d)->left_out; }
 
 static void sim_device_fini(fan_device *d) { sim_free_machine(fan__sim_machine(d)); }
@@ -76,6 +81,7 @@ const fan_backend fan_sim_backend = {
     .capture = fan__sim_capture,
     .capture_stream = fan__sim_capture_stream,
     .recorder = &fan_sim_recorder,
+    .closed = sim_closed,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
 };

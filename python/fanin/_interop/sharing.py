@@ -1,7 +1,7 @@
 """The addresses of arrays that the C core cannot read itself: torch's tensors, objects with DLPack.
 
-`overlap`, `overlaps` and `overlaps_itself` (fanin._overlap) call csrc/py/overlap.c. Only addresses, shapes and strides
-are read; conjugate and negative bits and requires_grad do not matter.
+`overlap`, `overlaps` and `overlaps_itself` (fanin._overlap) call csrc/py/arrays/overlap.c. Only addresses, shapes and
+strides are read; conjugate and negative bits and requires_grad do not matter.
 """
 
 from __future__ import annotations

@@ -24,10 +24,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import fanin
+from fanin.dist.reducer import Reducer
 
 from .._words import counted, type_of
 from .protocols import DTypeLike
 from .sharing import parts_alone
+from .torch_leaves import sharded
 
 
 def backward(
@@ -40,6 +42,7 @@ def backward(
     accumulate: DTypeLike | None = None,
     schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None = None,
     workers: int = 1,
+    reducer: Reducer | None = None,
 ) -> None:
     """Run `torch.autograd.backward` on fanin's engine, for dense and sparse CPU tensors.
 
@@ -71,6 +74,9 @@ def backward(
         The dtype of the sums (rule A11). A ValueError with `create_graph`: sums in another dtype are not recorded.
     schedule : callable
         As for `fanin.backward`.
+    reducer : fanin.dist.Reducer
+        The gradients of its parameters are summed over ranks; their sums travel while the pass runs, and are added to
+        `.grad` at its end. Excludes `create_graph`.
     workers : int
         The number of threads on which nodes run, with the same bits for every number; without `schedule` and
         `create_graph`. Threads have the caller's autocast, and no other setting that torch keeps for each thread. Hooks
@@ -81,9 +87,11 @@ def backward(
     Raises
     ------
     TypeError
-        Not a tensor.
+        Not a tensor, or not a `fanin.dist.Reducer`.
     ValueError
-        A missing gradient, a shape, or `inputs` that are no leaves.
+        A missing gradient, a shape, `inputs` that are no leaves, or `create_graph` with `reducer`.
+    fanin.PeerError
+        With `reducer`: another rank failed, is gone, or brings something else.
     RuntimeError
         A tensor without a graph; hooks that need a pass of torch's engine (`register_multi_grad_hook`,
         `queue_callback`); leaves that FSDP or DTensor shards; checkpoints with reentrance together with `inputs` (as in
@@ -99,6 +107,31 @@ def backward(
     >>> w.grad  # doctest: +SKIP
     tensor([2., 2., 2.])
     """
+    with contextlib.nullcontext() if reducer is None else _reduced(reducer, create_graph):
+        _backward_pass(tensors, gradients, inputs, retain_graph, create_graph, accumulate, schedule, workers)
+
+
+@contextlib.contextmanager
+def _reduced(reducer: Reducer, create_graph: bool) -> Iterator[None]:
+    """A pass whose gradients are summed over ranks; if it raises, the passes of all ranks end."""
+    if not isinstance(reducer, Reducer):
+        raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
+    with reducer._reduced():
+        if create_graph:
+            raise ValueError("backward: a pass with reducer= cannot record itself (create_graph=True)")
+        yield
+
+
+def _backward_pass(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    gradients: torch.Tensor | Sequence[torch.Tensor | None] | None,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None,
+    retain_graph: bool | None,
+    create_graph: bool,
+    accumulate: DTypeLike | None,
+    schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None,
+    workers: int,
+) -> None:
     _refuse_modes()
     roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
     firsts = _gradients(roots, gradients)
@@ -203,30 +236,6 @@ def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
             " gradients this pass would leave in pieces that are not summed: use torch's own backward(); FSDP2 sums"
             " them with one rounding by set_custom_reduce_scatter(fanin.torch.ReduceScatter())"
         )
-
-
-def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
-    """Which leaves FSDP or DTensor shards."""
-    gathered = {id(p) for p in _gathered()}
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    for i, leaf in enumerate(leaves):
-        if dtensor is not None and isinstance(leaf, dtensor):
-            yield i, "DTensor"
-        elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
-            yield i, "FSDP"
-
-
-def _gathered() -> Iterator[torch.Tensor]:
-    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
-    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
-    for reference in list(modules.values()):
-        state = reference()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
-            for one in getattr(group, "fsdp_params", ()):
-                parameter = getattr(one, "_unsharded_param", None)
-                if parameter is not None:
-                    yield parameter
 
 
 def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from fanin import _core
 from fanin._words import type_of
-from fanin.dist.group import Call, Group, failure_of
+from fanin.dist.group import Call, Group, failure_of, seconds
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sums import Options, Order, Term, finish, prepare
@@ -201,7 +201,8 @@ class _Hook:
     """What `ddp_hook` returns is the method `ddp_hook` of such an object."""
 
     def __init__(self, options: Options, timeout: float | None) -> None:
-        self.options, self.timeout = options, timeout
+        self.options = options
+        self.timeout = None if timeout is None else seconds("ddp_hook", timeout)
         self.known: Known = {}
         self.current: _Pass | None = None
 
@@ -324,7 +325,7 @@ class ReduceScatter:
         self, order: Order = "key", accumulate: DTypeLike | None = None, *, timeout: float | None = None
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
-        self._timeout = timeout
+        self._timeout = None if timeout is None else seconds("ReduceScatter", timeout)
         self._known: Known = {}
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

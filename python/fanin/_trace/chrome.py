@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 from types import MappingProxyType
 
+from .._words import size
 from .line import HOST
 from .passes import critical_paths, summary
-from .picture import Lane, Names, Neighbours, Picture
+from .picture import Lane, Names, Neighbours, Picture, by_stream
 
 
 def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
     """Chrome trace JSON, in microseconds."""
     events: list[dict[str, object]] = []
+    names = by_stream(names)
     lanes = picture.in_order(names)
     for row, lane in enumerate(
         [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
     ):
-        said = f"device {lane.device}" if lane.device != HOST else "host"
-        stream = f"stream {lane.stream}" if lane.device != HOST else lane.name.removeprefix("cpu, ")
-        if lane in names:
-            stream += f" ({names[lane]})"
+        said = f"device {lane.device}" if lane.device != HOST else "host" if lane.rank < 0 else f"rank {lane.rank}"
+        stream = f"stream {lane.stream}" if lane.device != HOST else lane.name.rpartition(", ")[2]
+        if lane[:2] in names:
+            stream += f" ({names[lane[:2]]})"
         for what, value in (
             ("process_name", {"name": said}),
-            ("process_sort_index", {"sort_index": lane.device}),
+            ("process_sort_index", {"sort_index": max(lane.device, lane.rank)}),
             ("thread_name", {"name": stream}),
             ("thread_sort_index", {"sort_index": row}),
         ):
@@ -33,7 +35,8 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         args: dict[str, object] = {"bytes": s.line.bytes if s.line else 0}
         if s.buffer:
             args["buffer"] = s.buffer
-        cat = "accumulate" if s.buffer else "gpu_memcpy" if s.line and s.line.kind == "copy" else "kernel"
+        kind = s.line.kind if s.line else ""
+        cat = "accumulate" if s.buffer else {"copy": "gpu_memcpy", "bucket": "bucket"}.get(kind, "kernel")
         events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
     neighbours = Neighbours(picture)
     for number, arrow in enumerate(picture.arrows, 1):
@@ -47,6 +50,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
             flow = at(lane, start, phase, arrow.name, "event", id=number)
             events.append({**flow, "bp": "e"} if phase == "f" else flow)
     events += gradients_of(picture, len(picture.arrows))
+    events += messages_of(picture, len(picture.arrows) + len(picture.gradients))
     for lane, time, line in picture.notes:
         args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
         events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
@@ -84,9 +88,21 @@ def gradients_of(picture: Picture, number: int) -> list[dict[str, object]]:
     return made
 
 
+def messages_of(picture: Picture, number: int) -> list[dict[str, object]]:
+    """An arrow for each message between ranks, from the head of the sender's step to the tail of the receiver's."""
+    made = []
+    for m in picture.messages:
+        number += 1
+        a, b = m.source, m.target
+        name = f"{a.name}: {size(m.bytes)} from rank {a.lane.rank} to rank {b.lane.rank}"
+        made.append(at(a.lane, a.start + min(0.5, (a.end - a.start) / 8), "s", name, "message", id=number))
+        made.append({**at(b.lane, b.end - min(0.5, (b.end - b.start) / 8), "f", name, "message", id=number), "bp": "e"})
+    return made
+
+
 def pid(lane: Lane) -> int:
-    """Devices have their ordinals, as in torch.profiler's traces; the host has the process's own number."""
-    return lane.device if lane.device != HOST else os.getpid()
+    """Ranks have their numbers, devices their ordinals, as in torch.profiler's traces; the host the process's own."""
+    return lane.rank if lane.rank >= 0 else lane.device if lane.device != HOST else os.getpid()
 
 
 def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: object) -> dict[str, object]:

@@ -20,7 +20,7 @@ class Contribution(TypedDict):
 
 
 class View(TypedDict):
-    """A slot as the core describes it (csrc/py/buffer_view.c). Streams are handles, 0 for none."""
+    """A slot as the core describes it (csrc/py/buffer/view.c). Streams are handles, 0 for none."""
 
     buffer: str
     slot: int

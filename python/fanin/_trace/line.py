@@ -29,8 +29,9 @@ class Line:
     """One decision or piece of queued work."""
 
     kind: str
-    """add, fold, take: of a buffer. node, gradient: a node of a pass ran, and passed on a gradient. record, wait, mark,
-    kernel, copy, free, sync: of a device; elided: a wait that was left out because it already held.
+    """add, fold, take: of a buffer. node, gradient: a node of a pass ran, and passed on a gradient. bucket, send: a
+    step of a sum over ranks, and a message to a rank. record, wait, mark, kernel, copy, free, sync: of a device;
+    elided: a wait that was left out because it already held.
     """
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
@@ -38,13 +39,13 @@ class Line:
     device: int
     """The ordinal of the device; -1 for the CPU."""
     slot: int
-    """-1: none."""
+    """-1: none. Of a sum over ranks: the number of the bucket."""
     count: int
     """The number of contributions that a fold summed."""
     buffer: int
-    """The buffer's number; 0: none."""
+    """The buffer's number; 0: none. Of a sum over ranks: the group's."""
     key: int
-    """-1: none."""
+    """-1: none. Of a sum over ranks: the number of the group's pass."""
     rules: tuple[str, ...]
     stream: int
     """The handle of the stream; 0: none."""
@@ -65,9 +66,9 @@ class Line:
     worker: int = 0
     """.. of its worker: 0 is the caller's."""
     to: int = 0
-    """Of a gradient: the number of the node that gets it."""
+    """Of a gradient: the number of the node that gets it. Of a message: the rank."""
     begin_ns: int = 0
-    """The start of a node and of work on the CPU; `host_ns` is its end. 0: unknown."""
+    """The start of a node, of work on the CPU and of a step of a sum over ranks; `host_ns` is its end. 0: unknown."""
     thread: int = 0
     """The thread, as a small number."""
 
@@ -80,9 +81,11 @@ class Line:
             words.append(f"event {self.event}")
         elif self.kind == "gradient":
             words.append(f"of node {self.node} to node {self.to}")
+        elif self.kind == "send":
+            words.append(f"to rank {self.to}, {self.bytes} bytes")
         if self.label:
             words.append(self.label)
-        if self.slot >= 0:
+        if self.slot >= 0 and self.kind not in ("bucket", "send"):
             words.append(f"slot {self.slot}" + (f", key {self.key}" if self.key >= 0 else ""))
         if self.kind == "fold":
             words.append(f"{counted(self.count, 'term')}{', in place' if self.in_place else ''}")

@@ -27,6 +27,8 @@ class CriticalPath:
     """The chain of work and waits that a pass took as long as; prints as a sentence."""
 
     pass_number: int
+    rank: int
+    """Of traces of several ranks; else -1."""
     steps: tuple[Step, ...]
     clock: str
     nodes: Mapping[tuple[int, int], str]
@@ -60,7 +62,8 @@ class CriticalPath:
         took = counted(len(self.steps), "step")
         if not self.clock.startswith("logical"):
             took = f"{amount(self.took)}, {amount(self.waited)} of them waits"
-        return f"critical path: {took}: {' > '.join(names)}"
+        path = f"critical path{f' of rank {self.rank}' * (self.rank >= 0)}"
+        return f"{path}: {took}: {' > '.join(names)}"
 
 
 def amount(us: float) -> str:
@@ -127,15 +130,16 @@ def critical_paths(picture: Picture) -> list[CriticalPath]:
     over their work: what nodes queued, and sums.
     """
     found = []
-    names = {(n.pass_number, n.number): n.name for n in picture.nodes}
-    for number in dict.fromkeys(node.pass_number for node in picture.nodes):
-        nodes: list[Slice] = [n for n in picture.nodes if n.pass_number == number]
+    for rank, number in dict.fromkeys((node.lane.rank, node.pass_number) for node in picture.nodes):
+        mine = [n for n in picture.nodes if (n.lane.rank, n.pass_number) == (rank, number)]
+        nodes: list[Slice] = [*mine]
+        names = {(n.pass_number, n.number): n.name for n in mine}
         work = [s for s in picture.slices if s.line and s.line.pass_number == number and s.lane.device != HOST]
         if picture.measured or not work:
             steps = path(nodes, before_nodes(picture, nodes))
         else:
             steps = path(work, before_work(picture, work))
-        found.append(CriticalPath(number, tuple(steps), picture.clock, names))
+        found.append(CriticalPath(number, rank, tuple(steps), picture.clock, names))
     return found
 
 
@@ -191,13 +195,15 @@ def summary(picture: Picture) -> str:
     """The text of `Trace.summary`."""
     said = []
     for found in critical_paths(picture):
-        nodes = [n for n in picture.nodes if n.pass_number == found.pass_number]
-        given = sum(g.target.pass_number == found.pass_number for g in picture.gradients)
+        whose = found.rank, found.pass_number
+        nodes = [n for n in picture.nodes if (n.lane.rank, n.pass_number) == whose]
+        given = sum((g.target.lane.rank, g.target.pass_number) == whose for g in picture.gradients)
         lanes = {n.lane for n in nodes}
         workers, streams = (len({n for n in lanes if (n.device == HOST) == host}) for host in (True, False))
         on = [counted(workers, "worker")] * bool(workers) + [counted(streams, "stream")] * bool(streams)
+        of = f"rank {found.rank}, " if found.rank >= 0 else ""
         said.append(
-            f"pass {found.pass_number}: {len(nodes)} nodes and leaves on {' and '.join(on)},"
+            f"{of}pass {found.pass_number}: {len(nodes)} nodes and leaves on {' and '.join(on)},"
             f" {counted(given, 'gradient')} between them\n{found}"
         )
     return "\n".join(said) or "no pass backward was recorded"

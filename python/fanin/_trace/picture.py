@@ -14,15 +14,24 @@ from .line import HOST, LABEL, WORK, Line
 Names = Mapping[tuple[int, int], str]  #: what streams are called, by device and stream
 
 
+#: Streams of lanes of the host from this number on are threads that send buckets to other ranks.
+SENDING = 1000
+
+
 class Lane(NamedTuple):
     device: int
     stream: int
+    rank: int = -1
+    """Of traces of several ranks; else -1."""
 
     @property
     def name(self) -> str:
-        if self.device < 0:
-            return f"cpu, worker {self.stream}" if self.stream else "cpu"
-        return f"device {self.device}, stream {self.stream}"
+        if self.device >= 0:
+            return f"device {self.device}, stream {self.stream}"
+        where = "cpu" if self.rank < 0 else f"rank {self.rank}"
+        if self.stream >= SENDING:
+            return f"{where}, sending"
+        return f"{where}, worker {self.stream}" if self.stream else where
 
 
 @dataclass
@@ -36,6 +45,11 @@ class Slice:
     buffer: str = ""
     """The buffer whose sum it is; "" for other work."""
     line: Line | None = None
+
+    @property
+    def bucket(self) -> str:
+        """The sum over ranks of which it is a step: "bucket 3"; "" for other work."""
+        return self.name.partition(": ")[0] if self.line and self.line.kind == "bucket" else ""
 
 
 @dataclass
@@ -52,6 +66,14 @@ class Gradient(NamedTuple):
     source: Node
     target: Node
     slot: int
+
+
+class Message(NamedTuple):
+    """One of a sum over ranks: the sender's step, the receiver's, and bytes."""
+
+    source: Slice
+    target: Slice
+    bytes: int
 
 
 @dataclass
@@ -84,6 +106,7 @@ class Picture:
     races: list[Race] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     elided: int = 0
     """Waits that were left out because they already held."""
 
@@ -95,11 +118,12 @@ class Picture:
         """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those
         with sums.
         """
-        listed = {lane: i for i, lane in enumerate(names)}
+        listed = {lane[:2]: i for i, lane in enumerate(names)}
         summing = {s.lane for s in self.slices if s.buffer}
 
-        def place(lane: Lane) -> tuple[int, int, bool, int]:
-            return lane.device, listed.get(lane, len(listed)), lane in summing and lane.device != HOST, lane.stream
+        def place(lane: Lane) -> tuple[int, int, int, bool, int]:
+            at = listed.get(lane[:2], len(listed))
+            return lane.rank, lane.device, at, lane in summing and lane.device != HOST, lane.stream
 
         return sorted(self.lanes, key=place)
 
@@ -114,6 +138,11 @@ class Picture:
     def measured(self) -> bool:
         """Whether times are those of the host's clock."""
         return self.clock.startswith("measured")
+
+
+def by_stream(names: Names) -> Names:
+    """The names by device and stream: keys may be lanes."""
+    return {lane[:2]: text for lane, text in names.items()}
 
 
 class Neighbours:
@@ -158,7 +187,7 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
         if i in red:
             picture.races.append(Race(last, now.get(last, 0.0), red.pop(i)))
         t = workers.time(line.host_ns) if picture.measured else now.get(lane, 0.0)
-        if line.kind in ("kernel", "copy") and picture.measured:
+        if line.kind in ("kernel", "copy", "bucket") and picture.measured:
             start = workers.time(line.begin_ns or line.host_ns)
             picture.slices.append(Slice(lane, line.label or line.kind, start, t, whose.get(i, ""), line))
         elif line.kind in ("kernel", "copy"):
@@ -190,13 +219,15 @@ def clock_of(lines: Sequence[Line]) -> str:
     work = [line for line in lines if line.kind in ("kernel", "copy")]
     if any(line.start_us >= 0 for line in work):
         return "simulated: a cost model, no measurement"
-    if all(line.device == HOST for line in work) and any(line.kind == "node" for line in lines):
+    if all(line.device == HOST for line in work) and any(line.kind in ("node", "bucket") for line in lines):
         return "measured: the host's clock"
     return "logical order, no times"
 
 
 class Workers:
-    """The threads that ran nodes of passes: one lane each, the caller's first; and when the first of them began."""
+    """The threads that ran nodes of passes: one lane each, the caller's first, then those that sent buckets meanwhile;
+    and when the first of them began.
+    """
 
     def __init__(self, lines: Sequence[Line]) -> None:
         nodes = sorted((line for line in lines if line.kind == "node"), key=lambda line: line.begin_ns)
@@ -204,6 +235,8 @@ class Workers:
         for line in nodes:
             first.setdefault(line.thread, line.worker)
         self.place = {thread: i for i, thread in enumerate(sorted(first, key=lambda thread: (first[thread], thread)))}
+        sends = {line.thread for line in lines if line.kind == "bucket" and first} - set(first)
+        self.place |= {thread: SENDING + i for i, thread in enumerate(sorted(sends))}
         self.begin = min([line.begin_ns or line.host_ns for line in lines], default=0)
 
     def lane(self, line: Line) -> Lane:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from .._words import counted
 from .line import HOST
 from .passes import critical_paths
-from .picture import Arrow, Lane, Names, Neighbours, Node, Picture, Race, Slice
+from .picture import Arrow, Lane, Names, Neighbours, Node, Picture, Race, Slice, by_stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,13 +85,16 @@ class Sheet:
         self.point = self.whole / POINTS
         self.milliseconds = picture.measured and self.whole > 10_000
         self.buffers = list(dict.fromkeys(s.buffer for s in picture.slices if s.buffer))
+        self.buckets = sorted({s.bucket for s in picture.slices if s.bucket}, key=lambda name: (len(name), name))
         paths = [[id(step.work) for step in found.steps] for found in critical_paths(picture)]
         self.critical = set(itertools.chain(*paths))
         self.follows = {pair for one in paths for pair in itertools.pairwise(one)}
-        self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in enumerate(self.buffers)}
+        many = enumerate([*self.buffers, *self.buckets])
+        self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in many}
         self.neighbours = Neighbours(picture)
         self.bars = self._bars()
         self.given = set(gradient_wires(self))
+        self.sent = set(message_wires(self))
         short = list(dict.fromkeys(bar.name for bar in self.bars if not self.fits(bar)))
         sums = [f"sum {b}" for b in self.buffers]
         self.numbers = {
@@ -110,7 +113,9 @@ class Sheet:
         for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
             width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
             name = s.name if s.buffer in many else s.name.removesuffix("[0]")
-            made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, self.colour.get(s.buffer, GREY), name))
+            name = name.removeprefix(f"{s.bucket}: ") if s.bucket else name
+            colour = self.colour.get(s.buffer or s.bucket, GREY)
+            made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, colour, name))
         return made
 
 
@@ -131,14 +136,15 @@ def draw(
     except ImportError as e:
         raise ImportError("trace.plot draws with matplotlib, which is not installed: pip install matplotlib") from e
 
-    lanes = picture.in_order(names or {})
+    names = by_stream(names or {})
+    lanes = picture.in_order(names)
     figure = Figure(figsize=(WIDTH, 2.1 + PITCH * max(len(lanes), 2)), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     if format not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
         raise ValueError(f"trace.plot: unknown format {format!r}: {known}")
     sheet = Sheet(figure.add_subplot(), picture, lanes)
-    frame(sheet, names or {}, title)
+    frame(sheet, names, title)
     for i in range(len(lanes)):
         row = [bar for bar in sheet.bars if bar.row == i]
         for bar in row:
@@ -197,7 +203,7 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
     for i, lane in enumerate(lanes):
         if i % 2 == 0:
             axes.axhspan(i - 0.5, i + 0.5, color="#f6f6f6", zorder=0)
-        if i and lane.device != lanes[i - 1].device:
+        if i and (lane.rank, lane.device) != (lanes[i - 1].rank, lanes[i - 1].device):
             axes.axhline(i - 0.5, color=INK, linewidth=0.8, zorder=1)
     axes.set_ylim(len(lanes) - 0.35 if lanes else 1, -0.6)
     axes.set_xlim(-0.01 * sheet.whole, 1.012 * sheet.whole)
@@ -215,10 +221,10 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
 
 def called(lane: Lane, names: Names) -> str:
     """A lane's name, with what the caller calls it."""
-    if lane not in names:
+    if lane[:2] not in names:
         return lane.name
     device, _, stream = lane.name.partition(", ")
-    return f"{device}, {names[lane]}\n{stream}"
+    return f"{device}, {names[lane[:2]]}\n{stream}"
 
 
 def draw_bar(sheet: Sheet, bar: Bar) -> None:
@@ -252,7 +258,7 @@ def draw_nodes(sheet: Sheet) -> None:
 
 def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) -> None:
     box = {"boxstyle": "round,pad=0.18", "facecolor": ground, "edgecolor": "none"} if ground != "none" else None
-    colour = "white" if bar.slice.buffer else INK
+    colour = "white" if bar.colour != GREY else INK
     sheet.axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=colour, zorder=7, clip_on=True, bbox=box)
 
 
@@ -281,7 +287,7 @@ def draw_numbers(sheet: Sheet, bars: Sequence[Bar]) -> None:
             bar.row + NUMBERS,
             str(sheet.numbers[bar.name]),
             bar,
-            bar.colour if bar.slice.buffer else "#e6e6e6",
+            bar.colour if bar.colour != GREY else "#e6e6e6",
         )
 
 
@@ -320,7 +326,7 @@ class Wire(NamedTuple):
 
 def draw_arrows(sheet: Sheet) -> None:
     """Draw waits below the bars that they cross, with their heads and starting dots above the bars."""
-    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows} | sheet.given
+    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows} | sheet.given | sheet.sent
     buses: dict[tuple[int, int, float, str], list[Wire]] = {}
     for w in sorted(wires):
         buses.setdefault((w.gap, w.to, w.end, w.colour), []).append(w)
@@ -368,6 +374,14 @@ def gradient_wires(sheet: Sheet) -> Iterator[Wire]:
         end = b.start - sheet.begin + min(b.end - b.start, 2 * sheet.point) / 2
         colour = INK if bold else PALE
         yield Wire(a.end - sheet.begin, row, end, to, to - 1 if row < to else to, colour, bold)
+
+
+def message_wires(sheet: Sheet) -> Iterator[Wire]:
+    """Messages between ranks, from the begin of the sender's step to the end of the receiver's."""
+    for a, b, _ in sheet.picture.messages:
+        row, to = sheet.row[a.lane], sheet.row[b.lane]
+        x, end = a.start - sheet.begin, b.end - sheet.begin
+        yield Wire(x, row, end, to, to - 1 if row < to else to, sheet.colour[a.bucket])
 
 
 def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
@@ -424,12 +438,12 @@ def explain(sheet: Sheet, figure: Figure) -> None:
     """The colours above, and below what everything is."""
     from matplotlib.patches import Patch
 
-    picture, shown = sheet.picture, sheet.buffers[: len(COLOURS)]
-    numbers = dict(sheet.numbers)
-    words = [f"{numbers.pop(f'sum {b}', '')} sum {b}".strip() for b in shown]
+    picture, every = sheet.picture, [*sheet.buffers, *sheet.buckets]
+    numbers, shown = dict(sheet.numbers), every[: len(COLOURS)]
+    words = [b if b in sheet.buckets else f"{numbers.pop(f'sum {b}', '')} sum {b}".strip() for b in shown]
     key = [Patch(facecolor=sheet.colour[b], label=text) for b, text in zip(shown, words, strict=True)]
-    if len(sheet.buffers) > len(shown):
-        key.append(Patch(facecolor="white", label=f"and {len(sheet.buffers) - len(shown)} more"))
+    if len(every) > len(shown):
+        key.append(Patch(facecolor="white", label=f"and {len(every) - len(shown)} more"))
     key.append(Patch(facecolor=GREY, label="nodes" if picture.measured else "producers and others"))
     figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8.5, frameon=False)
     primed = next(
@@ -443,6 +457,10 @@ def explain(sheet: Sheet, figure: Figure) -> None:
     lines = [f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it."]
     if picture.measured:
         lines = ["Grey: nodes of the pass, a lane for each worker. A colour: a sum, made within a node."]
+    if sheet.buckets:
+        lines[0] += " Or the steps of a bucket's sum over ranks."
+    if sheet.sent:
+        lines.append("An arrow in a bucket's colour: a message, from a rank's terms to their owner, or the sum back.")
     if picture.arrows:
         lines.append(
             "An arrow: waits for. The work at its head waits for the work at its dot; a coloured one is a sum that"

@@ -18,7 +18,8 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -35,68 +36,19 @@ from .picture import Names, Picture, place
 __all__ = ["Trace", "trace"]
 
 
-class Trace:
-    """The result of `fanin.trace`: a context manager, and afterwards its lines."""
+class Pictured:
+    """Lines placed in time: as a file, a picture, a text."""
 
-    def __init__(self, capacity: int = 1 << 16) -> None:
-        self._capacity = capacity
-        self._cores: list[_core.Trace] = []
-        self._races: list[tuple[int, str]] = []  # (lines before it, the message)
-        self._depth = 0
-
-    def __enter__(self) -> Trace:
-        if self._depth:
-            raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
-        self._depth = 1
-        core = _core.Trace(self._capacity)
-        self._cores.append(core)
-        core.begin()
-        active().append(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self not in active():
-            raise RuntimeError("trace: __exit__ without __enter__ on this thread")
-        self._cores[-1].end()
-        self._depth = 0
-        active().remove(self)
-        if isinstance(value, RaceError):
-            self._races.append((len(self), str(value)))
-
-    def _beside(self) -> _core.Trace:
-        """A ring for another thread; its lines become part of this trace."""
-        core = _core.Trace(self._capacity)
-        self._cores.insert(0, core)  # the last one is this thread's own
-        return core
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """The recorded lines, in order."""
-        every = [Line(*line) for core in self._cores for line in core.lines()]
-        return tuple(sorted(every, key=lambda line: line.host_ns))
-
-    @property
-    def dropped(self) -> int:
-        """How many of the oldest lines were pushed out by newer ones; `capacity` sets how many are kept."""
-        return sum(core.dropped for core in self._cores)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._cores))
-
-    def __iter__(self) -> Iterator[Line]:
-        return iter(self.lines)
-
-    def __repr__(self) -> str:
-        return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
+    def picture(self) -> Picture:
+        """The lines, placed in time."""
+        raise NotImplementedError
 
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, if there is something to draw and matplotlib is installed."""
         from .plot import draw
 
         picture = self.picture()
-        if self._depth or not picture.lanes:
+        if not picture.lanes:
             return None
         out = io.BytesIO()
         try:
@@ -105,15 +57,6 @@ class Trace:
             warnings.warn('the picture of a trace needs matplotlib: pip install "fanin[demo]"', RuntimeWarning, 2)
             return None
         return fitted(out.getvalue().decode())
-
-    # Results
-
-    def picture(self) -> Picture:
-        """The lines, placed in time: on the clock of the simulated device where there is one, on that of the host for
-        passes on the CPU, else in logical order.
-        """
-        lines = self.lines
-        return add_passes(place(lines, self._races), lines)
 
     def summary(self) -> str:
         """For each pass backward: its nodes, gradients, workers, and the critical path: the chain of nodes and waits
@@ -174,9 +117,89 @@ class Trace:
         return dot(self.picture())
 
 
+class Trace(Pictured):
+    """The result of `fanin.trace`: a context manager, and afterwards its lines."""
+
+    def __init__(self, capacity: int = 1 << 16) -> None:
+        self._capacity = capacity
+        self._cores: list[_core.Trace] = []
+        self._races: list[tuple[int, str]] = []  # (lines before it, the message)
+        self._depth = 0
+
+    def __enter__(self) -> Trace:
+        if self._depth:
+            raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
+        self._depth = 1
+        core = _core.Trace(self._capacity)
+        self._cores.append(core)
+        core.begin()
+        active().append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self not in active():
+            raise RuntimeError("trace: __exit__ without __enter__ on this thread")
+        self._cores[-1].end()
+        self._depth = 0
+        active().remove(self)
+        if isinstance(value, RaceError):
+            self._races.append((len(self), str(value)))
+
+    def _beside(self) -> _core.Trace:
+        """A ring for another thread; its lines become part of this trace."""
+        core = _core.Trace(self._capacity)
+        self._cores.insert(0, core)  # the last one is this thread's own
+        return core
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The recorded lines, in order."""
+        every = [Line(*line) for core in self._cores for line in core.lines()]
+        return tuple(sorted(every, key=lambda line: line.host_ns))
+
+    @property
+    def dropped(self) -> int:
+        """How many of the oldest lines were pushed out by newer ones; `capacity` sets how many are kept."""
+        return sum(core.dropped for core in self._cores)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._cores))
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
+
+    def __repr__(self) -> str:
+        return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
+
+    def picture(self) -> Picture:
+        """The lines, placed in time: on the clock of the simulated device where there is one, on that of the host for
+        passes on the CPU, else in logical order.
+        """
+        lines = self.lines
+        return add_passes(place(lines, self._races), lines)
+
+    def _repr_svg_(self) -> str | None:
+        """The picture for a notebook, once the trace has ended."""
+        return None if self._depth else super()._repr_svg_()
+
+
 def beside() -> list[_core.Trace]:
     """Rings for one thread more, of the traces that record this one."""
     return [trace._beside() for trace in active()]
+
+
+@contextmanager
+def recording(rings: Sequence[_core.Trace]) -> Iterator[None]:
+    """Record this thread in rings that `beside` made for it."""
+    for ring in rings:
+        ring.begin()
+    try:
+        yield
+    finally:
+        for ring in rings:
+            ring.end()
 
 
 def trace(*, capacity: int = 1 << 16) -> Trace:

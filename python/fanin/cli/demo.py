@@ -666,6 +666,10 @@ def world() -> dist.Group:
 
 def train_ranks(options: argparse.Namespace) -> int:
     """Train on 1, 2, 4 .. ranks and compare; under mpiexec or torchrun, on 1 rank and on all."""
+    for word, given in (("--graph", options.graph), ("--leave-out", options.leave_out)):
+        if given:
+            print(f"fanin demo: {word} is for one process: leave out --ranks, mpiexec, torchrun", file=sys.stderr)
+            return 2
     screen = Screen()
     if launched():
         group = world()
@@ -788,10 +792,10 @@ def run(options: argparse.Namespace) -> int:
     del sklearn
     with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs
         try:
-            if options.leave_out:
-                return leave_out(options)
             if options.ranks or launched():
                 return train_ranks(options)
+            if options.leave_out:
+                return leave_out(options)
             return train_recorded(options) if options.graph else train(options)
         except fanin.RaceError as e:
             Screen().say(f"fanin demo: {e}", style="red")

@@ -1,47 +1,20 @@
-"""Order, aliasing, ledger: the laws of a buffer of gradients, on host arrays. Numbers like A14 are those of
-docs/rules.md.
-"""
+"""The laws of a buffer of gradients. Numbers like A14 are those of docs/rules.md."""
 
 from __future__ import annotations
 
-import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+import fanin
 from fanin._interop.protocols import NDArray
 
 from .protocols import Make
+from .values import at_once, has_part, late, left_fold, needs, same_bits, seen, some, takes
 
 DTYPES = ["float32", "float64", "complex64", "int8", "int64", "bool"]
-
-
-def some(seed: int, n: int = 3, shape: tuple[int, ...] = (4, 5), dtype: str = "float32") -> list[NDArray]:
-    """n arrays whose sum depends on the order of its additions, if the dtype allows."""
-    rng = np.random.default_rng(seed)
-    scale = 10.0 ** rng.integers(-4, 5, (n, *shape))
-    values = rng.standard_normal((n, *shape)) * scale
-    if dtype == "bool":
-        return list(values > 0)
-    if dtype.startswith("int"):
-        return list(rng.integers(-100, 100, (n, *shape)).astype(dtype))
-    return list(values.astype(dtype))
-
-
-def left_fold(arrays: list[NDArray]) -> NDArray:
-    return functools.reduce(np.add, arrays[1:], arrays[0])
-
-
-def same_bits(a: object, b: object) -> bool:
-    a, b = np.asarray(a), np.asarray(b)
-    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-
-
-def needs(buffer: object, *names: str) -> None:
-    missing = [name for name in names if not hasattr(buffer, name)]
-    if missing:
-        pytest.skip(f"this buffer has no {', '.join(missing)}")
 
 
 # Order
@@ -244,3 +217,99 @@ def test_a_cleared_buffer_is_empty(make_buffer: Make) -> None:
     buf.add(0, np.ones(2))
     buf.clear()
     assert buf.take()[0] is None
+
+
+# Errors
+
+
+@pytest.mark.parametrize("bad", ["a text", ["a", "list"], object()], ids=["a text", "a list", "an object"])
+def test_what_is_no_array_is_an_error_and_changes_nothing(make_buffer: Make, bad: object) -> None:
+    buf = make_buffer(1)
+    buf.add(0, np.ones(2))
+    with pytest.raises(TypeError):
+        buf.add(0, bad)
+    assert same_bits(buf.take()[0], np.ones(2))
+
+
+# Threads
+
+
+def test_each_contribution_of_several_threads_is_summed_once(make_buffer: Make) -> None:
+    buf = make_buffer(2)
+    has_part(buf, "threads")
+
+    def producer(value: float) -> None:
+        for i in range(300):
+            buf.add(i % 2, np.full(3, value))
+
+    at_once(*(lambda value=value: producer(value) for value in (1.0, 1000.0, 1e6)))
+    for total in buf.take():
+        assert same_bits(total, np.full(3, 150 * 1001001.0))
+
+
+def test_a_keyed_sum_does_not_depend_on_threads(keyed: Make) -> None:
+    """A15."""
+    has_part(keyed(1), "threads")
+    gradients = some(5, 60)
+    want = left_fold(gradients)
+    for _ in range(5):
+        buf = keyed(1)
+
+        def producer(first: int, buf: Any = buf) -> None:
+            for key in range(first, 60, 3):
+                buf.add(0, gradients[key], key=key)
+
+        at_once(*(lambda first=first: producer(first) for first in range(3)))
+        assert same_bits(buf.take()[0], want)
+
+
+# Streams, on the simulated machine, which raises RaceError where an order is missing
+
+
+@pytest.fixture
+def streamed(make_buffer: Make) -> Make:
+    """The buffer under test, for laws about streams."""
+    buf = make_buffer(1)
+    has_part(buf, "streams")
+    if not takes(buf.add, "stream") or not takes(buf.take, "stream"):
+        pytest.skip("this buffer's add and take have no stream=")
+    return make_buffer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sum_of_several_streams_waits_for_each_producer(streamed: Make, seed: int) -> None:
+    """S12."""
+    gradients = some(6, 3)
+    with fanin.sim.Machine(seed=seed) as m:
+        consumer, *producers = (m.stream() for _ in range(4))
+        buf = streamed(1)
+        for g, s in zip(gradients, producers, strict=True):
+            buf.add(0, late(m, s, g), stream=s)
+        assert same_bits(seen(m, consumer, buf.take(stream=consumer)[0]), left_fold(gradients))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_single_contribution_waits_for_its_producer(streamed: Make, seed: int) -> None:
+    """A14, S18."""
+    with fanin.sim.Machine(seed=seed) as m:
+        producer, consumer = m.stream(), m.stream()
+        buf = streamed(1)
+        buf.add(0, late(m, producer, np.arange(3.0)), stream=producer)
+        assert same_bits(seen(m, consumer, buf.take(stream=consumer)[0]), np.arange(3.0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_another_stream_still_reads_is_never_written(streamed: Make, seed: int) -> None:
+    """A6."""
+    with fanin.sim.Machine(seed=seed) as m:
+        producer, reader, consumer = m.stream(), m.stream(), m.stream()
+        buf = streamed(1)
+        g = late(m, producer, np.arange(3.0))
+        reader.wait(producer)
+        found: list[Any] = []
+        m.launch(reader, lambda v: found.append(v.copy()), reads=[g], name="another reader")
+        buf.add(0, g, stream=producer)
+        del g
+        buf.add(0, late(m, producer, np.ones(3)), stream=producer)
+        assert same_bits(seen(m, consumer, buf.take(stream=consumer)[0]), np.arange(3.0) + 1)
+        assert same_bits(found[0], np.arange(3.0))

@@ -11,10 +11,28 @@ says what each order of summation promises and costs, and how to write another e
 
 from __future__ import annotations
 
+from fanin._trace.ranks import RanksTrace
+
+from .counters import BadTerm, GroupCounters, SumStats
 from .engine import Engine, Pending
 from .group import Group, group
 from .reducer import Reducer, clip_norm
 from .sums import add_n
 from .threads import threads
+from .traces import gather_trace
 
-__all__ = ["Engine", "Group", "Pending", "Reducer", "add_n", "clip_norm", "group", "threads"]
+__all__ = [
+    "BadTerm",
+    "Engine",
+    "Group",
+    "GroupCounters",
+    "Pending",
+    "RanksTrace",
+    "Reducer",
+    "SumStats",
+    "add_n",
+    "clip_norm",
+    "gather_trace",
+    "group",
+    "threads",
+]

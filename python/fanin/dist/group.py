@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fanin import _core
 from fanin._words import type_of
 from fanin.errors import PeerError
 
+from .counters import GroupCounters, Tally
 from .engine import Engine, Pending
 
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
 
 Header = dict[str, Any]
+
+#: What an engine's operations are called in traces.
+STEPS = {"exchange": "headers", "all_to_all": "to owners", "all_gather": "back"}
+
+_numbers = itertools.count(1)
 
 
 class _Here(threading.local):
@@ -47,14 +57,21 @@ class Group:
     timeout : float
         Seconds after which this rank no longer waits for another.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If `timeout` is not a positive number.
+
     >>> fanin.dist.threads(2, lambda group: (group.rank, group.size, group.name))
     [(0, 2, '2 threads'), (1, 2, '2 threads')]
     """
 
     def __init__(self, engine: Engine, *, timeout: float = 300.0) -> None:
         self._engine = engine
-        self.timeout = timeout
+        self.timeout = seconds("group", timeout)
+        self._number = next(_numbers)  #: for traces
         self._passes = 0
+        self._tally = Tally()
         self._closed: str | None = None
         self._process = os.getpid()
         self._busy = threading.Lock()
@@ -78,6 +95,18 @@ class Group:
     def closed(self) -> str | None:
         """Why the group is closed; None while it is open."""
         return self._closed
+
+    @property
+    def counters(self) -> GroupCounters:
+        """The work of this rank in this group so far.
+
+        >>> def one_each(group):
+        ...     fanin.dist.add_n([np.ones(512)], group)
+        ...     return group.counters.sums, group.counters.bytes_sent >= 2 * 2048
+        >>> fanin.dist.threads(2, one_each)
+        [(1, True), (1, True)]
+        """
+        return self._tally.counters()
 
     def __repr__(self) -> str:
         state = f", closed: {self._closed}" if self._closed else ""
@@ -141,9 +170,21 @@ class Group:
         """One pass of one bucket. If its body raises, every rank's pass ends."""
         with self.entered(name):
             self._passes += 1
-            call = Call(self, name, self._passes, 0, self.timeout if timeout is None else timeout)
+            call = Call(self, name, self._passes, 0, self.timeout)
+            call.title = name
             with call:
+                if timeout is not None:
+                    call.timeout = seconds(name, timeout)
                 yield call
+
+
+def seconds(call: str, timeout: float) -> float:
+    """The time limit; TypeError or ValueError if it is not a positive number."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"{call}: timeout: expected a number of seconds, got {type_of(timeout)}")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"{call}: timeout: expected a positive number of seconds, got {timeout}")
+    return timeout
 
 
 class Call:
@@ -156,6 +197,9 @@ class Call:
     def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float) -> None:
         self.group, self.name, self.timeout = group, name, timeout
         self.at: Header = {"call": name, "pass": number, "bucket": bucket}
+        self.title = f"bucket {bucket}"  #: in traces
+        self.data_ns = (0, 0)  #: when its data began and ended to travel
+        self._summing = 0  #: since when the owner sums what came
         self._met = self._over = False
 
     def __enter__(self) -> Self:
@@ -164,7 +208,11 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        if error is None or self._over or self.group.closed:
+        if error is None:
+            self._summed()
+            if self.data_ns[0]:
+                self.group._tally.summed(*self.data_ns)
+        elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
             self._close(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
@@ -205,13 +253,36 @@ class Call:
             self._close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
             raise
 
-    def start(self, operation: str, *args: Any) -> Any:
-        """The result of an engine's operation."""
+    def start(self, operation: str, *args: Any, step: str | None = None) -> Any:
+        """The result of an engine's operation; `step`: its name in traces."""
+        self._summed()
+        begin, engine = time.monotonic_ns(), self.group._engine
         try:
-            pending = getattr(self.group._engine, operation)(*args)
+            pending = getattr(engine, operation)(*args)
         except Exception as e:
             pending = _Failed(e)
-        return self.wait(pending)
+        result = self.wait(pending)
+        end, title = time.monotonic_ns(), step or STEPS[operation]
+        sends = sends_of(operation, args, engine.rank, engine.size)
+        self.group._tally.sent(sends, begin, end, operation == "exchange")
+        if operation != "exchange":
+            self.data_ns = (self.data_ns[0] or begin, end)
+        self.trace(title, begin, () if operation == "exchange" else sends)
+        if title == "to owners":
+            self._summing = time.monotonic_ns()
+        return result
+
+    def _summed(self) -> None:
+        """The owner's sum, if one was made since data came, has ended."""
+        if self._summing:
+            self.data_ns = (self.data_ns[0], time.monotonic_ns())
+            self.trace("sum", self._summing)
+            self._summing = 0
+
+    def trace(self, step: str, begin_ns: int, sends: tuple[int, ...] = ()) -> None:
+        """Write a step since `begin_ns` to the traces of this thread, with the bytes sent to each rank."""
+        at = self.at
+        _core.trace_bucket(f"{self.title}: {step}", self.group._number, at["pass"], at["bucket"], begin_ns, sends)
 
     def _exchange(self, header: Header) -> list[Header]:
         data = json.dumps(header, separators=(",", ":")).encode()
@@ -259,6 +330,15 @@ class Call:
         raise AssertionError("digests differ, and no part does")
 
 
+def sends_of(operation: str, args: Sequence[Any], rank: int, size: int) -> tuple[int, ...]:
+    """The bytes that an operation sends to each rank; none to this one."""
+    if operation == "exchange":
+        counts = [len(args[0])] * size
+    else:
+        counts = list(args[1]) if operation == "all_to_all" else [args[1][rank]] * size
+    return tuple(0 if r == rank else int(n) for r, n in enumerate(counts))
+
+
 class _Failed:
     """An operation that failed as it was started."""
 
@@ -277,11 +357,20 @@ def failure_of(error: BaseException) -> Header:
     return {"text": text, "leaf": getattr(error, "leaf", None)}
 
 
-_groups: dict[int, tuple[object, Group]] = {}  # of process groups and communicators, by id; the object stays alive
-_lock = threading.Lock()
+class _Known:
+    """A communicator, which stays alive, and its group. The lock: one thread at a time makes the group."""
+
+    def __init__(self, x: object) -> None:
+        self.x, self.lock = x, threading.Lock()
+        self.group: Group | None = None
 
 
-def group(x: object = None, *, timeout: float = 300.0) -> Group:
+_known: dict[int, _Known] = {}  # by id
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
+
+
+def group(x: object = None, *, timeout: float | None = None) -> Group:
     """The group of ranks of a communicator.
 
     The first call for a communicator or process group is collective: every rank of it must make it. Later calls return
@@ -293,8 +382,8 @@ def group(x: object = None, *, timeout: float = 300.0) -> Group:
         An mpi4py communicator; a torch.distributed ProcessGroup; an object whose `__fanin_group__()` returns an engine
         (`fanin.dist.Engine`) or a group; a group. Default: the rank's group inside `fanin.dist.threads`; else
         torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
-    timeout : float
-        Seconds after which this rank no longer waits for another.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. Default: as before; 300 for a new group.
 
     Raises
     ------
@@ -303,26 +392,31 @@ def group(x: object = None, *, timeout: float = 300.0) -> Group:
     RuntimeError
         Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
     ValueError
-        For a communicator that was freed, or an intercommunicator.
+        For a communicator that was freed, an intercommunicator, or a `timeout` that is not positive.
 
     >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
     [True, True]
     """
+    limit = None if timeout is None else seconds("group", timeout)
+    made = _group(x)
+    if limit is not None:
+        made.timeout = limit
+    return made
+
+
+def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
         x = _world()
     if isinstance(x, Group):
         return x
-    with _lock:
-        known = _groups.get(id(x))
-        if known and known[0] is x and known[1].closed is None and known[1]._process == os.getpid():
-            return known[1]
-    engine = _engine_of(x)
-    made = engine if isinstance(engine, Group) else Group(engine, timeout=timeout)
-    with _lock:
-        _groups[id(x)] = (x, made)
-    return made
+    known = _known.setdefault(id(x), _Known(x))
+    with known.lock:
+        if known.group is None or known.group.closed is not None:
+            engine = _engine_of(x)
+            known.group = engine if isinstance(engine, Group) else Group(engine)
+        return known.group
 
 
 def _world() -> object:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, Self
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._trace.recording import beside, recording
 from fanin._words import counted, type_of
 
 from . import sums
-from .group import Call, Group, failure_of
+from .counters import BadTerm, SumStats
+from .explain import explain
+from .group import Call, Group, Header, failure_of, seconds
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
@@ -31,6 +36,8 @@ class _Bucket:
         self.windows: dict[int, list[object]] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
+        self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
+        self.headers: list[Header] | None = None  #: of the last sum
         self.start()
 
     def start(self) -> None:
@@ -46,21 +53,26 @@ class _Bucket:
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.windows, self.total, self.anywhere = [], [], {}, None, 0
+        self.terms, self.masks, self.windows, self.total, self.anywhere, self.bad = [], [], {}, None, 0, None
         self.start()
 
-    def put(self, i: int, gradient: Any, detect: bool) -> None:
+    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> None:
         """Take the gradient of leaf i of the bucket."""
         leaf = self.layout.leaves[i]
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
             raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
         if self.mask >> i & 1:
-            raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
+            raise ValueError(
+                f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
+            )
         if leaf.size:
-            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect)
-            if detect and done[1].nonfinite:
-                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(done[1].nonfinite, 'element')} inf or NaN")
+            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect or stats)
+            nonfinite = done[1].nonfinite if detect or stats else 0
+            if nonfinite:
+                self.bad = min(self.bad or [len(self.terms), i, nonfinite], [len(self.terms), i, nonfinite])
+            if detect and nonfinite:
+                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
                 bad.leaf = leaf.name  # type: ignore[attr-defined]
                 raise bad
         self.mask |= 1 << i
@@ -75,8 +87,10 @@ class _Bucket:
         self.terms.append(Term(flats, key))
         self.masks.append(self.mask)
 
-    def sent(self, rank: int) -> Sent:
+    def sent(self, rank: int, order: Order | None) -> Sent:
         """The messages to the owners."""
+        if not self.terms:
+            return sums.prepare(self.layout, [], Options(order), rank)
         packed = {i: sums.pack(windows, rank) for i, windows in self.windows.items()}
         return Sent(self.terms, packed, self.windows)
 
@@ -88,8 +102,10 @@ class Reducer:
 
     Parameters
     ----------
-    leaves : sequence of fanin.Leaf, or parameters of fanin.tape
-        Arrays on the CPU. The last ones travel first.
+    leaves : sequence of fanin.Leaf, of parameters of fanin.tape or torch, or of (str, torch.Tensor)
+        The last ones travel first. Arrays are on the CPU; gradients of CUDA tensors are copied to it. Tensors that
+        require no gradient are skipped. Passes over tensors are those of `fanin.torch.backward`, and in `accumulate()`
+        also torch's own; `fanin.torch.accumulate(group=)` makes the reducer itself.
     group : optional
         A group, or what `fanin.dist.group` accepts.
     order : "key", "exact" or "rank", optional
@@ -106,6 +122,8 @@ class Reducer:
     detect : bool
         A gradient with an inf or NaN ends the pass: FloatingPointError on its rank, and on the others a PeerError with
         rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
+    stats : bool
+        Count the inf and NaN of each contribution, so that `stats()` names the first bad one.
     timeout : float, optional
         Seconds after which a rank no longer waits for another. Default: the group's.
 
@@ -134,12 +152,21 @@ class Reducer:
         missing: Literal["error", "skip"] = "error",
         scale: complex | None = None,
         detect: bool = False,
+        stats: bool = False,
         timeout: float | None = None,
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
-        self.leaves = [_leaf(x, i) for i, x in enumerate(leaves)]
+        self.leaves = _leaves(leaves)
+        self._tensors = [leaf for leaf in self.leaves if not isinstance(leaf, _core.Leaf)]
+        self._taking: Any = None
+        if self._tensors:
+            from fanin._interop.torch_leaves import Taking
+
+            self._taking = Taking("Reducer", [t.tensor for t in self._tensors], [t.name for t in self._tensors])
         self.missing = missing
         self.detect = detect
+        self._count_bad = stats
+        self._bad: BadTerm | None = None  #: of the last pass
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
@@ -147,11 +174,13 @@ class Reducer:
             raise ValueError(f'Reducer: expected missing="error" or "skip", got {missing!r}')
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
-        if len({id(leaf) for leaf in self.leaves}) < len(self.leaves):
+        if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = self.group.timeout if timeout is None else timeout
+        self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
         self._key: int | None = None
+        self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
+        self._name = "backward"
         self._state = threading.Condition()
         self._ended = False  # the pass at hand, on this rank
         self._error: BaseException | None = None  # .. by this
@@ -187,18 +216,36 @@ class Reducer:
 
     def _divert(self) -> None:
         """The leaves' sums go to the buckets until the pass ends."""
+        puts = {}
         for bucket in self._buckets:
             for i, index in enumerate(bucket.indices):
-                leaf = self.leaves[index]
-                _core.leaf_divert(leaf, partial(self._put, bucket, i))
+                puts[index] = partial(self._put, bucket, i)
+        collectors = []
+        for index, leaf in enumerate(self.leaves):
+            if isinstance(leaf, _core.Leaf):
+                _core.leaf_divert(leaf, puts[index])
                 self._open.callback(_core.leaf_divert, leaf, None)
+            else:
+                collectors.append(leaf.collector(puts[index]))
+        if self._taking:
+            self._open.callback(self._taking.end)
+            self._taking.begin(collectors)
+            self._open.callback(self._taking.check)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         with self._state:
-            bucket.put(i, gradient, self.detect)
+            if self._each and self._key is None and bucket.mask >> i & 1:
+                self._contribute(bucket)
+            bucket.put(i, gradient, self.detect, self._count_bad)
             if bucket.mask == (1 << len(bucket.indices)) - 1:
                 bucket.closed = True
                 self._state.notify_all()
+
+    def _contribute(self, bucket: _Bucket) -> None:
+        """The bucket's contribution is complete: begin the next one."""
+        if bucket.mask:
+            bucket.finish(self._key, self._options.order)
+            bucket.start()
 
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
@@ -229,9 +276,10 @@ class Reducer:
                 with self._open:
                     self._divert()
                     yield
+                self._key = number
                 for bucket in self._buckets:
-                    bucket.finish(number, self._options.order)
-                    bucket.start()
+                    self._contribute(bucket)
+                self._key = None
             except BaseException as e:
                 failed = e
             if failed is not None:
@@ -267,14 +315,26 @@ class Reducer:
             raise
         self._pass = pass_
         self.group._passes += 1
-        self._sending = self._sender.submit(self._send, self.group._passes)
+        rings, number = beside(), self.group._passes
+        self._travels: list[tuple[int, int]] = []
+
+        def send() -> None:
+            with recording(rings):
+                self._send(number)
+
+        self._sending = self._sender.submit(send)
 
     def _end(self, error: BaseException | None) -> None:
         assert self._sending is not None
-        self._open.close()
+        failed = error
+        try:
+            self._open.close()
+        except RuntimeError as e:  # .grad was set in the pass
+            failed = error or e
+        ended = time.monotonic_ns()
         with self._pass:
             with self._state:
-                self._error, self._ended = error, True
+                self._error, self._ended = failed, True
                 self._state.notify_all()
             try:
                 self._sending.result()
@@ -282,17 +342,81 @@ class Reducer:
                 if self.group.closed is None and not isinstance(e, Exception):
                     self.group.close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
                 self._reset()
-                if error is None:
+                if failed is None:
                     raise
+                if error is None:
+                    raise failed from None
                 return
+        self.group._tally.passed(self._travels, ended)
+        self._bad = self._first_bad()
         made = self._results()
         self._reset()
         if self._options.into == "shard":
             self.shards = made
             return
         for leaf, total in zip(self.leaves, made, strict=True):
-            if total is not None:
+            if total is None:
+                continue
+            if isinstance(leaf, _core.Leaf):
                 _core.leaf_accumulate(leaf, total)
+            else:
+                leaf.accumulate(total)
+
+    @contextmanager
+    def _reduced(self) -> Iterator[None]:
+        """A pass of fanin.torch.backward."""
+        error: BaseException | None = None
+        self._begin()
+        try:
+            yield
+        except BaseException as e:
+            error = e
+            raise
+        finally:
+            self._end(error)
+
+    # ---- fanin.torch.accumulate
+
+    def _collect(self) -> None:
+        """Collect the gradients of any number of passes, on any thread, until `_collected`."""
+        self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
+        try:
+            self._divert()
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _collect_at(self, key: int) -> None:
+        """The gradients that come next have this key."""
+        number = sums.check_keys([key], 1)[0]
+        with self._state:
+            for bucket in self._buckets:
+                self._contribute(bucket)
+            self._key = number
+
+    def _drop(self) -> None:
+        """End without a sum: the other ranks wait until their time limit."""
+        self._open.close()
+        self._reset()
+
+    def _collected(self, error: BaseException | None) -> None:
+        """Sum what was collected over ranks; an error of this rank ends the sum of all."""
+        failed = error
+        try:
+            self._open.close()
+        except RuntimeError as e:  # .grad was set in the block
+            failed = error or e
+        if failed is None:
+            for bucket in self._buckets:
+                self._contribute(bucket)
+            self._key = None
+            self._begin()
+            self._end(None)
+            return
+        with suppress(RuntimeError), self.group.entered("accumulate"):
+            self._fail(failed)
+        if error is None:
+            raise failed
 
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
@@ -320,8 +444,10 @@ class Reducer:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
+            self._travels.append(call.data_ns)
         failed = self._until(None)
         with self._call(number, len(self._buckets)) as call:
+            call.title = "pass end"
             call.meet({}, failure=None if failed is None else failure_of(failed))
 
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
@@ -332,16 +458,20 @@ class Reducer:
             return self._error
 
     def _call(self, number: int, bucket: int) -> Call:
-        return Call(self.group, "backward", number, bucket, self._timeout)
+        return Call(self.group, self._name, number, bucket, self._timeout)
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
-        bucket.finish(self._key, self._options.order)
-        sent = bucket.sent(self.group.rank)
+        begin = time.monotonic_ns()
+        if bucket.mask:
+            bucket.finish(self._key, self._options.order)
+        sent = bucket.sent(self.group.rank, self._options.order)
+        call.trace("pack", begin)
         mine = 0
         for mask in bucket.masks:
             mine |= mask
-        headers = call.meet({**sent.header, "has": f"{mine:x}"}, digest=self._digest)
+        headers = call.meet({**sent.header, "has": f"{mine:x}", "bad": bucket.bad}, digest=self._digest)
         call.compare(headers, self._parts)
+        bucket.headers = headers
         has = [int(h["has"], 16) for h in headers]
         for mask in has:
             bucket.anywhere |= mask
@@ -358,36 +488,131 @@ class Reducer:
                     )
         bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run() if bucket.anywhere else None
 
-    # ---- the norm
+    # ---- what is known of the sums
+
+    def _first_bad(self) -> BadTerm | None:
+        """Of the last pass: by key, or without keys by rank and contribution; then by leaf."""
+        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        for bucket in self._buckets:
+            for rank, h in enumerate(bucket.headers or ()):
+                if h["bad"]:
+                    place, i, elements = h["bad"]
+                    key = h["keys"][place]
+                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
+                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+    def explain(self, which: Any) -> str:
+        """Sentences, with the numbers of the rules, about a bucket: who owns its elements, whose terms are summed in
+        which order, what travelled as which type, with bytes. Of the last pass; no message is sent.
+
+        Parameters
+        ----------
+        which : int, or a leaf
+            The number of a bucket, or one of the leaves, of which only the elements are explained.
+
+        Raises
+        ------
+        IndexError, ValueError
+            For a bucket that does not exist, or a leaf that is not the reducer's.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(300, "f4"), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group)
+        ...     fanin.backward([(w, 0, np.ones(300, "f4"))], reducer=reducer)
+        ...     return reducer.explain(w)
+        >>> print(fanin.dist.threads(2, train)[0])
+        bucket 0 of 1: w: 300 elements, 1.172 KiB.
+        w, float32: rank 0 owns elements 0 to 255, rank 1 owns elements 256 to 299 (N1).
+        Terms: 1 of rank 0, 1 of rank 1.
+        The owner folds from the left, in float32: key 0 of rank 0, key 1 of rank 1 (N2).
+        This rank sent float32 to owners: 176 B.
+        Each owner sends its part of the sum to all ranks, as float32; this rank 1 KiB to each (N6).
+        """
+        only = None
+        if isinstance(which, int) and not isinstance(which, bool):
+            if not 0 <= which < len(self._buckets):
+                raise IndexError(f"explain: expected a bucket from 0 to {len(self._buckets) - 1}, got {which}")
+            bucket = self._buckets[which]
+        else:
+            leaf = getattr(which, "edge", (which,))[0]
+            index = next((i for i, x in enumerate(self.leaves) if leaf is x or leaf is getattr(x, "tensor", x)), None)
+            if index is None:
+                raise ValueError(f"explain: expected a leaf of this reducer, got {which!r:.80}")
+            bucket = next(b for b in self._buckets if index in b.indices)
+            only = list(bucket.indices).index(index)
+        where = f"bucket {bucket.number} of {len(self._buckets)}"
+        return explain(where, bucket.layout, self._options, bucket.headers, self.group.rank, only)
 
     def norm(self) -> float:
         """The 2-norm of the sums, exact but for one rounding; inf if an element is inf or NaN.
 
         It is that of all `.grad`, or with into="shard" of all shards. Unless into="all", every rank must call it.
         """
-        squares = Squares()
+        return self._over_ranks("Reducer.norm", False).norm
+
+    def stats(self) -> SumStats:
+        """Statistics of the sums, the same on every rank: their norm, their largest magnitude, how many elements are
+        inf or NaN, and with `Reducer(stats=True)` the first contribution that brought one.
+
+        They are those of all `.grad`, or with into="shard" of all shards. Unless into="all", every rank must call it.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(2), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group, stats=True)
+        ...     fanin.backward([(w, 0, np.array([1.0, np.nan if group.rank == 2 else 1.0]))], reducer=reducer)
+        ...     return reducer.stats()
+        >>> fanin.dist.threads(3, train)[0]
+        SumStats(norm=inf, absmax=3.0, nonfinite=1, bad=BadTerm(rank=2, leaf='w', elements=1, contribution=0, key=None))
+        """
+        return self._over_ranks("Reducer.stats", True)
+
+    def _over_ranks(self, call_name: str, every: bool) -> SumStats:
+        squares, absmax, nonfinite = Squares(), 0.0, 0
         mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
-        here = self._options.into in ("all", "shard", self.group.rank)
-        for x in mine if here else ():
+        for x in mine if self._options.into in ("all", "shard", self.group.rank) else ():
             if x is not None:
                 squares.add(x)
-        if self._options.into == "all":
-            return root([squares.total()]) if squares.finite else float("inf")
-        n, e = squares.total()
-        with self.group.call("Reducer.norm", self._timeout) as call:
-            headers = call.meet({"squares": [f"{n:x}", e], "finite": squares.finite})
-        if not all(h["finite"] for h in headers):
-            return float("inf")
-        return root([(int(h["squares"][0], 16), h["squares"][1]) for h in headers])
+                if every:
+                    one = _core.add_n([x], stats=True)[1]
+                    absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
+        n, e = squares.total() if squares.finite else (0, 0)
+        facts = {"squares": [f"{n:x}", e], "finite": squares.finite, "absmax": absmax, "nonfinite": nonfinite}
+        headers: list[Header] = [facts]
+        if self._options.into != "all":
+            with self.group.call(call_name, self._timeout) as call:
+                headers = call.meet(facts)
+        finite = all(h["finite"] for h in headers)
+        return SumStats(
+            root([(int(h["squares"][0], 16), h["squares"][1]) for h in headers]) if finite else float("inf"),
+            max(h["absmax"] for h in headers),
+            sum(h["nonfinite"] for h in headers),
+            self._bad,
+        )
 
 
-def _leaf(x: Any, i: int) -> Any:
-    leaf = x if isinstance(x, _core.Leaf) else getattr(x, "edge", (None,))[0]
-    if not isinstance(leaf, _core.Leaf):
-        raise TypeError(f"Reducer: leaves[{i}]: expected a fanin.Leaf or a parameter of fanin.tape, got {type_of(x)}")
-    if leaf.array is None:
-        raise TypeError(f"Reducer: leaves[{i}]: expected a leaf made of an array, got one with like=")
-    return leaf
+def _leaves(leaves: Iterable[Any]) -> list[Any]:
+    made: list[Any] = []
+    for i, x in enumerate(leaves):
+        name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(leaf, torch.Tensor):
+            from fanin._interop.torch_leaves import TorchLeaf
+
+            if leaf.requires_grad:
+                made.append(TorchLeaf(leaf, name))
+            continue
+        leaf = x if isinstance(x, _core.Leaf) else getattr(x, "edge", (None,))[0]
+        if not isinstance(leaf, _core.Leaf):
+            raise TypeError(
+                f"Reducer: leaves[{i}]: expected a fanin.Leaf or a parameter of fanin.tape or torch, got {type_of(x)}"
+            )
+        if leaf.array is None:
+            raise TypeError(f"Reducer: leaves[{i}]: expected a leaf made of an array, got one with like=")
+        made.append(leaf)
+    if not made:
+        raise ValueError("Reducer: expected leaves, got none that requires a gradient (a used iterator is empty)")
+    return made
 
 
 def clip_norm(reducer: Reducer, max_norm: float) -> float:

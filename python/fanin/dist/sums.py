@@ -162,6 +162,11 @@ def agree_on_keys(call: Call, headers: list[Header]) -> list[list[int]]:
     return [list(h["keys"]) for h in headers]
 
 
+def order_of(options: Options, counts: Sequence[int]) -> Order:
+    """The order of a sum to which each rank brings so many contributions."""
+    return options.order or ("key" if max(counts) <= 1 else "rank")
+
+
 class Sum:
     """The sum of one bucket, once headers are agreed."""
 
@@ -169,7 +174,7 @@ class Sum:
         self.call, self.layout, self.sent, self.headers, self.options = call, layout, sent, headers, options
         self.rank, self.size = call.group.rank, call.group.size
         self.counts: list[int] = [h["terms"] for h in headers]
-        self.order: Order = options.order or ("key" if max(self.counts) <= 1 else "rank")
+        self.order: Order = order_of(options, self.counts)
         self.keys: list[list[int]] = []
         if self.order == "key":
             self.keys = agree_on_keys(call, headers)
@@ -193,7 +198,7 @@ class Sum:
             receives = [n if self.rank == into and r != into else 0 for r, n in enumerate(shards)]
             sends = [shards[self.rank] if r == into and r != self.rank else 0 for r in range(self.size)]
             got = np.empty(sum(receives), np.uint8)
-            self.call.start("all_to_all", own if sum(sends) else own[:0], sends, got, receives)
+            self.call.start("all_to_all", own if sum(sends) else own[:0], sends, got, receives, step="back")
             if self.rank == into:
                 whole[:low], whole[low + len(own) :] = got[:low], got[low:]
         return whole

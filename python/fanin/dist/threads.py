@@ -13,7 +13,7 @@ import numpy as np
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .group import Group, set_default
+from .group import Group, seconds, set_default
 
 T = TypeVar("T")
 
@@ -137,8 +137,8 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
 
     Raises
     ------
-    ValueError
-        If `n` is not positive.
+    TypeError, ValueError
+        If `n` or `timeout` is not positive.
     Exception
         The exception of the first rank that failed by itself; the others then have `fanin.PeerError`.
 
@@ -147,6 +147,7 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"threads: expected a positive number of ranks, got {n!r}")
+    seconds("threads", timeout)
     world = _World(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}

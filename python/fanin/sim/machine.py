@@ -124,7 +124,9 @@ class Machine(_core.Machine):
     """A machine of simulated devices.
 
     As a context manager it gives its devices their names, "sim:0" and so on, on this thread and on those it spawns; at
-    the end of the block it joins its threads and synchronizes. If the block raises, queued work is dropped.
+    the end of the block it joins its threads and synchronizes. If the block raises, queued work is dropped. After the
+    last block, calls that are given a stream of it, or a gradient on it, raise RuntimeError; results can still be read,
+    and another `with` opens it again.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `sim_machine`, the marker `explore`, the option `--fanin-buffer`.
+"""The pytest plugin: the fixture `sim_machine`, the marker `explore`, options for `fanin.conformance`.
 
 It imports fanin only when a test needs it.
 """
@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="fanin:InputBuffer",
         metavar="MODULE:NAME",
         help="what the suite fanin.conformance calls to make a buffer of n slots (default: %(default)s)",
+    )
+    group.addoption(
+        "--fanin-engine",
+        default="fanin.conformance.engines:Fanin",
+        metavar="MODULE:NAME",
+        help="what the suite fanin.conformance calls to make an engine (default: %(default)s)",
     )
 
 

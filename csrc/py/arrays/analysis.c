@@ -1,0 +1,355 @@
+/* analysis: what fanin.analysis computes on memory: layouts, snapshots, addresses. fanin.analysis.memory has the
+ * classes. */
+#include "array/snapshot.h"
+#include "base/mem.h"
+#include "py/arrays/region.h"
+#include "py/base/args.h"
+
+#define LAYOUT "fanin.layout"
+#define SNAPSHOT "fanin.snapshot"
+
+/* ---- layouts ---- */
+
+typedef struct layout {
+    fan_layout *l;   /* NULL until it is recorded */
+    fan_regions was; /* what was recorded: for the dtypes, which it holds; no array */
+    uint64_t budget;
+} layout;
+
+static layout *layout_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, LAYOUT); }
+
+static void layout_free(PyObject *capsule)
+{
+    layout *self = layout_of(capsule);
+    fan_layout_free(self->l);
+    fan_regions_fini(&self->was);
+    fan_free(self);
+}
+
+/* layout_places: (capsule, components, offsets). */
+static PyObject *layout_places(PyObject *capsule)
+{
+    const layout *self = layout_of(capsule);
+    size_t n = self->was.n;
+    PyObject *components = PyTuple_New((Py_ssize_t)n), *offsets = PyTuple_New((Py_ssize_t)n), *made = NULL;
+    bool good = components && offsets;
+    for (size_t i = 0; good && i < n; i++) {
+        PyObject *component = PyLong_FromSize_t(fan_layout_component(self->l, i));
+        PyObject *offset = PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i));
+        good = component && offset;
+        PyTuple_SET_ITEM(components, (Py_ssize_t)i, component);
+        PyTuple_SET_ITEM(offsets, (Py_ssize_t)i, offset);
+    }
+    if (good)
+        made = PyTuple_Pack(3, capsule, components, offsets);
+    Py_XDECREF(components);
+    Py_XDECREF(offsets);
+    return made;
+}
+
+static PyObject *layout_new(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *arrays, *given, *capsule, *made = NULL;
+    fan_error err = {0};
+    fan_status status;
+    layout *self;
+    if (!PyArg_ParseTuple(args, "OO:layout", &arrays, &given))
+        return NULL;
+    self = fan_calloc(sizeof *self);
+    if (!self)
+        return PyErr_NoMemory();
+    capsule = PyCapsule_New(self, LAYOUT, layout_free);
+    if (!capsule) {
+        fan_free(self);
+        return NULL;
+    }
+    if (fan_overlap_budget_arg(given, &self->budget) < 0 || fan_regions_read(arrays, "Layout", &self->was) < 0)
+        goto done;
+    Py_CLEAR(self->was.tuple);
+    if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
+        goto done;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
+    Py_END_ALLOW_THREADS
+    made = status == FAN_OK ? layout_places(capsule) : fan_raise(status, &err);
+done:
+    Py_DECREF(capsule);
+    return made;
+}
+
+/* same_dtypes: ndarrays' dtypes that are equal, but other objects, get the number of those recorded. */
+static void same_dtypes(const layout *self, fan_regions *is)
+{
+    for (size_t i = 0; i < is->n; i++)
+        if (is->descrs[i] && self->was.descrs[i] && is->descrs[i] != self->was.descrs[i] &&
+            PyArray_EquivTypes(is->descrs[i], self->was.descrs[i]))
+            is->items[i].dtype = self->was.items[i].dtype;
+}
+
+static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *arrays;
+    const layout *self;
+    fan_difference d;
+    fan_error err = {0};
+    fan_status status;
+    fan_regions is;
+    if (!PyArg_ParseTuple(args, "OO:layout_check", &capsule, &arrays) || !(self = layout_of(capsule)) ||
+        fan_regions_read(arrays, "Layout.check", &is) < 0)
+        return NULL;
+    if (is.n != self->was.n) {
+        PyErr_Format(PyExc_ValueError, "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n,
+                     is.n);
+        fan_regions_fini(&is);
+        return NULL;
+    }
+    same_dtypes(self, &is);
+    status = fan_layout_check(self->l, is.items, self->budget, &d, &err);
+    fan_regions_fini(&is);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    if (d.what == FAN_CHANGE_SAME)
+        Py_RETURN_NONE;
+    if (d.other == FAN_NO_OTHER)
+        return Py_BuildValue("(nsO)", (Py_ssize_t)d.index, fan_change_word(d.what), Py_None);
+    return Py_BuildValue("(nsn)", (Py_ssize_t)d.index, fan_change_word(d.what), (Py_ssize_t)d.other);
+}
+
+/* ---- snapshots ---- */
+
+/* More bytes than these are copied and compared while other threads run. */
+#define LONG_COPY ((size_t)1 << 18)
+
+typedef struct snapshot {
+    fan_snapshot *s; /* NULL until it is made */
+    fan_regions was; /* where the arrays lay; the Python object holds them */
+} snapshot;
+
+static snapshot *snapshot_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, SNAPSHOT); }
+
+static void snapshot_free(PyObject *capsule)
+{
+    snapshot *self = snapshot_of(capsule);
+    fan_snapshot_free(self->s);
+    fan_regions_fini(&self->was);
+    fan_free(self);
+}
+
+static bool is_long(const fan_region *r)
+{
+    int64_t n = r->itemsize;
+    for (int d = 0; d < r->ndim && n < (int64_t)LONG_COPY; d++)
+        if (r->strides[d] && __builtin_mul_overflow(n, r->shape[d], &n))
+            return true;
+    return n >= (int64_t)LONG_COPY;
+}
+
+/* snapshot_copy: -1 with an exception. */
+static int snapshot_copy(snapshot *self)
+{
+    const fan_regions *r = &self->was;
+    fan_region *regions = fan_alloc(r->n * sizeof *regions);
+    fan_error err = {0};
+    fan_status status;
+    bool other_threads = false;
+    if (!regions) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < r->n; i++) {
+        regions[i] = r->items[i].region;
+        other_threads |= is_long(&regions[i]);
+    }
+    PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
+    status = fan_snapshot_new(regions, r->n, &self->s, &err);
+    if (left)
+        PyEval_RestoreThread(left);
+    fan_free(regions);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+}
+
+static PyObject *snapshot_new(PyObject *Py_UNUSED(module), PyObject *arrays)
+{
+    PyObject *capsule, *made = NULL;
+    snapshot *self = fan_calloc(sizeof *self);
+    if (!self)
+        return PyErr_NoMemory();
+    capsule = PyCapsule_New(self, SNAPSHOT, snapshot_free);
+    if (!capsule) {
+        fan_free(self);
+        return NULL;
+    }
+    if (fan_regions_read(arrays, "Snapshot", &self->was) < 0)
+        goto done;
+    for (size_t i = 0; i < self->was.n; i++)
+        if (self->was.items[i].device != 0) {
+            PyErr_Format(PyExc_TypeError, "Snapshot: array %zu is not on the host: expected memory that can be read",
+                         i);
+            goto done;
+        }
+    if (snapshot_copy(self) == 0)
+        made = PyTuple_Pack(2, capsule, self->was.tuple);
+    Py_CLEAR(self->was.tuple);
+done:
+    Py_DECREF(capsule);
+    return made;
+}
+
+/* snapshot_index: the number of an array; -1 with IndexError. */
+static Py_ssize_t snapshot_index(const snapshot *self, PyObject *o, const char *call)
+{
+    int64_t i;
+    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
+        return -1;
+    if ((uint64_t)i < self->was.n)
+        return (Py_ssize_t)i;
+    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call, (long long)i,
+                 (Py_ssize_t)self->was.n - 1);
+    return -1;
+}
+
+/* append_index: 0, or -1 with an exception. */
+static int append_index(PyObject *list, Py_ssize_t i)
+{
+    PyObject *x = PyLong_FromSsize_t(i);
+    int result = x ? PyList_Append(list, x) : -1;
+    Py_XDECREF(x);
+    return result;
+}
+
+static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *which, *numbers = NULL, *found;
+    const snapshot *self;
+    if (!PyArg_ParseTuple(args, "OO:snapshot_changed", &capsule, &which) || !(self = snapshot_of(capsule)))
+        return NULL;
+    if (which != Py_None && !(numbers = PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions")))
+        return NULL;
+    Py_ssize_t n = numbers ? PySequence_Fast_GET_SIZE(numbers) : (Py_ssize_t)self->was.n;
+    bool other_threads = fan_snapshot_bytes(self->s) >= LONG_COPY;
+    found = PyList_New(0);
+    for (Py_ssize_t k = 0; found && k < n; k++) {
+        Py_ssize_t i = numbers ? snapshot_index(self, PySequence_Fast_GET_ITEM(numbers, k), "Snapshot.changed") : k;
+        if (i < 0) {
+            Py_CLEAR(found);
+            break;
+        }
+        PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
+        bool changed = fan_snapshot_changed(self->s, (size_t)i);
+        if (left)
+            PyEval_RestoreThread(left);
+        if (changed && append_index(found, i) < 0)
+            Py_CLEAR(found);
+    }
+    Py_XDECREF(numbers);
+    return found;
+}
+
+static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *which, *where;
+    const snapshot *self;
+    uint64_t data;
+    Py_ssize_t i;
+    if (!PyArg_ParseTuple(args, "OOO:snapshot_restore", &capsule, &which, &where) || !(self = snapshot_of(capsule)))
+        return NULL;
+    i = snapshot_index(self, which, "Snapshot.restore");
+    if (i < 0)
+        return NULL;
+    data = where == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(where);
+    if (data == UINT64_MAX && PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        fan_snapshot_restore(self->s, (size_t)i, data);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *which;
+    const snapshot *self;
+    if (!PyArg_ParseTuple(args, "OO:snapshot_data", &capsule, &which) || !(self = snapshot_of(capsule)))
+        return NULL;
+    Py_ssize_t i = snapshot_index(self, which, "Snapshot.data");
+    return i < 0 ? NULL : PyLong_FromUnsignedLongLong(fan_snapshot_data(self->s, (size_t)i));
+}
+
+/* is_there: whether two regions are one place and one geometry. */
+static bool is_there(const fan_region *a, const fan_region *b)
+{
+    size_t n = (size_t)a->ndim * sizeof *a->shape;
+    return a->data == b->data && a->itemsize == b->itemsize && a->ndim == b->ndim &&
+           (n == 0 || (memcmp(a->shape, b->shape, n) == 0 && memcmp(a->strides, b->strides, n) == 0));
+}
+
+static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *arrays, *found;
+    const snapshot *self;
+    fan_regions now;
+    if (!PyArg_ParseTuple(args, "OO!:snapshot_elsewhere", &capsule, &PyTuple_Type, &arrays) ||
+        !(self = snapshot_of(capsule)) || fan_regions_read(arrays, "Snapshot.elsewhere", &now) < 0)
+        return NULL;
+    found = PyList_New(0);
+    for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
+        const fan_layout_item *was = &self->was.items[i], *is = &now.items[i];
+        if ((!is_there(&is->region, &was->region) || is->dtype != was->dtype) && append_index(found, (Py_ssize_t)i) < 0)
+            Py_CLEAR(found);
+    }
+    fan_regions_fini(&now);
+    return found;
+}
+
+/* ---- ndarrays ---- */
+
+static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
+{
+    if (!PyArray_Check(a)) {
+        PyErr_Format(PyExc_TypeError, "address: expected an ndarray, got %.100s", Py_TYPE(a)->tp_name);
+        return NULL;
+    }
+    return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)a));
+}
+
+/* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy takes the bytes that
+ * the present strides reach for all of its memory. */
+static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *a, *strides;
+    npy_intp to[FAN_MAX_NDIM];
+    if (!PyArg_ParseTuple(args, "O!O!:restride", &PyArray_Type, &a, &PyTuple_Type, &strides))
+        return NULL;
+    int ndim = PyArray_NDIM((PyArrayObject *)a);
+    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
+        PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim, PyTuple_GET_SIZE(strides));
+        return NULL;
+    }
+    for (int i = 0; i < ndim; i++) {
+        to[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
+        if (to[i] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    for (int i = 0; i < ndim; i++)
+        PyArray_STRIDES((PyArrayObject *)a)[i] = to[i];
+    PyArray_UpdateFlags((PyArrayObject *)a, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef fan_analysis_functions[] = {
+    {"layout", layout_new, METH_VARARGS,
+     "layout(arrays, budget, /)\n--\n\n(layout, for each array its component, for each its offset there)."},
+    {"layout_check", layout_check, METH_VARARGS,
+     "layout_check(layout, arrays, /)\n--\n\nNone, or the first difference: (index, what, other index or None)."},
+    {"snapshot", snapshot_new, METH_O,
+     "snapshot(arrays, /)\n--\n\n(snapshot, the arrays, which the caller must hold as long)."},
+    {"snapshot_changed", snapshot_changed, METH_VARARGS, "snapshot_changed(snapshot, which, /)\n--\n\n"},
+    {"snapshot_restore", snapshot_restore, METH_VARARGS, "snapshot_restore(snapshot, i, data, /)\n--\n\n"},
+    {"snapshot_data", snapshot_data, METH_VARARGS, "snapshot_data(snapshot, i, /)\n--\n\n"},
+    {"snapshot_elsewhere", snapshot_elsewhere, METH_VARARGS, "snapshot_elsewhere(snapshot, arrays, /)\n--\n\n"},
+    {"restride", restride, METH_VARARGS,
+     "restride(a, strides, /)\n--\n\n"
+     "Give an ndarray strides that it had before, without a check that they stay within its memory."},
+    {"address", address, METH_O, "address(a, /)\n--\n\nThe address of the first element of an ndarray."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,383 @@
+/* dlpack: DLPack's dtypes and exchange tables, and arrays of other libraries by DLPack or by address. */
+#include "py/arrays/dlpack.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+fan_dtype fan_dl_dtype_of(fan_dl_dtype d)
+{
+    switch (d.code << 8 | d.bits) {
+#define X(NAME, name, bytes, kind, SUM, LIBRARY, DLPACK) \
+    case FAN_DL_##DLPACK << 8 | 8 * (bytes):             \
+        return FAN_DT_##NAME;
+        FAN_DTYPE_LIST(X)
+#undef X
+    default:
+        return FAN_DT_NONE;
+    }
+}
+
+fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
+{
+    static const uint8_t codes[FAN_DT_COUNT] = {
+#define X(NAME, name, bytes, kind, SUM, LIBRARY, DLPACK) FAN_DL_##DLPACK,
+        FAN_DTYPE_LIST(X)
+#undef X
+    };
+    return (fan_dl_dtype){codes[d], (uint8_t)(8 * fan_dtype_size(d)), 1};
+}
+
+const fan_dl_api *fan_dl_api_of(PyObject *capsule)
+{
+    const fan_dl_api *api = PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    PyErr_Clear();
+    while (api && api->header.major != FAN_DL_MAJOR)
+        api = api->header.older;
+    return api && api->look && api->allocate && api->give && api->take && api->current_stream ? api : NULL;
+}
+
+/* ---- import ---- */
+
+/* What a storage keeps of the tensor under it. */
+typedef struct taken {
+    void *managed; /* fan_dl_versioned, or fan_dl_managed */
+    bool versioned;
+    PyObject *producer; /* held where there is no deleter */
+} taken;
+
+/* delete: the producer's deleter, with the live exception set aside; what it leaves behind goes to sys.unraisablehook.
+ * Needs the GIL. */
+static void delete (void *managed, bool versioned)
+{
+    PyObject *live = fan_exception_take();
+    if (versioned) {
+        fan_dl_versioned *m = managed;
+        if (m->deleter)
+            m->deleter(m);
+    } else {
+        fan_dl_managed *m = managed;
+        if (m->deleter)
+            m->deleter(m);
+    }
+    if (PyErr_Occurred())
+        PyErr_WriteUnraisable(NULL);
+    fan_exception_put(live);
+}
+
+static void release_taken(void *ctx)
+{
+    taken *t = ctx;
+    fan_gil gil;
+    /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
+    if (fan_finalizing() || !fan_gil_enter(&gil))
+        return;
+    delete (t->managed, t->versioned);
+    Py_XDECREF(t->producer);
+    fan_free(t);
+    fan_gil_leave(&gil);
+}
+
+static void release_host(fan_storage *s) { release_taken(s->ctx); }
+
+/* storage_for: over no memory yet; where that is on a device with streams, `release` waits for those that used it. NULL
+ * with an exception. */
+static fan_storage *storage_for(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx)
+{
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    if (!d->backend->has_streams)
+        st = fan_storage_wrap(NULL, 0, host, ctx);
+    else
+        (void)fan_memory_wrap(d, NULL, release, ctx, &st, &err);
+    if (!st)
+        PyErr_NoMemory();
+    return st;
+}
+
+/* device_words: "CUDA device 1", for messages. */
+static char *device_words(fan_dl_device d, char *buf, size_t size)
+{
+    static const struct {
+        int32_t type;
+        const char *word;
+    } known[] = {{FAN_DL_CUDA, "CUDA"}, {FAN_DL_CUDA_MANAGED, "CUDA managed"},
+                 {4, "OpenCL"},         {7, "Vulkan"},
+                 {8, "Metal"},          {10, "ROCm"},
+                 {11, "ROCm host"},     {12, "extension"},
+                 {14, "oneAPI"},        {16, "Hexagon"},
+                 {18, "Trainium"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].type == d.type) {
+            snprintf(buf, size, "%s device %ld", known[i].word, (long)d.id);
+            return buf;
+        }
+    snprintf(buf, size, "device (%ld, %ld)", (long)d.type, (long)d.id);
+    return buf;
+}
+
+/* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can
+ * read them. */
+static fan_status inside(const fan_array *a, const fan_device *d, fan_error *err)
+{
+    uintptr_t at = (uintptr_t)a->data, end;
+    size_t item = fan_dtype_size(a->dtype), align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
+    bool aligned = at % align == 0;
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
+    for (int i = 0; i < a->ndim; i++)
+        aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
+    if (d->backend->has_streams && a->size > 0 && !aligned)
+        return fan_fail(
+            err, FAN_ERR_BUFFER,
+            "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
+    return FAN_OK;
+}
+
+/* keep_if_inside: on failure *out is dropped. */
+static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
+{
+    fan_status status = inside(*out, d, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
+                       fan_error *err)
+{
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0;
+    fan_dtype dtype = fan_dl_dtype_of(t->dtype);
+    uintptr_t at = (uintptr_t)t->data;
+    *out = NULL;
+    if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
+        return fan_fail(
+            err, FAN_ERR_TYPE,
+            "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed; expected "
+            "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
+            (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+    if (t->ndim > 0 && !t->shape)
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes and no shape", (int)t->ndim);
+    for (int i = 0; i < t->ndim; i++)
+        shape[i] = t->shape[i];
+    FAN_TRY(fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, err));
+    fan_dense_strides(t->ndim, shape, fan_dtype_size(dtype), NULL, strides);
+    /* An empty tensor's address and strides mean nothing and may be anything. */
+    for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
+        if (__builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "the tensor's stride %lld along axis %d is more than can be counted in bytes",
+                            (long long)t->strides[i], i);
+    if (size > 0 && !t->data)
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL", (long long)size);
+    if (size > 0 && (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor's byte_offset %llu leaves the address space",
+                        (unsigned long long)t->byte_offset);
+    if (size == 0)
+        at = 0;
+    st->data = (void *)at;
+    FAN_TRY(fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, err));
+    return keep_if_inside(out, d, err);
+}
+
+/* geometry: fan_dl_view, with an exception. */
+static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
+{
+    fan_error err = {0};
+    fan_status status = fan_dl_view(t, writable, st, d, out, &err);
+    if (status == FAN_ERR_TYPE)
+        return fan_refuse(fan_state_get()->dtype_error, "%s", err.text);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+}
+
+/* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
+static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
+{
+    char words[64], name[32];
+    bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST,
+         device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
+    if (d->backend->has_streams ? !device || at->id != d->index : !host || at->id < 0)
+        return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s", device_words(*at, words, sizeof words),
+                          d->backend->has_streams ? fan_device_text(d, name, sizeof name) : "host memory");
+    if (said->type >= 0 && said->type != at->type)
+        return fan_refuse(PyExc_BufferError,
+                          "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
+                          (long)said->type, (long)at->type);
+    return 0;
+}
+
+/* ours: takes the capsule's content, which from then on is the caller's. One of two takers wins, with or without a GIL.
+ */
+static void *ours(PyObject *capsule, bool *versioned)
+{
+    static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+    const char *name;
+    void *managed = NULL;
+    int status = 0;
+    pthread_mutex_lock(&taking);
+    name = PyCapsule_GetName(capsule);
+    *versioned = name && strcmp(name, "dltensor_versioned") == 0;
+    if (*versioned || (name && strcmp(name, "dltensor") == 0)) {
+        managed = PyCapsule_GetPointer(capsule, name);
+        status = managed ? PyCapsule_SetName(capsule, *versioned ? "used_dltensor_versioned" : "used_dltensor") : -1;
+    }
+    pthread_mutex_unlock(&taking);
+    if (managed && status == 0)
+        return managed;
+    if (PyErr_Occurred())
+        return NULL;
+    if (name && strncmp(name, "used_", 5) == 0)
+        fan_refuse(PyExc_BufferError, "the DLPack capsule has been consumed already");
+    else
+        fan_refuse(PyExc_BufferError,
+                   "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
+    return NULL;
+}
+
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                     fan_device *d, fan_array **out)
+{
+    const fan_dl_versioned *new_form = versioned ? managed : NULL;
+    const fan_dl_managed *old_form = versioned ? NULL : managed;
+    bool has_deleter = new_form ? new_form->deleter != NULL : old_form->deleter != NULL;
+    fan_storage *st = NULL;
+    taken *t = NULL;
+    if (new_form && new_form->major != FAN_DL_MAJOR) {
+        /* Nothing behind the flags may be read. */
+        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+                   (unsigned)new_form->major, (unsigned)new_form->minor, FAN_DL_MAJOR);
+        goto refuse;
+    }
+    fan_dl_tensor tensor = new_form ? new_form->tensor : old_form->tensor;
+    if (check_device(&tensor.device, said, d) < 0)
+        goto refuse;
+    if (!has_deleter && !producer) {
+        fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
+        goto refuse;
+    }
+    bool writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
+                                               !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
+    t = fan_alloc(sizeof *t);
+    if (!t)
+        PyErr_NoMemory();
+    st = t ? storage_for(d, release_host, release_taken, t) : NULL;
+    if (!st) {
+        fan_free(t);
+        goto refuse;
+    }
+    *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
+    /* From here on the storage's release calls the deleter. */
+    int result = geometry(&tensor, writable, st, d, out);
+    fan_storage_drop(st);
+    return result;
+refuse:
+    delete (managed, versioned);
+    return -1;
+}
+
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                    fan_device *d, fan_array **out)
+{
+    bool versioned;
+    void *managed;
+    if (!PyCapsule_CheckExact(capsule))
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
+    managed = ours(capsule, &versioned);
+    return managed ? fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out) : -1;
+}
+
+/* peek_at: a tensor's numbers in memory of ours. */
+static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
+{
+    *out = *t;
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
+        return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+    if (t->ndim > 0 && !t->shape)
+        return fan_refuse(PyExc_ValueError, "the tensor has %d axes and no shape", (int)t->ndim);
+    out->shape = dims;
+    out->strides = t->strides ? dims + t->ndim : NULL;
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] < 0)
+            return fan_refuse(PyExc_ValueError, "the tensor's axis %d has the extent %lld: it must not be negative", i,
+                              (long long)t->shape[i]);
+        out->shape[i] = t->shape[i];
+        if (t->strides)
+            out->strides[i] = t->strides[i];
+    }
+    return 0;
+}
+
+int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags)
+{
+    bool versioned;
+    int result = -1;
+    void *managed;
+    if (!PyCapsule_CheckExact(capsule))
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
+    managed = ours(capsule, &versioned);
+    if (!managed)
+        return -1;
+    *flags = 0;
+    if (!versioned) {
+        result = peek_at(&((const fan_dl_managed *)managed)->tensor, dims, out);
+    } else if (((const fan_dl_versioned *)managed)->major == FAN_DL_MAJOR) {
+        *flags = ((const fan_dl_versioned *)managed)->flags;
+        result = peek_at(&((const fan_dl_versioned *)managed)->tensor, dims, out);
+    } else {
+        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+                   (unsigned)((const fan_dl_versioned *)managed)->major,
+                   (unsigned)((const fan_dl_versioned *)managed)->minor, FAN_DL_MAJOR);
+    }
+    delete (managed, versioned);
+    return result;
+}
+
+static void release_owner(void *owner)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *live = fan_exception_take();
+    Py_DECREF((PyObject *)owner);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+static void release_host_owner(fan_storage *s) { release_owner(s->ctx); }
+
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                     bool writable, PyObject *owner, fan_device *d, fan_array **out)
+{
+    int64_t dense[FAN_MAX_NDIM], size = 0;
+    fan_error err = {0};
+    fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
+    fan_storage *st;
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    if (size > 0 && !address)
+        return fan_refuse(PyExc_ValueError, "the array has %lld elements at address NULL", (long long)size);
+    if (size == 0)
+        address = 0;
+    if (!strides || size == 0) {
+        fan_dense_strides(ndim, shape, fan_dtype_size(dtype), NULL, dense);
+        strides = dense;
+    }
+    st = storage_for(d, release_host_owner, release_owner, owner);
+    if (!st)
+        return -1;
+    Py_INCREF(owner);
+    st->data = (void *)(uintptr_t)address;
+    status = fan_array_view(st, st->data, dtype, ndim, shape, strides, writable, out, &err);
+    fan_storage_drop(st);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    status = keep_if_inside(out, d, &err);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+}

@@ -1,0 +1,150 @@
+/* dlpack: the DLPack protocol (ABI 1.3, written down here from its published description): its structs, its dtypes. */
+#ifndef FAN_PY_DLPACK_H
+#define FAN_PY_DLPACK_H
+
+#include "py/base/py.h"
+
+#define FAN_DL_MAJOR 1
+#define FAN_DL_MINOR 3
+
+enum { FAN_DL_CPU = 1, FAN_DL_CUDA = 2, FAN_DL_CUDA_HOST = 3, FAN_DL_CUDA_MANAGED = 13 };
+enum {
+    FAN_DL_INT = 0,
+    FAN_DL_UINT = 1,
+    FAN_DL_FLOAT = 2,
+    FAN_DL_BFLOAT = 4,
+    FAN_DL_COMPLEX = 5,
+    FAN_DL_BOOL = 6,
+    FAN_DL_F8_E4M3FN = 10,
+    FAN_DL_F8_E5M2 = 12
+};
+
+/* Streams as integers, in __dlpack__(stream=) and __cuda_array_interface__: 0 is never one. */
+enum { FAN_DL_NO_SYNC = -1, FAN_DL_LEGACY = 1, FAN_DL_PER_THREAD = 2 };
+
+#define FAN_DL_READ_ONLY (UINT64_C(1) << 0)
+#define FAN_DL_IS_COPIED (UINT64_C(1) << 1)
+
+typedef struct fan_dl_device {
+    int32_t type;
+    int32_t id;
+} fan_dl_device;
+
+typedef struct fan_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} fan_dl_dtype;
+
+typedef struct fan_dl_tensor {
+    void *data;
+    fan_dl_device device;
+    int32_t ndim;
+    fan_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides;     /* in elements; NULL: C order */
+    uint64_t byte_offset; /* element 0 is at data + byte_offset */
+} fan_dl_tensor;
+
+/* What a capsule named "dltensor" holds. */
+typedef struct fan_dl_managed {
+    fan_dl_tensor tensor;
+    void *ctx;
+    void (*deleter)(struct fan_dl_managed *self); /* may be NULL */
+} fan_dl_managed;
+
+/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every version. */
+typedef struct fan_dl_versioned {
+    uint32_t major, minor;
+    void *ctx;
+    void (*deleter)(struct fan_dl_versioned *self); /* may be NULL */
+    uint64_t flags;
+    fan_dl_tensor tensor;
+} fan_dl_versioned;
+
+_Static_assert(sizeof(fan_dl_device) == 8 && sizeof(fan_dl_dtype) == 4, "DLPack's layout");
+_Static_assert(sizeof(void *) != 8 ||
+                   (sizeof(fan_dl_tensor) == 48 && sizeof(fan_dl_managed) == 64 && sizeof(fan_dl_versioned) == 80),
+               "DLPack's layout");
+_Static_assert(sizeof(void *) != 8 ||
+                   (offsetof(fan_dl_versioned, flags) == 24 && offsetof(fan_dl_versioned, tensor) == 32 &&
+                    offsetof(fan_dl_tensor, shape) == 24 && offsetof(fan_dl_tensor, byte_offset) == 40),
+               "DLPack's layout");
+
+/* The table of a library's types by which tensors are exchanged without Python's calls (DLPack 1.3):
+ * `type.__dlpack_c_exchange_api__`, a capsule. It exports memory, not values: a tensor's conjugate and negative bits,
+ * and whether it requires a gradient, are not in it. */
+typedef struct fan_dl_api {
+    struct {
+        uint32_t major, minor;
+        const struct fan_dl_api *older;
+    } header;
+    int (*allocate)(fan_dl_tensor *like, fan_dl_versioned **out, void *ctx,
+                    void (*fail)(void *ctx, const char *kind, const char *text));
+    int (*take)(void *object, fan_dl_versioned **out);
+    int (*give)(fan_dl_versioned *tensor, void **object);
+    int (*look)(void *object, fan_dl_tensor *out); /* borrowed */
+    int (*current_stream)(int32_t device_type, int32_t device, void **stream);
+} fan_dl_api;
+
+/* fan_is_tensor: whether an object is a torch tensor that torch's table reads. */
+static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
+{
+    return st->torch_api && Py_TYPE(o) == st->torch_type;
+}
+
+/* fan_tensor_is_plain: false: it is sparse, nested or meta: torch's table would throw, which takes milliseconds. */
+bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
+
+/* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
+void fan_tensor_threw(void);
+long long fan_tensor_throws(void);
+
+/* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python code. */
+bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
+
+/* fan_dl_api_of: the table in a capsule; NULL: no known one, without an exception. */
+const fan_dl_api *fan_dl_api_of(PyObject *capsule);
+fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
+
+/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and check_at_use; false: it
+ * is none. import_plain.c. */
+bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data);
+
+/* fan_dl_dtype_for: the other way round. */
+fan_dl_dtype fan_dl_dtype_for(fan_dtype d);
+
+/* ---- import ---- */
+
+typedef enum fan_dl_writes {
+    FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and says neither READ_ONLY nor IS_COPIED */
+    FAN_DL_READ,       /* never */
+    FAN_DL_WRITE       /* always: the caller trusts the producer */
+} fan_dl_writes;
+
+/* fan_dlpack_take: what `capsule` holds, as an array on `d`, where the tensor must be; the caller owns the hold.
+ * `producer` (may be NULL) is kept alive where the tensor has no deleter. said: the result of __dlpack_device__; its
+ * type is -1 if that was not called. -1 with TypeError, BufferError or ValueError; the producer's deleter has then been
+ * called if the capsule was taken. Memory on a device with streams follows Lifetime: the deleter waits for all streams
+ * that used it. */
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                    fan_device *d, fan_array **out);
+/* fan_dlpack_adopt: the same for what a capsule held: a fan_dl_versioned, or a fan_dl_managed, which is the caller's to
+ * give away. */
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                     fan_device *d, fan_array **out);
+/* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is where it lies.
+ * FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure *out is NULL. Needs no
+ * interpreter. */
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
+                       fan_error *err);
+/* fan_address_take: the same for an address that `owner` declares as its own (__cuda_array_interface__); strides in
+ * bytes, NULL: C order. `owner` is kept alive. */
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                     bool writable, PyObject *owner, fan_device *d, fan_array **out);
+/* fan_dlpack_peek: what `capsule` holds, as its producer gave it, for the address alone: the capsule is taken and
+ * given back at once. shape and strides (NULL where it has none) point into `dims`, which has room for 2 *
+ * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
+int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags);
+
+#endif

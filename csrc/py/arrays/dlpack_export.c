@@ -1,0 +1,439 @@
+#include "py/arrays/dlpack_export.h"
+#include "py/arrays/arrays.h"
+#include "py/base/args.h"
+#include "py/device/backends.h"
+
+#include "base/mem.h"
+#include "array/nditer.h"
+
+#include <stdio.h>
+
+/* A tensor that goes out; both layouts, one allocation. May be deleted on any thread, without the GIL. */
+typedef struct sent {
+    fan_dl_versioned versioned;
+    fan_dl_managed legacy;
+    fan_array *a; /* held */
+    int64_t dims[];
+} sent;
+
+static void delete_sent(sent *s)
+{
+    fan_array_drop(s->a);
+    fan_free(s);
+}
+
+static void delete_versioned(fan_dl_versioned *m) { delete_sent(m->ctx); }
+
+static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
+
+/* Nobody took what is in the capsule: the deleter is called, the live exception stays. */
+static void capsule_gone(PyObject *capsule)
+{
+    PyObject *live;
+    fan_dl_versioned *v;
+    fan_dl_managed *m;
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        v = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        live = fan_exception_take();
+        if (v && v->deleter)
+            v->deleter(v);
+        fan_exception_put(live);
+    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
+        m = PyCapsule_GetPointer(capsule, "dltensor");
+        live = fan_exception_take();
+        if (m && m->deleter)
+            m->deleter(m);
+        fan_exception_put(live);
+    }
+}
+
+PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)
+{
+    return PyCapsule_New(managed, "dltensor_versioned", capsule_gone);
+}
+
+/* countable: whether every stride is a whole number of elements: DLPack cannot express others. */
+static bool countable(const fan_array *a)
+{
+    int64_t item = (int64_t)fan_dtype_size(a->dtype);
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] % item != 0)
+            return false;
+    return true;
+}
+
+/* sent_new: NULL: out of memory. */
+static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
+{
+    size_t ndim = (size_t)a->ndim;
+    sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
+    fan_dl_tensor tensor = {
+        .data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
+    if (!s)
+        return NULL;
+    tensor.shape = s->dims;
+    tensor.strides = s->dims + ndim;
+    for (size_t i = 0; i < ndim; i++) {
+        tensor.shape[i] = a->shape[i];
+        tensor.strides[i] = a->strides[i] / (int64_t)fan_dtype_size(a->dtype);
+    }
+    s->a = fan_array_hold(a);
+    s->versioned = (fan_dl_versioned){
+        .major = FAN_DL_MAJOR,
+        .minor = FAN_DL_MINOR,
+        .ctx = s,
+        .deleter = delete_versioned,
+        .flags = (a->writable ? 0 : FAN_DL_READ_ONLY) | (copied ? FAN_DL_IS_COPIED : 0),
+        .tensor = tensor,
+    };
+    s->legacy = (fan_dl_managed){.tensor = tensor, .ctx = s, .deleter = delete_legacy};
+    return s;
+}
+
+fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err)
+{
+    sent *s = countable(a) ? sent_new(a, at, false) : NULL;
+    *out = s ? &s->versioned : NULL;
+    if (s)
+        return FAN_OK;
+    return countable(a) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory")
+                        : fan_fail(err, FAN_ERR_BUFFER, "a stride is no whole number of elements: give a copy");
+}
+
+/* dlpack_offer: a capsule over the memory of `a`, which it holds. */
+static PyObject *dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool copied)
+{
+    sent *s = sent_new(a, at, copied);
+    PyObject *capsule;
+    if (!s)
+        return PyErr_NoMemory();
+    capsule = versioned ? PyCapsule_New(&s->versioned, "dltensor_versioned", capsule_gone)
+                        : PyCapsule_New(&s->legacy, "dltensor", capsule_gone);
+    if (!capsule)
+        delete_sent(s);
+    return capsule;
+}
+
+static bool two_ints(PyObject *o, long *first, long *second)
+{
+    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) != 2)
+        return false;
+    *first = PyLong_AsLong(PyTuple_GET_ITEM(o, 0));
+    *second = PyErr_Occurred() ? 0 : PyLong_AsLong(PyTuple_GET_ITEM(o, 1));
+    bool are = !PyErr_Occurred();
+    PyErr_Clear();
+    return are;
+}
+
+static PyObject *value_or_none(PyObject *o) { return o ? o : Py_None; }
+
+/* The arguments of __dlpack__. */
+typedef struct fan_dl_request {
+    PyObject *stream;
+    long major, type, id;
+    int copy; /* -1: not given */
+} fan_dl_request;
+
+/* request_parse: reads the arguments of __dlpack__, in the order of core.pyi. -1 with an exception. */
+static int request_parse(PyObject *const *values, fan_dl_request *q)
+{
+    PyObject *max_version = value_or_none(values[1]), *device = value_or_none(values[2]);
+    PyObject *copy = value_or_none(values[3]);
+    long minor = 0;
+    q->stream = value_or_none(values[0]);
+    q->major = 0;
+    if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
+        return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
+    if (device != Py_None && !two_ints(device, &q->type, &q->id))
+        return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
+    q->copy = copy == Py_None ? -1 : copy == Py_True;
+    return 0;
+}
+
+/* request_decide: a view goes out as itself unless a copy was requested or a capsule cannot describe it; -1 with
+ * BufferError where a copy is not wanted. */
+static int request_decide(const fan_array *a, fan_dl_request *q)
+{
+    if (q->copy > 0)
+        return 0;
+    if (!countable(a)) {
+        if (q->copy == 0)
+            return fan_refuse(
+                PyExc_BufferError,
+                "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
+        q->copy = 1;
+    } else if (!a->writable && q->major < 1) {
+        return fan_refuse(PyExc_BufferError,
+                          "__dlpack__: the array is read-only, and an unversioned capsule has no flag "
+                          "for that; pass max_version=(1, 0) or copy=True");
+    }
+    return 0;
+}
+
+/* ---- arrays on devices ---- */
+
+/* consumer_stream: what an integer of the protocol means: a hold in *out; NULL: the consumer wants no waiting (-1). */
+static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
+{
+    long long n = FAN_DL_LEGACY;
+    int overflow = 0;
+    *out = NULL;
+    if (o != Py_None) {
+        if (!PyLong_Check(o) || PyBool_Check(o))
+            return fan_refuse(PyExc_TypeError,
+                              "__dlpack__: expected stream= as an integer (1: legacy default, 2: per-thread default, "
+                              "-1: no waiting, or a handle), got %R",
+                              o);
+        n = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (n == -1 && PyErr_Occurred())
+            return -1;
+    }
+    if (n == FAN_DL_NO_SYNC && !overflow)
+        return 0;
+    if (overflow || n <= 0)
+        return fan_refuse(PyExc_ValueError,
+                          "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no "
+                          "waiting) or a handle",
+                          o);
+    *out = fan_backend_stream(d, (uint64_t)n);
+    return *out ? 0 : -1;
+}
+
+/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The
+ * GIL may be let go. */
+static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_stream *user;
+    for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
+        fan_event *e = NULL;
+        if (user != s) {
+            status = fan_event_record(user, &e, err);
+            if (status == FAN_OK)
+                status = fan_stream_wait(s, e, NULL, err);
+            fan_event_drop(e);
+        }
+        fan_stream_drop(user);
+    }
+    return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
+}
+
+/* device_copy: another array on d, whose copy is queued on s behind what made `a`. */
+static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out, fan_error *err)
+{
+    fan_operand from = {.array = a, .acc = a->dtype};
+    FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
+    fan_status status =
+        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"}, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* to_host: dl_device=(1, 0): a copy, there when the call returns. */
+static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
+{
+    fan_stream *s = fan_stream_current(d);
+    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    if (status == FAN_OK)
+        status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, *out, a, err);
+    fan_stream_drop(s);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_request *q)
+{
+    fan_array *copied = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (q->stream != Py_None)
+        return PyErr_Format(PyExc_ValueError,
+                            "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
+    if (q->copy == 0)
+        return PyErr_Format(
+            PyExc_BufferError,
+            "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
+    Py_BEGIN_ALLOW_THREADS
+        status = to_host(a, d, &copied, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
+    fan_array_drop(copied);
+    return capsule;
+}
+
+static int shared_with_others(const fan_device *d, const char *what)
+{
+    char text[32];
+    if (fan_is_shared(d))
+        return 0;
+    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library supports", what,
+                      fan_device_text(d, text, sizeof text));
+}
+
+PyObject *fan_dlpack_device(const fan_device *d)
+{
+    return shared_with_others(d, "__dlpack_device__") < 0 ? NULL
+                                                          : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
+}
+
+PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
+{
+    fan_dl_request q = {.type = d->backend->dlpack[0], .id = d->index};
+    fan_stream *s = NULL, *on = NULL;
+    fan_array *copied = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    PyObject *capsule = NULL;
+    if (shared_with_others(d, "__dlpack__") < 0 || request_parse(values, &q) < 0)
+        return NULL;
+    if (q.type == FAN_DL_CPU && q.id == 0)
+        return export_to_host(a, d, &q);
+    if (q.type != d->backend->dlpack[0] || q.id != d->index)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
+                            fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
+    if (request_decide(a, &q) < 0)
+        return NULL;
+    if (consumer_stream(q.stream, d, &s) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        on = s            ? fan_stream_hold(s)
+             : q.copy > 0 ? fan_stream_current(d)
+                          : NULL; /* a copy is ordered behind its source at any rate */
+        if (on)
+            status = await_users(a, on, &err);
+        if (status == FAN_OK && q.copy > 0)
+            status =
+                on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        fan_stream_drop(on);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    capsule = dlpack_offer(copied ? copied : a, (fan_dl_device){d->backend->dlpack[0], d->index}, q.major >= 1,
+                           copied != NULL);
+    fan_array_drop(copied);
+    return capsule;
+}
+
+/* typestr: "<f4"; false for what NumPy's letters do not name. */
+static bool typestr(fan_dtype d, char *buf, size_t size)
+{
+    if (fan_dtype_of_ml_dtypes(d))
+        return false;
+    snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
+    return true;
+}
+
+PyObject *fan_interface_export(fan_array *a, fan_device *d)
+{
+    char type[8], text[32];
+    fan_error err = {0};
+    fan_status status = FAN_ERR_NOMEM;
+    PyObject *shape, *strides;
+    if (!d->backend->cuda_protocols || !typestr(a->dtype, type, sizeof type))
+        return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
+                            fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
+    fan_stream *s = fan_stream_current(d);
+    Py_BEGIN_ALLOW_THREADS
+        if (s)
+            status = await_users(a, s, &err);
+    Py_END_ALLOW_THREADS
+    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    shape = fan_ints(a->ndim, a->shape);
+    strides = shape ? fan_ints(a->ndim, a->strides) : NULL;
+    if (!strides) {
+        Py_XDECREF(shape);
+        return NULL;
+    }
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data",
+                         (unsigned long long)(uintptr_t)(a->size ? a->data : NULL), a->writable ? Py_False : Py_True,
+                         "strides", strides, "version", 3, "stream", handle);
+}
+
+/* ---- _Exporter: offers a host array of ours by __dlpack__ ---- */
+
+typedef struct exporter {
+    PyObject_HEAD fan_array *a; /* held; never NULL after new */
+} exporter;
+
+PyObject *fan_exporter_new(fan_array *a)
+{
+    PyTypeObject *type = fan_state_get()->exporter_type;
+    exporter *self = (exporter *)type->tp_alloc(type, 0);
+    if (self)
+        self->a = fan_array_hold(a);
+    return (PyObject *)self;
+}
+
+static void exporter_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    fan_array_drop(((exporter *)o)->a);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
+{
+    fan_dl_request q = {.type = FAN_DL_CPU};
+    PyObject *capsule;
+    fan_array *a = ((exporter *)o)->a, *copied = NULL;
+    fan_error err = {0};
+    if (request_parse(values, &q) < 0)
+        return NULL;
+    if (q.stream != Py_None)
+        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R",
+                            q.stream);
+    if (q.type != FAN_DL_CPU || q.id != 0)
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type,
+                            q.id);
+    if (request_decide(a, &q) < 0)
+        return NULL;
+    if (q.copy > 0) {
+        fan_status status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
+        if (status != FAN_OK)
+            return fan_raise(status, &err);
+        fan_array_copy(copied, a);
+        a = copied;
+    }
+    capsule = dlpack_offer(a, (fan_dl_device){FAN_DL_CPU, 0}, q.major >= 1, q.copy > 0);
+    fan_array_drop(copied);
+    return capsule;
+}
+
+static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("(ii)", FAN_DL_CPU, 0);
+}
+
+static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_export_array(((exporter *)o)->a); }
+
+#include "py/declared/Exporter.h"
+
+static PyType_Slot exporter_slots[] = {
+    {Py_tp_doc, (void *)exporter_doc},
+    {Py_tp_dealloc, exporter_dealloc},
+    {Py_tp_methods, exporter_methods},
+    {0, NULL},
+};
+
+PyType_Spec fan_exporter_spec = {
+    .name = "fanin._core._Exporter",
+    .basicsize = sizeof(exporter),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = exporter_slots,
+};

@@ -1,0 +1,165 @@
+/* exchange: functions for fanin._interop and fanin.slots: exchange tables, dtypes. */
+#include "py/base/args.h"
+#include "py/arrays/arrays.h"
+#include "py/arrays/dlpack_export.h"
+#include "py/arrays/library.h"
+
+/* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */
+static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kind)
+{
+    return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
+}
+
+/* is_no_args: a builtin function without arguments. */
+static bool is_no_args(PyObject *f) { return PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS; }
+
+static bool is_getter(PyObject *type, PyObject *descriptor)
+{
+    return is_own(type, descriptor, &PyGetSetDescr_Type) && ((PyGetSetDescrObject *)descriptor)->d_getset->get;
+}
+
+/* is_plain_table: what fan_tensor_look reads: a function, then pairs of a getter and its value. */
+static bool is_plain_table(PyObject *type, PyObject *plain)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(plain);
+    bool good = n % 2 == 1 && is_no_args(PyTuple_GET_ITEM(plain, 0));
+    for (Py_ssize_t i = 1; good && i < n; i += 2)
+        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
+    return good;
+}
+
+/* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this for the first one.
+ */
+static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_state *st = fan_state_get();
+    PyObject *type = a[0], *is_neg = a[2], *requires_grad = a[3], *plain = a[4], *graph = a[5];
+    int64_t origin;
+    if (fan_number_arg(a[6], "quick_tensors: origin", &origin) < 0)
+        return NULL;
+    const fan_dl_api *api = fan_dl_api_of(a[1]);
+    if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
+        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
+        !is_plain_table(type, plain))
+        Py_RETURN_FALSE;
+    st->torch_type = (PyTypeObject *)Py_NewRef(type);
+    st->torch_is_neg = Py_NewRef(is_neg);
+    st->torch_requires_grad = Py_NewRef(requires_grad);
+    st->torch_plain = Py_NewRef(plain);
+    st->torch_graph = Py_NewRef(graph);
+    st->torch_origin = (uint8_t)origin;
+    st->torch_api = api;
+    Py_RETURN_TRUE;
+}
+
+/* ---- queries of _interop and fanin.slots ---- */
+
+static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    fan_dtype d;
+    if (fan_dtype_parse(o, &d) < 0)
+        return NULL;
+    if (d == FAN_DT_NONE)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(fan_dtype_name(d));
+}
+
+static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_dtype one, two;
+    if (fan_dtype_parse(a[0], &one) < 0 || fan_dtype_parse(a[1], &two) < 0)
+        return NULL;
+    return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE && fan_dtype_can_cast(one, two));
+}
+
+/* table_arg: an exchange table that is known; NULL with TypeError. */
+static const fan_dl_api *table_arg(PyObject *capsule)
+{
+    const fan_dl_api *api = fan_dl_api_of(capsule);
+    if (!api)
+        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s", FAN_DL_MAJOR,
+                     Py_TYPE(capsule)->tp_name);
+    return api;
+}
+
+static PyObject *table_known(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    int64_t origin;
+    if (fan_number_arg(a[1], "table_known: origin", &origin) < 0)
+        return NULL;
+    const fan_dl_api *api = fan_dl_api_of(a[0]);
+    if (origin >= FAN_FROM_FOREIGN && origin < 256)
+        fan_state_get()->tables[origin] = api;
+    return PyBool_FromLong(api != NULL);
+}
+
+static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_state *st = fan_state_get();
+    PyObject *type = a[0], *how = NULL;
+    int64_t origin;
+    if (fan_number_arg(a[1], "read_by_table: origin", &origin) < 0 ||
+        (!st->table_types && !(st->table_types = PyDict_New())))
+        return NULL;
+    if (origin < FAN_FROM_FOREIGN || origin > 255) {
+        if (PyDict_Contains(st->table_types, type) > 0 && PyDict_DelItem(st->table_types, type) < 0)
+            return NULL;
+    } else if (!(how = PyLong_FromLongLong(origin + (a[2] == Py_True ? FAN_ASKS_VALUE : 0))) ||
+               PyDict_SetItem(st->table_types, type, how) < 0) {
+        Py_XDECREF(how);
+        return NULL;
+    }
+    Py_XDECREF(how);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *object = a[1], *made;
+    fan_dl_versioned *managed = NULL;
+    const fan_dl_api *api = table_arg(a[0]);
+    if (!api)
+        return NULL;
+    if (api->take(object, &managed) != 0 || !managed)
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor",
+                                               Py_TYPE(object)->tp_name);
+    made = fan_dlpack_capsule(managed);
+    if (!made && managed->deleter)
+        managed->deleter(managed);
+    return made;
+}
+
+static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *tensor = a[1];
+    const fan_dl_api *api = table_arg(a[0]);
+    void *object = NULL;
+    if (!api)
+        return NULL;
+    fan_dl_versioned *managed = PyCapsule_GetPointer(tensor, "dltensor_versioned");
+    if (!managed || PyCapsule_SetName(tensor, "used_dltensor_versioned") < 0)
+        return NULL;
+    if (api->give(managed, &object) != 0 || !object) /* which had it, errors too */
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table gave no array");
+    return object;
+}
+
+static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    const fan_dl_api *api = table_arg(a[0]);
+    void *stream = NULL;
+    int64_t index;
+    if (!api || fan_number_arg(a[1], "table_stream: device", &index) < 0)
+        return NULL;
+    if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) != 0)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_BufferError, "the exchange table has no current stream of CUDA device %d",
+                                  (int)index);
+    return PyLong_FromVoidPtr(stream);
+}
+
+static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a) { return fan_hold_for(a[0], a[1]); }
+
+#include "py/declared/exchange.h"

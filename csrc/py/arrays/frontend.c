@@ -1,0 +1,232 @@
+/* frontend: Python for the core: holds and sums objects, lets other threads run (buffer/value.h).
+ */
+#include "py/arrays/dlpack.h"
+#include "py/arrays/arrays.h"
+#include "py/arrays/objects.h"
+
+#include <stdio.h>
+
+bool fan_only_ours(PyObject *o, Py_ssize_t refs)
+{
+#ifdef Py_GIL_DISABLED
+    return false; /* reference counts do not show owners here */
+#endif
+    if (fan_is_unboxed(o))
+        return fan_unboxed_is_unique(o);
+    if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
+        return false;
+    PyArrayObject *a = (PyArrayObject *)o;
+    void *weak = (char *)o + Py_TYPE(o)->tp_weaklistoffset;
+    return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
+           Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
+}
+
+/* Whose memory an ndarray shows: its own, or that of an ndarray that it alone refers to. */
+static bool owns(const PyArrayObject *a)
+{
+    PyObject *base = PyArray_BASE(a);
+    if (!base)
+        return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA);
+    return PyArray_CheckExact(base) && Py_REFCNT(base) == 1 && !PyArray_BASE((PyArrayObject *)base) &&
+           PyArray_CHKFLAGS((PyArrayObject *)base, NPY_ARRAY_OWNDATA);
+}
+
+bool fan_alone(PyObject *o, Py_ssize_t refs)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#endif
+    if (fan_is_unboxed(o))
+        return fan_unboxed_is_unique(o);
+    return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
+}
+
+/* The value of an ndarray has two references, as in unshared. What a library keeps of its arrays beside the object that
+ * Python has is not seen. */
+static bool alone(void *object, const fan_value *v)
+{
+    return fan_gil_held() &&
+           fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
+}
+
+/* Two references: the value's, and that of the storage over it (import.c). */
+static bool unshared(void *object)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return false;
+    bool alone = fan_only_ours(object, 2);
+    fan_gil_leave(&gil);
+    return alone;
+}
+
+/* shown: a term for Python: its object, or, for a sum of the core's, an array of its origin's kind over the
+ * same memory. */
+static PyObject *shown(const fan_value *v)
+{
+    fan_value copy;
+    fan_error err = {0};
+    fan_status status;
+    if (v->object)
+        return Py_NewRef((PyObject *)v->object);
+    status = fan_value_copy(&fan_python, v, &copy, &err);
+    return status == FAN_OK ? fan_export(&copy) : fan_raise(status, &err);
+}
+
+static fan_status combine(void *function, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err)
+{
+    PyObject *arrays, *a = NULL, *b = NULL, *sum = NULL;
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is being shut down");
+    arrays = fan_arrays();
+    a = arrays ? shown(old) : NULL;
+    b = a ? shown(new_) : NULL;
+    if (b)
+        sum = PyObject_CallMethod(arrays, "combine", "OOO", function ? (PyObject *)function : Py_None, a, b);
+    if (!sum || fan_import_object(sum, out) < 0)
+        status = fan_from_python(err);
+    Py_XDECREF(sum);
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void clear_error(void) { PyErr_Clear(); }
+
+/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook.
+ */
+static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
+                           fan_error *Py_UNUSED(err))
+{
+    const fan_state *st = fan_state_get();
+    char one[32], two[32];
+    fan_gil gil;
+    PyObject *live, *who;
+    if (!st || !fan_gil_enter(&gil))
+        return FAN_OK;
+    live = fan_exception_take();
+    if (PyErr_WarnFormat(
+            st->mismatch_warning, 1,
+            "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that accumulates it is "
+            "on stream %llu of %s: each "
+            "pass waits there. Use one stream, or switch the warning off: "
+            "fanin.set_options(warn_stream_mismatch=False) (S6)",
+            buffer, slot, (unsigned long long)producer->handle, fan_device_text(producer->device, one, sizeof one),
+            (unsigned long long)consumer->handle, fan_device_text(consumer->device, two, sizeof two)) < 0) {
+        PyObject *e = fan_exception_take();
+        who = PyUnicode_FromFormat("%s.add", buffer);
+        fan_exception_put(e);
+        PyErr_WriteUnraisable(who);
+        Py_XDECREF(who);
+    }
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+    return FAN_OK;
+}
+
+/* ---- plain contributions: always inside the interpreter ---- */
+
+static fan_status plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
+                              fan_error *err)
+{
+    *kept = false;
+    if (fan_is_unboxed(object)) {
+        *out = fan_unboxed_value(object);
+        return FAN_OK;
+    }
+    if (!fan_plain_is_unchanged(object, kind, data))
+        return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
+    Py_ssize_t refs = Py_REFCNT((PyObject *)object);
+    if (fan_import(object, false, false, out) < 0)
+        return fan_from_python(err);
+    *kept = kind->check_at_use && Py_REFCNT((PyObject *)object) > refs + 1; /* one is the value's */
+    return FAN_OK;
+}
+
+static bool plain_drop_if_shared(void *object)
+{
+    if (fan_is_unboxed(object))
+        return fan_unboxed_drop_if_shared(object);
+    if (Py_REFCNT((PyObject *)object) == 1)
+        return false;
+    Py_DECREF((PyObject *)object);
+    return true;
+}
+
+static bool plain_is_unchanged(void *object, const fan_plain_kind *kind, const char *data)
+{
+    return fan_plain_is_unchanged(object, kind, data);
+}
+
+static bool plain_has_own_value(void *object) { return fan_plain_has_own_value(object); }
+static bool plain_is_detached(void *object) { return fan_plain_is_detached(object); }
+
+static bool plain_nobody_else_has(void *object)
+{
+    if (fan_is_unboxed(object))
+        return fan_unboxed_is_unique(object);
+    Py_ssize_t at = Py_TYPE((PyObject *)object)->tp_weaklistoffset;
+    const void *weak = (char *)object + at;
+    return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;
+}
+
+static bool plain_unshared(void *object) { return fan_only_ours(object, 1); }
+
+static bool plain_writable(void *object, const fan_plain_kind *kind) { return fan_plain_writable(object, kind); }
+
+static void *plain_fresh(void *like, const fan_plain_kind *kind, char **data)
+{
+    return fan_plain_fresh(like, kind, data);
+}
+
+static void *plain_copy(void *of, const fan_plain_kind *kind, char **data) { return fan_plain_copy(of, kind, data); }
+
+static void *plain_number(const fan_plain_kind *kind, const char *value) { return fan_plain_number(kind, value); }
+
+/* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
+static bool plain_wrote(void *object)
+{
+    const fan_state *st = fan_state_get();
+    if (!fan_is_tensor(st, object))
+        return true;
+    PyObject *wrote = PyObject_CallMethodOneArg(st->torch_graph, st->str_increment_version, object);
+    Py_XDECREF(wrote);
+    return wrote != NULL;
+}
+
+static const fan_plain_frontend plain = {
+    .hold = fan_object_hold_here,
+    .drop_if_shared = plain_drop_if_shared,
+    .is_unchanged = plain_is_unchanged,
+    .has_own_value = plain_has_own_value,
+    .is_detached = plain_is_detached,
+    .nobody_else_has = plain_nobody_else_has,
+    .unshared = plain_unshared,
+    .writable = plain_writable,
+    .fresh = plain_fresh,
+    .copy = plain_copy,
+    .number = plain_number,
+    .wrote = plain_wrote,
+};
+
+const fan_frontend fan_python = {
+    .hold = fan_object_hold,
+    .drop = fan_object_drop,
+    .unshared = unshared,
+    .alone = alone,
+    .plain_value = plain_value,
+    .is_unchanged = fan_value_is_unchanged,
+    .clear_error = clear_error,
+    .combine = combine,
+    .fresh = fan_fresh,
+    .allow_threads_begin = fan_allow_threads_begin,
+    .allow_threads_end = fan_allow_threads_end,
+    .check_signals = fan_check_signals,
+    .mismatch = mismatch,
+#ifndef Py_GIL_DISABLED
+    .plain = &plain, /* its counters need one thread at a time */
+#endif
+};

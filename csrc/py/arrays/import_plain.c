@@ -1,0 +1,379 @@
+/* import_plain: what a gradient must be to be plain (buffer/plain.h): ndarrays, exact torch
+ * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
+#include "py/arrays/dlpack.h"
+#include "py/arrays/arrays.h"
+#include "py/arrays/objects.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <numpy/arrayscalars.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* Tensors for which torch's table threw. Until the first one none is checked, as the getters cost a quarter of an add.
+ */
+static atomic_llong throws;
+
+void fan_tensor_threw(void) { atomic_fetch_add_explicit(&throws, 1, memory_order_relaxed); }
+#ifdef FAN_TEST
+long long fan_tensor_throws(void) { return atomic_load_explicit(&throws, memory_order_relaxed); }
+#endif
+
+bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
+{
+    PyObject *plain = st->torch_plain, *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
+    bool good = runs_python != NULL;
+    for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
+        const PyGetSetDef *getter = ((PyGetSetDescrObject *)PyTuple_GET_ITEM(plain, i))->d_getset;
+        PyObject *value = getter->get(o, getter->closure);
+        good = value && value == PyTuple_GET_ITEM(plain, i + 1);
+        Py_XDECREF(value);
+    }
+    Py_XDECREF(runs_python);
+    PyErr_Clear();
+    return good;
+}
+
+bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
+{
+    if (atomic_load_explicit(&throws, memory_order_relaxed) && !fan_tensor_is_plain(st, o))
+        return false;
+    if (st->torch_api->look(o, out) == 0)
+        return true;
+    PyErr_Clear();
+    fan_tensor_threw();
+    return false;
+}
+
+bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data)
+{
+    int64_t run = 1;
+    bool in_c_order = true;
+    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM || !t->data ||
+        (t->ndim && !t->shape) || t->byte_offset > INT64_MAX)
+        return false;
+    kind->dtype = fan_dl_dtype_of(t->dtype);
+    if (kind->dtype == FAN_DT_NONE)
+        return false;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        kind->shape[i] = t->shape[i];
+        in_c_order = in_c_order && (t->shape[i] <= 1 || !t->strides || t->strides[i] == run);
+        if (t->shape[i] < 0 || __builtin_mul_overflow(run, t->shape[i], &run))
+            return false;
+    }
+    kind->order = 0;
+    if (!in_c_order && !fan_plain_order(t->ndim, t->shape, t->strides, 1, gaps, &kind->order))
+        return false;
+    kind->ndim = (int8_t)t->ndim;
+    kind->scalar = kind->weak = kind->inside = false;
+    *data = (char *)t->data + t->byte_offset;
+    return run > 0 && run <= INT64_MAX / 16;
+}
+
+static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
+{
+    fan_dl_tensor t;
+    if (!fan_tensor_look(st, o, &t) || t.dtype.code == FAN_DL_COMPLEX)
+        return false;
+    kind->origin = st->torch_origin;
+    kind->check_at_use = true;
+    return fan_dl_plain(&t, gaps, kind, data);
+}
+
+static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
+{
+    kind->dtype = dtype;
+    kind->origin = (uint8_t)origin;
+    kind->ndim = 0;
+    kind->order = 0;
+    kind->check_at_use = false;
+    kind->scalar = true;
+    kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
+    kind->inside = inside;
+    return true;
+}
+
+/* kind_of_number: a Python number whose type is exactly that. */
+static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    int overflow = 0;
+    int64_t n = 0;
+    if (PyFloat_CheckExact(o)) {
+        *data = (char *)&((PyFloatObject *)o)->ob_fval;
+        return set_number(kind, FAN_DT_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    if (PyComplex_CheckExact(o)) {
+        *data = (char *)&((PyComplexObject *)o)->cval;
+        return set_number(kind, FAN_DT_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
+    if (PyBool_Check(o)) {
+        *data = NULL;
+        *(char *)data = o == Py_True;
+        return set_number(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
+    }
+    if (!PyLong_CheckExact(o))
+        return false;
+    n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    memcpy(data, &n, sizeof n);
+    return !overflow && set_number(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
+}
+
+/* kind_of_numpy_scalar: one of NumPy's own scalars. */
+static bool kind_of_numpy_scalar(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    const PyTypeObject *t = Py_TYPE(o);
+#define NUMBER(Name, DTYPE)                                           \
+    if (t == &Py##Name##ArrType_Type) {                               \
+        *data = (char *)&PyArrayScalar_VAL(o, Name);                  \
+        return set_number(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false); \
+    }
+#define BY_SIZE(type, SIGN)                  \
+    (sizeof(type) == 1   ? FAN_DT_##SIGN##8  \
+     : sizeof(type) == 2 ? FAN_DT_##SIGN##16 \
+     : sizeof(type) == 4 ? FAN_DT_##SIGN##32 \
+                         : FAN_DT_##SIGN##64)
+#define INTEGER(Name, type)          \
+    NUMBER(Name, BY_SIZE(type, INT)) \
+    NUMBER(U##Name, BY_SIZE(type, UINT))
+    NUMBER(Double, FAN_DT_FLOAT64)
+    NUMBER(Float, FAN_DT_FLOAT32)
+    NUMBER(CDouble, FAN_DT_COMPLEX128)
+    NUMBER(CFloat, FAN_DT_COMPLEX64)
+    NUMBER(Half, FAN_DT_FLOAT16)
+    NUMBER(Bool, FAN_DT_BOOL)
+    INTEGER(Byte, npy_byte)
+    INTEGER(Short, npy_short)
+    INTEGER(Int, npy_int)
+    INTEGER(Long, npy_long)
+    INTEGER(LongLong, npy_longlong)
+#undef NUMBER
+#undef BY_SIZE
+#undef INTEGER
+    return false;
+}
+
+PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value)
+{
+    union {
+        double f;
+        long long n;
+        Py_complex c;
+    } x;
+    memcpy(&x, value, fan_dtype_size(kind->dtype));
+    if (!kind->weak) {
+        PyArray_Descr *d = fan_descr_of_dtype(kind->dtype);
+        PyObject *scalar = d ? PyArray_Scalar(&x, d, NULL) : NULL;
+        Py_XDECREF(d);
+        return scalar;
+    }
+    switch (kind->dtype) {
+    case FAN_DT_FLOAT64:
+        return PyFloat_FromDouble(x.f);
+    case FAN_DT_INT64:
+        return PyLong_FromLongLong(x.n);
+    case FAN_DT_COMPLEX128:
+        return PyComplex_FromCComplex(x.c);
+    default:
+        return PyBool_FromLong(*value);
+    }
+}
+
+/* order_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: as fan_plain_order. */
+static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, uint32_t *order)
+{
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
+    *order = 0;
+    return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
+           (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
+            fan_plain_order(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
+                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), gaps,
+                            order));
+}
+
+bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
+{
+#ifdef Py_GIL_DISABLED
+    return false; /* its counters need one thread at a time */
+#endif
+    if (fan_is_unboxed(o))
+        return fan_unboxed_plain(o, kind, data);
+    if (!PyArray_CheckExact(o)) {
+        const fan_state *st = fan_state_get();
+        if (fan_is_tensor(st, o))
+            return kind_of_tensor(st, o, gaps, kind, data);
+        return kind_of_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
+    }
+    PyArrayObject *a = (PyArrayObject *)o;
+    int ndim = PyArray_NDIM(a);
+    if (ndim > FAN_PLAIN_NDIM || !order_of_ndarray(a, gaps, &kind->order))
+        return false;
+    kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+    if (kind->dtype == FAN_DT_NONE)
+        return false;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->check_at_use = kind->scalar = kind->weak = kind->inside = false;
+    kind->ndim = (int8_t)ndim;
+    for (int i = 0; i < ndim; i++)
+        kind->shape[i] = PyArray_DIM(a, i);
+    *data = PyArray_BYTES(a);
+    return true;
+}
+
+bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_tensor t;
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &t))
+        return false;
+    *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype) : FAN_DT_NONE;
+    *ndim = t.ndim;
+    *shape = t.shape;
+    return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
+}
+
+bool fan_plain_has_own_value(PyObject *o)
+{
+    PyObject *neg = ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
+    if (!neg)
+        PyErr_Clear();
+    Py_XDECREF(neg);
+    return neg == Py_False;
+}
+
+bool fan_plain_is_detached(PyObject *o)
+{
+    const PyGetSetDef *asks = ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
+    PyObject *grad = asks->get(o, asks->closure);
+    if (!grad)
+        PyErr_Clear();
+    Py_XDECREF(grad);
+    return grad == Py_False;
+}
+
+/* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
+bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
+{
+    PyObject *owner = view;
+    for (PyObject *next = owner; next; next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
+                                              : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
+                                                                          : NULL)
+        owner = next;
+    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
+        return true;
+    const char *at = PyArray_BYTES((PyArrayObject *)owner);
+    return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
+}
+
+/* same_ndarray: whether an ndarray still is what fan_plain_import read. Field by field, as each take calls it for each
+ * term. */
+static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    uint32_t order;
+    if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
+        fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        return false;
+    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ? kind->order != 0
+                                                    : !order_of_ndarray(a, true, &order) || order != kind->order)
+        return false;
+    for (int i = 0; i < kind->ndim; i++)
+        if (PyArray_DIM(a, i) != kind->shape[i])
+            return false;
+    return !PyArray_BASE(a) || fan_owner_has(o, data, data + fan_plain_reach(kind));
+}
+
+bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data)
+{
+    FAN_UNINITIALIZED fan_plain_kind now;
+    char *at;
+    if (kind->scalar || fan_is_unboxed(o))
+        return true; /* what cannot be changed */
+    if (!kind->check_at_use)
+        return same_ndarray(o, kind, data);
+    return fan_plain_import_as(o, true, &now, &at) && at == data && fan_plain_same(&now, kind);
+}
+
+bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind)
+{
+    assert(!kind->scalar); /* a number has no flags */
+    if (fan_is_unboxed(o))
+        return fan_unboxed_array(o)->writable;
+    return kind->check_at_use || PyArray_ISWRITEABLE((PyArrayObject *)o);
+}
+
+#define DATA_ALIGN 64
+
+/* What torch keeps of a tensor; its elements lie behind it, in the same block. */
+typedef struct tensor_block {
+    fan_dl_versioned managed;
+    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+} tensor_block;
+
+/* block_gone: by whichever thread lets go of the tensor's memory last. */
+static void block_gone(fan_dl_versioned *managed) { fan_free(managed); }
+
+/* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and wrapping that. */
+static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
+{
+    const fan_state *st = fan_state_get();
+    tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_plain_bytes(kind));
+    void *object = NULL;
+    if (!block)
+        return NULL;
+    *data = (char *)(((uintptr_t)(block + 1) + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
+    block->managed = (fan_dl_versioned){.major = FAN_DL_MAJOR,
+                                        .minor = FAN_DL_MINOR,
+                                        .deleter = block_gone,
+                                        .tensor = {.data = *data,
+                                                   .device = {FAN_DL_CPU, 0},
+                                                   .ndim = kind->ndim,
+                                                   .dtype = fan_dl_dtype_for(kind->dtype),
+                                                   .shape = block->shape,
+                                                   .strides = block->strides}};
+    for (int i = 0; i < kind->ndim; i++)
+        block->shape[i] = kind->shape[i];
+    fan_plain_strides(kind, 1, block->strides);
+    if (st->torch_api->give(&block->managed, &object) != 0) /* which has the block, errors too */
+        object = NULL;
+    PyErr_Clear();
+    if (object && Py_TYPE((PyObject *)object) != st->torch_type)
+        Py_CLEAR(object);
+    return object;
+}
+
+PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **data)
+{
+    if (fan_is_unboxed(first))
+        return fan_unboxed_fresh(kind, data);
+    if (kind->check_at_use)
+        return fresh_tensor(kind, data);
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
+    npy_intp dims[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
+    for (int i = 0; i < kind->ndim; i++)
+        dims[i] = (npy_intp)kind->shape[i];
+    if (kind->order)
+        fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
+    Py_INCREF(d);
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->order ? (npy_intp *)strides : NULL,
+                                          NULL, 0, NULL);
+    *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
+    return made;
+}
+
+PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
+{
+    char *from = *data, *to = NULL;
+    PyObject *copy = !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;
+    PyErr_Clear();
+    if (copy && !fan_plain_is_unchanged(o, kind, from)) /* the calls above may have run arbitrary code */
+        Py_CLEAR(copy);
+    if (!copy)
+        return NULL;
+    *data = to;
+    memcpy(to, from, (size_t)fan_plain_bytes(kind));
+    return copy;
+}

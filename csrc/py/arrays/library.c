@@ -1,0 +1,358 @@
+#include "py/arrays/library.h"
+#include "py/arrays/arrays.h"
+
+#include "py/device/backends.h"
+#include "py/arrays/dlpack.h"
+
+#include <string.h>
+
+static void tensor_failed(void *ctx, const char *kind, const char *text)
+{
+    (void)ctx;
+    (void)kind;
+    (void)text; /* the general path raises, if it fails as well */
+}
+
+/* ---- memory of other libraries on a device: whose stream, whose allocator ---- */
+
+/* reads_by_table: how; its origin, and perhaps FAN_ASKS_VALUE. -1: it is no such type. */
+static long reads_by_table(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *how = st->table_types ? PyDict_GetItem(st->table_types, (PyObject *)Py_TYPE(o)) : NULL;
+    return how ? PyLong_AsLong(how) : -1;
+}
+
+/* answers_false: whether an attribute is False, or a method without arguments returns it. */
+static bool answers_false(PyObject *o, PyObject *name, bool method)
+{
+    PyObject *said = method ? PyObject_CallMethodNoArgs(o, name) : PyObject_GetAttr(o, name);
+    Py_XDECREF(said);
+    return said == Py_False;
+}
+
+/* holds_its_value: whether the memory in a table's record holds the value of this array (dlpack.h, fan_dl_api). */
+static bool holds_its_value(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    return answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
+           answers_false(o, st->str_is_conj, true);
+}
+
+/* tensor_by_table: an array of a CUDA device, by its library's exchange table; the caller's to adopt. NULL: not by this
+ * way, without an exception. */
+static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, bool asks_value, fan_device **device)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_versioned *made = NULL;
+    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o))) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (api->take(o, &made) != 0) {
+        made = NULL;
+        fan_tensor_threw();
+    }
+    const fan_backend_entry *b = made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
+                                     ? fan_backend_of_dlpack(made->tensor.device.type)
+                                     : NULL;
+    if (b && b->backend->has_streams && fan_backend_device(b, made->tensor.device.id, device) == 0)
+        return made;
+    PyErr_Clear(); /* the other way raises the error again, if it is one */
+    if (made && made->deleter)
+        made->deleter(made);
+    return NULL;
+}
+
+/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with
+ * an exception. */
+int fan_import_by_table(PyObject *o, fan_value *out)
+{
+    long how = reads_by_table(o);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
+    const fan_dl_device said = {-1, 0};
+    fan_device *device = NULL;
+    fan_dl_versioned *tensor = api ? tensor_by_table(o, api, how >= FAN_ASKS_VALUE, &device) : NULL;
+    if (!tensor)
+        return 0;
+    int result = fan_dlpack_adopt(tensor, true, o, &said, how >= FAN_ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS,
+                                  device, &out->array);
+    out->device = device; /* its memory holds it */
+    fan_device_drop(device);
+    if (result < 0)
+        return -1;
+    out->form = FAN_FORM_DENSE;
+    out->dtype = out->array->dtype;
+    out->origin = (uint8_t)(how % FAN_ASKS_VALUE);
+    out->object = Py_NewRef(o);
+    return 1;
+}
+
+/* handle_of_library: the handle of the current stream, on a CUDA device, of the library that owns an object: 1: it is
+ * in *handle; 0: it has none; -1 with an exception. */
+static int handle_of_library(PyObject *o, const fan_device *d, unsigned long long *handle)
+{
+    long how = reads_by_table(o);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
+    void *stream = NULL;
+    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
+        *handle = (unsigned long long)(uintptr_t)stream;
+        return 1;
+    }
+    PyErr_Clear();
+    PyObject *arrays = fan_arrays();
+    PyObject *said = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", o, d->index) : NULL;
+    if (!said || said == Py_None) {
+        Py_XDECREF(said);
+        return said ? 0 : -1;
+    }
+    *handle = PyLong_AsUnsignedLongLong(said);
+    Py_DECREF(said);
+    return *handle == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 1;
+}
+
+int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
+{
+    unsigned long long handle = 0;
+    *out = NULL;
+    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(v->device))
+        return 0;
+    fan_stream *pushed = fan_stream_pushed(v->device);
+    fan_stream_drop(pushed);
+    if (pushed)
+        return 0;
+    int answer = handle_of_library((PyObject *)v->object, v->device, &handle);
+    if (answer <= 0)
+        return answer;
+    bool same = last && last->device == v->device && last->handle == (handle ? handle : FAN_LEGACY);
+    *out = same ? fan_stream_hold(last) : fan_backend_stream(v->device, handle);
+    return *out ? 0 : -1;
+}
+
+/* fan_release_library_array: an array that a library allocated for a sum. */
+void fan_release_library_array(void *ctx)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *live = fan_exception_take();
+    Py_DECREF((PyObject *)ctx);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
+bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
+                       const int64_t *strides)
+{
+    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
+        fan_dl_dtype_of(t->dtype) != dtype)
+        return false;
+    if (!t->data) /* sums without elements are not requested */
+        return false;
+    for (int i = 0; i < ndim; i++)
+        if (t->shape[i] != shape[i] || (shape[i] > 1 && t->strides && t->strides[i] != strides[i]))
+            return false;
+    return true;
+}
+
+/* allocated: a library's new array; NULL, without an exception, where it gives none. */
+static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape,
+                           int64_t *strides, fan_dl_tensor *is)
+{
+    fan_dl_tensor like = {.device = {d->backend->dlpack[0], d->index},
+                          .ndim = ndim,
+                          .dtype = fan_dl_dtype_for(dtype),
+                          .shape = shape,
+                          .strides = strides};
+    fan_dl_versioned *managed = NULL;
+    void *object = NULL;
+    if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed && api->give(managed, &object) != 0)
+        object = NULL;
+    if (object && (api->look(object, is) != 0 || !fan_is_dense_like(is, d, dtype, ndim, shape, strides)))
+        Py_CLEAR(object);
+    PyErr_Clear();
+    return object;
+}
+
+/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the
+ * same memory comes first. */
+static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
+{
+    fan_event *e = NULL;
+    if (on == from)
+        return FAN_OK;
+    FAN_TRY(fan_event_record(from, &e, err));
+    fan_status status = fan_stream_wait(on, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+/* allocator_on: `on` becomes the library's current stream, where it is one of its own: its allocator gives memory of
+ * the current stream, and a sum need not wait for what is queued on another. What ends that; NULL, without an
+ * exception: it is not, or it is that already. */
+static PyObject *allocator_on(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on)
+{
+    void *current = NULL;
+    PyObject *arrays = fan_arrays(), *s = NULL, *scope = NULL, *entered = NULL;
+    if (!arrays || api->current_stream(d->backend->dlpack[0], d->index, &current) != 0 ||
+        (current ? (uint64_t)(uintptr_t)current : FAN_LEGACY) == on->handle)
+        goto done;
+    s = fan_stream_wrap(on);
+    scope = s ? PyObject_CallMethod(arrays, "allocator_on", "iO", (int)origin, s) : NULL;
+    if (scope && scope != Py_None)
+        entered = PyObject_CallMethod(scope, "__enter__", NULL);
+done:
+    PyErr_Clear();
+    if (!entered)
+        Py_CLEAR(scope);
+    Py_XDECREF(entered);
+    Py_XDECREF(s);
+    return scope;
+}
+
+static void allocator_back(PyObject *scope)
+{
+    PyObject *done = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    if (scope && !done)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(done);
+    Py_XDECREF(scope);
+}
+
+static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype,
+                             int ndim, int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out,
+                             fan_error *err)
+{
+    fan_dl_tensor is;
+    fan_storage *st = NULL;
+    fan_stream *from = NULL;
+    fan_status status = FAN_OK;
+    void *current = NULL;
+    PyObject *scope = allocator_on(api, origin, d, on);
+    PyObject *object = api->current_stream(d->backend->dlpack[0], d->index, &current) == 0
+                           ? allocated(api, d, dtype, ndim, shape, strides, &is)
+                           : NULL;
+    PyErr_Clear();
+    allocator_back(scope);
+    if (!object)
+        return FAN_OK;
+    status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object, &st, err);
+    if (status != FAN_OK) {
+        Py_DECREF(object);
+        return status;
+    }
+    FAN_GO(d->backend->find_stream(d, (uint64_t)(uintptr_t)current, &from, err));
+    fan_memory_set_stream(st, from);
+    FAN_GO(order_behind(on, from, err));
+    FAN_GO(fan_memory_record_stream(st, on, err));
+    FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
+done:
+    fan_stream_drop(from);
+    fan_storage_drop(st);
+    return status;
+}
+
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
+                     const fan_array *like, fan_array **out, fan_error *err)
+{
+    const fan_state *state = fan_state_get();
+    const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_is_shared(d) ? state->tables[origin] : NULL;
+    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM], size = 1;
+    uint64_t capture;
+    fan_gil gil;
+    *out = NULL;
+    if (!api || !on)
+        return FAN_OK;
+    FAN_TRY(fan_stream_capture(on, &capture, err));
+    fan_dense_strides(ndim, shape, fan_dtype_size(dtype), like, steps);
+    for (int i = ndim - 1; i >= 0; i--) {
+        dims[i] = shape[i];
+        strides[i] = size;
+        size *= shape[i];
+    }
+    if (capture || !size) /* no call of its allocator inside a capture: the pool would be unknown */
+        return FAN_OK;
+    for (int i = 0; i < ndim; i++)
+        if (dims[i] > 1 && steps[i] != strides[i] * (int64_t)fan_dtype_size(dtype))
+            return FAN_OK; /* its allocator makes C order alone (D16) */
+    if (!fan_gil_enter(&gil))
+        return FAN_OK;
+    PyObject *live = fan_exception_take();
+    fan_status status = fresh_from(api, origin, d, on, dtype, ndim, dims, strides, steps, out, err);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
+ * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
+void fan_leaves(PyObject *object, const fan_value *v)
+{
+    fan_array *inline_parts[3];
+    size_t n = fan_value_arrays(v, inline_parts, 3);
+    fan_array *const *parts = v->form == FAN_FORM_OBJECT ? v->parts : inline_parts;
+    PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
+    for (size_t i = 0; streams && i < n; i++) {
+        fan_stream *user;
+        for (size_t k = 0; streams && (user = fan_memory_user(parts[i]->storage, k)); k++) {
+            PyObject *s = fan_stream_wrap(user);
+            int known = s ? PySequence_Contains(streams, s) : -1;
+            if (known < 0 || (known == 0 && PyList_Append(streams, s) < 0))
+                Py_CLEAR(streams);
+            Py_XDECREF(s);
+            fan_stream_drop(user);
+        }
+    }
+    if (streams && PyList_GET_SIZE(streams))
+        done = PyObject_CallMethod(arrays, "leaving", "OiO", object, v->device->index, streams);
+    else if (streams)
+        done = Py_NewRef(Py_None);
+    if (!done)
+        PyErr_WriteUnraisable(object);
+    Py_XDECREF(done);
+    Py_XDECREF(streams);
+}
+
+/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
+static void holder_gone(PyObject *capsule)
+{
+    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
+    PyObject *live = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+        fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
+}
+
+PyObject *fan_hold_for(PyObject *owner, PyObject *streams)
+{
+    PyObject *capsule = NULL;
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    fan_stream *s = NULL;
+    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
+        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
+            goto done;
+        if (!s) {
+            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
+            goto done;
+        }
+        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
+            Py_INCREF(owner);
+        if (status == FAN_OK)
+            status = fan_memory_record_stream(st, s, &err);
+        fan_stream_drop(s);
+    }
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    else if (!st)
+        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
+    else
+        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
+done:
+    if (!capsule)
+        fan_storage_drop(st);
+    return capsule;
+}

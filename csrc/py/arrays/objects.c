@@ -1,0 +1,123 @@
+/* objects: what the core carries as `void *`: Python objects, and arrays without an object around them. */
+#include "py/arrays/objects.h"
+#include "py/arrays/arrays.h"
+
+#include <string.h>
+
+bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data)
+{
+    const fan_array *a = fan_unboxed_array(object);
+#ifdef Py_GIL_DISABLED
+    return false; /* the counters of plain entries need one thread at a time */
+#endif
+    if (a->ndim > FAN_PLAIN_NDIM || !fan_array_in_c_order(a))
+        return false;
+    kind->dtype = a->dtype;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->check_at_use = kind->scalar = kind->weak = kind->inside = false;
+    kind->order = 0;
+    kind->ndim = (int8_t)a->ndim;
+    for (int i = 0; i < a->ndim; i++)
+        kind->shape[i] = a->shape[i];
+    *data = a->data;
+    return true;
+}
+
+void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data)
+{
+    fan_array *a;
+    if (fan_array_new(kind->dtype, kind->ndim, kind->shape, NULL, &a, NULL) != FAN_OK)
+        return NULL;
+    *data = a->data;
+    return fan_unboxed(a);
+}
+
+bool fan_unboxed_is_unique(void *object)
+{
+    const fan_array *a = fan_unboxed_array(object);
+    return atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && a->writable &&
+           fan_storage_only_ours(a->storage);
+}
+
+bool fan_unboxed_drop_if_shared(void *object)
+{
+    fan_array *a = fan_unboxed_array(object);
+    bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
+    if (!calls)
+        fan_array_drop(a);
+    return !calls;
+}
+
+fan_value fan_unboxed_value(void *object)
+{
+    fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
+    v.origin = FAN_FROM_NDARRAY; /* the lowest rank */
+    return v;
+}
+
+int fan__box(void **object)
+{
+    fan_array *a = fan_unboxed_array(*object);
+    PyObject *boxed = fan_export_array(a);
+    if (!boxed)
+        return -1;
+    *object = boxed;
+    fan_array_drop(a);
+    return 0;
+}
+
+/* ---- references, taken and dropped on any thread, while an exception may be live ---- */
+
+void fan_object_hold(void *object)
+{
+    fan_gil gil;
+    if (fan_is_unboxed(object)) {
+        fan_array_hold(fan_unboxed_array(object));
+        return;
+    }
+    if (!fan_gil_enter(&gil))
+        return;
+    Py_INCREF((PyObject *)object);
+    fan_gil_leave(&gil);
+}
+
+void fan_object_drop(void *object)
+{
+    fan_gil gil;
+    PyObject *live;
+    if (fan_is_unboxed(object)) {
+        fan_array_drop(fan_unboxed_array(object));
+        return;
+    }
+    if (!fan_gil_enter(&gil))
+        return;
+    live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    Py_DECREF((PyObject *)object);
+    if (live)
+        fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+void fan_object_hold_here(void *object)
+{
+    if (fan_is_unboxed(object))
+        fan_array_hold(fan_unboxed_array(object));
+    else
+        Py_INCREF((PyObject *)object);
+}
+
+void fan_object_drop_here(void *object)
+{
+    if (fan_is_unboxed(object))
+        fan_array_drop(fan_unboxed_array(object));
+    else
+        Py_DECREF((PyObject *)object);
+}
+
+void fan_value_release(fan_value *v)
+{
+    static const fan_frontend holds = {.hold = fan_object_hold, .drop = fan_object_drop};
+    PyObject *live = fan_exception_take();
+    fan_value_drop(&holds, v);
+    fan_exception_put(live);
+}

@@ -1,0 +1,213 @@
+/* overlap: which arrays share memory. fanin._overlap has the public functions and classes. */
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "py/base/args.h"
+#include "py/arrays/region.h"
+
+#define CAPSULE "fanin.overlaps"
+
+static void free_list(PyObject *capsule) { fan_overlaps_free(PyCapsule_GetPointer(capsule, CAPSULE)); }
+
+/* verdict_wrap: None: disjoint; the two indices of an overlap; a str: the reason for "unknown". */
+static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_region *b, int64_t (*at)[FAN_MAX_NDIM])
+{
+    PyObject *one, *two, *both = NULL;
+    if (v == FAN_OVERLAP_DISJOINT)
+        Py_RETURN_NONE;
+    if (v != FAN_OVERLAP_YES)
+        return PyUnicode_FromString(fan_verdict_words(v));
+    one = fan_ints(a->ndim, at[0]);
+    two = one ? fan_ints(b->ndim, at[1]) : NULL;
+    if (two)
+        both = PyTuple_Pack(2, one, two);
+    Py_XDECREF(one);
+    Py_XDECREF(two);
+    return both;
+}
+
+/* judge: first a short search; a hard pair is decided without the GIL. b NULL: a itself. */
+static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget)
+{
+    FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED fan_error err;
+    fan_verdict v;
+    fan_status status;
+    err.text[0] = '\0';
+    status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
+    if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
+        Py_BEGIN_ALLOW_THREADS
+            status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
+                       : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
+        Py_END_ALLOW_THREADS
+    }
+    return status == FAN_OK ? verdict_wrap(v, a, b ? b : a, at) : fan_raise(status, &err);
+}
+
+static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    FAN_UNINITIALIZED int64_t dims[2][FAN_REGION_DIMS];
+    fan_layout_item items[2];
+    PyArray_Descr *descr;
+    uint64_t budget;
+    if (nargs < 2 || nargs > 3)
+        return PyErr_Format(PyExc_TypeError, "overlap: expected 2 or 3 arguments, got %zd", nargs);
+    if (fan_overlap_budget_arg(nargs > 2 ? args[2] : Py_None, &budget) < 0)
+        return NULL;
+    for (int i = 0; i < 2; i++)
+        if (fan_region_read(args[i], "overlap", i, dims[i], &items[i], &descr) < 0)
+            return NULL;
+    if (fan_regions_one_device(items, 2, "overlap") < 0)
+        return NULL;
+    return judge(&items[0].region, &items[1].region, budget);
+}
+
+static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    FAN_UNINITIALIZED int64_t dims[FAN_REGION_DIMS];
+    fan_layout_item item;
+    PyArray_Descr *descr;
+    PyObject *a, *given;
+    uint64_t budget;
+    if (!PyArg_ParseTuple(args, "OO:overlaps_itself", &a, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
+        fan_region_read(a, "overlaps_itself", -1, dims, &item, &descr) < 0)
+        return NULL;
+    return judge(&item.region, NULL, budget);
+}
+
+static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    fan_regions r = {.n = 0};
+    fan_region *regions = NULL;
+    uint32_t *labels = NULL;
+    fan_overlaps *list = NULL;
+    PyObject *arrays, *given, *numbers = NULL, *capsule = NULL, *made = NULL;
+    fan_interrupt interrupt;
+    fan_error err = {0};
+    fan_status status;
+    uint64_t budget;
+    size_t components;
+    bool exact;
+    if (!PyArg_ParseTuple(args, "OO:overlaps", &arrays, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
+        fan_regions_read(arrays, "overlaps", &r) < 0)
+        return NULL;
+    if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
+        goto done;
+    regions = fan_alloc(r.n * sizeof *regions);
+    labels = fan_alloc(r.n * sizeof *labels);
+    if (!regions || !labels) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (size_t i = 0; i < r.n; i++)
+        regions[i] = r.items[i].region;
+    Py_BEGIN_ALLOW_THREADS
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_overlaps_new(regions, r.n, &list, &err);
+        if (status == FAN_OK)
+            status = fan_overlaps_components(list, budget, labels, &components, &exact, &err);
+        status = fan_interrupt_end(&interrupt, status);
+    Py_END_ALLOW_THREADS;
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    numbers = PyTuple_New((Py_ssize_t)r.n);
+    for (size_t i = 0; numbers && i < r.n; i++) {
+        PyObject *label = PyLong_FromUnsignedLong(labels[i]);
+        if (label)
+            PyTuple_SET_ITEM(numbers, (Py_ssize_t)i, label);
+        else
+            Py_CLEAR(numbers);
+    }
+    capsule = numbers ? PyCapsule_New(list, CAPSULE, free_list) : NULL;
+    if (capsule) {
+        list = NULL;
+        made = Py_BuildValue("(OOnO)", capsule, numbers, (Py_ssize_t)components, exact ? Py_True : Py_False);
+    }
+done:
+    Py_XDECREF(capsule);
+    Py_XDECREF(numbers);
+    fan_overlaps_free(list);
+    fan_free(regions);
+    fan_free(labels);
+    fan_regions_fini(&r);
+    return made;
+}
+
+static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *which[2], *given;
+    const fan_overlaps *list;
+    uint64_t budget;
+    int64_t at[2];
+    if (!PyArg_ParseTuple(args, "OOOO:overlaps_verdict", &capsule, &which[0], &which[1], &given) ||
+        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        if (fan_index(which[i], "verdict", PyExc_IndexError, &at[i]) < 0)
+            return NULL;
+        if ((uint64_t)at[i] >= fan_overlaps_count(list))
+            return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zd",
+                                (long long)at[i], (Py_ssize_t)fan_overlaps_count(list) - 1);
+    }
+    return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]), budget);
+}
+
+/* append_pair: 0, or -1 with an exception. */
+static int append_pair(PyObject *lists[2], const fan_pair *p)
+{
+    PyObject *pair = Py_BuildValue("(II)", p->one, p->two);
+    int result = pair ? PyList_Append(lists[0], pair) : -1;
+    if (result == 0 && p->verdict != FAN_OVERLAP_YES)
+        result = PyList_Append(lists[1], pair);
+    Py_XDECREF(pair);
+    return result;
+}
+
+static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *given, *lists[2], *made = NULL;
+    fan_pair *pairs = NULL;
+    size_t n = 0;
+    fan_error err = {0};
+    fan_status status;
+    fan_interrupt interrupt;
+    const fan_overlaps *list;
+    uint64_t budget;
+    if (!PyArg_ParseTuple(args, "OO:overlaps_pairs", &capsule, &given) ||
+        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(list, budget, &pairs, &n, &err));
+    Py_END_ALLOW_THREADS;
+    lists[0] = PyList_New(0);
+    lists[1] = PyList_New(0);
+    bool good = status == FAN_OK && lists[0] && lists[1];
+    for (size_t i = 0; good && i < n; i++)
+        good = append_pair(lists, &pairs[i]) == 0;
+    if (good)
+        made = PyTuple_Pack(2, lists[0], lists[1]);
+    else if (status != FAN_OK)
+        fan_raise(status, &err);
+    Py_XDECREF(lists[0]);
+    Py_XDECREF(lists[1]);
+    fan_free(pairs);
+    return made;
+}
+
+PyMethodDef fan_overlap_functions[] = {
+    {"overlap", (PyCFunction)(void (*)(void))overlap, METH_FASTCALL,
+     "overlap(a, b, budget=None, /)\n--\n\n"
+     "None if the arrays are disjoint; a witness, two tuples of ints; or a str, the reason for \"unknown\"."},
+    {"overlaps_itself", overlaps_itself, METH_VARARGS,
+     "overlaps_itself(a, budget, /)\n--\n\nAs overlap, for two elements of one array."},
+    {"overlaps", overlaps, METH_VARARGS,
+     "overlaps(arrays, budget, /)\n--\n\n"
+     "(found, for each array the number of its component, the number of components, whether they are exact)."},
+    {"overlaps_verdict", overlaps_verdict, METH_VARARGS,
+     "overlaps_verdict(found, i, j, budget, /)\n--\n\nAs overlap, for arrays i and j."},
+    {"overlaps_pairs", overlaps_pairs, METH_VARARGS,
+     "overlaps_pairs(found, budget, /)\n--\n\nThe pairs that are not surely disjoint, and the undecided ones."},
+    {NULL, NULL, 0, NULL},
+};

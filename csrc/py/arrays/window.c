@@ -1,0 +1,266 @@
+/* window: exact sums (array/window.h) for fanin.dist, which sends them between ranks. */
+#include "array/exact.h"
+#include "array/window.h"
+#include "base/mem.h"
+#include "py/base/args.h"
+#include "py/arrays/arrays.h"
+
+#define WINDOW "fanin.window"
+
+/* A thread that works on a window without the GIL sets `busy`; the calls of others then fail. */
+typedef struct window {
+    fan_window *w;
+    atomic_flag busy;
+} window;
+
+static void window_free(PyObject *capsule)
+{
+    window *self = PyCapsule_GetPointer(capsule, WINDOW);
+    fan_window_free(self->w);
+    fan_free(self);
+}
+
+/* window_enter: returns the window, to be left; NULL with an exception. */
+static window *window_enter(PyObject *capsule)
+{
+    window *self = PyCapsule_GetPointer(capsule, WINDOW);
+    if (self && atomic_flag_test_and_set(&self->busy)) {
+        PyErr_SetString(PyExc_RuntimeError, "window: another thread uses it");
+        return NULL;
+    }
+    return self;
+}
+
+static void window_leave(window *self) { atomic_flag_clear(&self->busy); }
+
+/* window_threads_begin: lets other Python threads run if the window is large. window_threads_end accepts NULL. */
+static PyThreadState *window_threads_begin(const window *self)
+{
+    return fan_window_size(self->w) * (int64_t)sizeof(int64_t) >= FAN_BUSY_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static void window_threads_end(PyThreadState *left)
+{
+    if (left)
+        PyEval_RestoreThread(left);
+}
+
+/* window_done: None, or NULL with the exception of a status. */
+static PyObject *window_done(fan_status status, const fan_error *err)
+{
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, err);
+}
+
+static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_dtype d;
+    int64_t size;
+    if (fan_dtype_parse(a[0], &d) < 0 || fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
+        return NULL;
+    if (d == FAN_DT_NONE || !fan_exact_fits(d))
+        return PyErr_Format(PyExc_ValueError, "window_new: expected a real or complex float dtype, got %R", a[0]);
+    if (size < 0 || size > INT64_MAX / 1024)
+        return PyErr_Format(PyExc_ValueError, "window_new: %S elements are more than memory can hold", a[1]);
+    window *self = fan_calloc(sizeof *self);
+    if (self)
+        self->w = fan_window_new(d, size);
+    if (!self || !self->w) {
+        fan_free(self);
+        return PyErr_NoMemory();
+    }
+    PyObject *capsule = PyCapsule_New(self, WINDOW, window_free);
+    if (!capsule) {
+        fan_window_free(self->w);
+        fan_free(self);
+    }
+    return capsule;
+}
+
+/* window_check_array: 0 if the array is dense memory on the host that fits the window, or -1 with an exception. */
+static int window_check_array(const window *self, const fan_value *v, const char *call, PyObject *o)
+{
+    if (v->form != FAN_FORM_DENSE || v->device != fan_cpu())
+        return fan_refuse(PyExc_TypeError, "%s: expected a dense array on the CPU, got %s", call, FAN_TYPE_TEXT(o));
+    if (v->array->size != fan_window_size(self->w))
+        return fan_refuse(PyExc_ValueError, "%s: expected an array of %lld elements, got %lld", call,
+                          (long long)fan_window_size(self->w), (long long)v->array->size);
+    return 0;
+}
+
+/* window_check_term: 0 if the window can add the array, or -1 with an exception; `first`: the array before it. */
+static int window_check_term(const window *self, const fan_value *v, const fan_array *first, PyObject *o)
+{
+    fan_dtype d = fan_window_dtype(self->w);
+    if (window_check_array(self, v, "window_add", o) < 0)
+        return -1;
+    if (!fan_dtype_can_cast(v->dtype, d))
+        return fan_refuse(PyExc_ValueError, "window_add: a window of %s cannot add an array of %s", fan_dtype_name(d),
+                          fan_dtype_name(v->dtype));
+    if (!fan_array_same_shape(v->array, first))
+        return fan_refuse(PyExc_ValueError, "window_add: expected arrays of one shape");
+    return 0;
+}
+
+static PyObject *window_add(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *arrays = a[1], *result = NULL;
+    size_t n = (size_t)PyTuple_GET_SIZE(arrays), read = 0;
+    window *self = window_enter(a[0]);
+    fan_value *values = fan_calloc((n + !n) * sizeof *values);
+    const fan_array **in = fan_alloc((n + !n) * sizeof(const fan_array *));
+    FAN_UNINITIALIZED fan_error err;
+    if (!self)
+        goto done;
+    if (!values || !in) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (; read < n; read++) {
+        PyObject *o = PyTuple_GET_ITEM(arrays, read);
+        if (fan_import(o, false, false, &values[read]) < 0)
+            goto done;
+        in[read] = values[read].array;
+        if (window_check_term(self, &values[read], in[0], o) < 0) {
+            read++;
+            goto done;
+        }
+    }
+    fan_error_clear(&err);
+    PyThreadState *left = window_threads_begin(self);
+    fan_status status = fan_window_add(self->w, in, n, &err);
+    window_threads_end(left);
+    result = window_done(status, &err);
+done:
+    for (size_t i = 0; i < read; i++)
+        fan_value_release(&values[i]);
+    fan_free(values);
+    fan_free(in);
+    if (self)
+        window_leave(self);
+    return result;
+}
+
+static PyObject *window_blocks(PyObject *Py_UNUSED(module), PyObject *capsule)
+{
+    const window *self = PyCapsule_GetPointer(capsule, WINDOW);
+    return self ? PyLong_FromLongLong(fan_window_blocks(self->w)) : NULL;
+}
+
+/* window_run: reads a run of blocks; -1 with an exception. */
+static int window_run(const window *self, PyObject *const *a, int64_t *first, int64_t *count)
+{
+    int64_t blocks = fan_window_blocks(self->w);
+    if (fan_index(a[0], "window: first", PyExc_IndexError, first) < 0 ||
+        fan_index(a[1], "window: count", PyExc_IndexError, count) < 0)
+        return -1;
+    if (*first < 0 || *count < 0 || *first > blocks || *count > blocks - *first)
+        return fan_refuse(PyExc_IndexError, "window: expected a run of its %lld blocks, got first %S, count %S",
+                          (long long)blocks, a[0], a[1]);
+    return 0;
+}
+
+static PyObject *window_room(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    int64_t first, count;
+    PyObject *result = NULL;
+    window *self = window_enter(a[0]);
+    if (!self)
+        return NULL;
+    if (window_run(self, a + 1, &first, &count) == 0)
+        result = PyLong_FromSize_t(fan_window_room(self->w, first, count));
+    window_leave(self);
+    return result;
+}
+
+/* window_check_message: 0 for an array of uint8 without gaps, or -1 with an exception. */
+static int window_check_message(PyObject *o, const char *call)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    if (PyArray_TYPE(a) == NPY_UBYTE && PyArray_NDIM(a) == 1 && PyArray_IS_C_CONTIGUOUS(a))
+        return 0;
+    return fan_refuse(PyExc_TypeError, "%s: expected a contiguous array of uint8 with one axis", call);
+}
+
+static PyObject *window_pack(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    int64_t first, count;
+    PyObject *result = NULL;
+    window *self = window_enter(a[0]);
+    if (!self)
+        return NULL;
+    if (window_run(self, a + 1, &first, &count) < 0 || window_check_message(a[3], "window_pack") < 0)
+        goto done;
+    PyArrayObject *out = (PyArrayObject *)a[3];
+    size_t room = fan_window_room(self->w, first, count);
+    if (!PyArray_ISWRITEABLE(out) || (size_t)PyArray_SIZE(out) < room) {
+        fan_refuse(PyExc_BufferError, "window_pack: expected %zu writable bytes, got %zd", room, PyArray_SIZE(out));
+        goto done;
+    }
+    PyThreadState *left = window_threads_begin(self);
+    size_t bytes = fan_window_pack(self->w, first, count, PyArray_DATA(out));
+    window_threads_end(left);
+    result = PyLong_FromSize_t(bytes);
+done:
+    window_leave(self);
+    return result;
+}
+
+static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    int64_t first, count;
+    PyObject *result = NULL;
+    FAN_UNINITIALIZED fan_error err;
+    window *self = window_enter(a[0]);
+    if (!self)
+        return NULL;
+    if (window_run(self, a + 1, &first, &count) == 0 && window_check_message(a[3], "window_merge_packed") == 0) {
+        PyArrayObject *message = (PyArrayObject *)a[3];
+        fan_error_clear(&err);
+        PyThreadState *left = window_threads_begin(self);
+        fan_status status =
+            fan_window_merge_packed(self->w, first, count, PyArray_DATA(message), (size_t)PyArray_SIZE(message), &err);
+        window_threads_end(left);
+        result = window_done(status, &err);
+    }
+    window_leave(self);
+    return result;
+}
+
+/* window_check_round: 0 if the sum can be written to `out` with this scale, or -1 with an exception. */
+static int window_check_round(const window *self, const fan_value *out, const fan_take *how, PyObject *o)
+{
+    fan_dtype d = fan_window_dtype(self->w);
+    if (window_check_array(self, out, "window_round", o) < 0)
+        return -1;
+    if (fan_dtype_kind(d) != fan_dtype_kind(out->dtype))
+        return fan_refuse(PyExc_ValueError, "window_round: a sum of %s cannot be written to an array of %s",
+                          fan_dtype_name(d), fan_dtype_name(out->dtype));
+    if (how->scale.on && !how->real && fan_dtype_kind(d) != 'c')
+        return fan_refuse(PyExc_ValueError, "window_round: a sum of %s needs a real number as scale",
+                          fan_dtype_name(d));
+    return 0;
+}
+
+static PyObject *window_round(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    fan_value out = {0};
+    fan_take how = {0};
+    PyObject *result = NULL;
+    window *self = window_enter(a[0]);
+    if (!self)
+        return NULL;
+    if (fan_scale_arg(a[2], &how) < 0 || fan_import_out(a[1], &out) < 0)
+        goto done;
+    if (window_check_round(self, &out, &how, a[1]) == 0) {
+        PyThreadState *left = window_threads_begin(self);
+        fan_window_round(out.array, self->w, how.scale.on ? &how.scale : NULL);
+        window_threads_end(left);
+        result = Py_NewRef(Py_None);
+    }
+    fan_value_release(&out);
+done:
+    window_leave(self);
+    return result;
+}
+
+#include "py/declared/window.h"

@@ -1,0 +1,449 @@
+/* args: reads the arguments of a call, and converts each to a number or a text; errors name the argument. */
+#include "py/base/args.h"
+
+#include "buffer/sync.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- the arguments of a call ---- */
+
+#define WORD_MAX 32 /* bytes of a parameter's name */
+
+/* distance: how many letters must be changed, added or removed to make b of a; both are shorter than WORD_MAX. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[WORD_MAX + 1], n = strlen(b);
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
+    for (size_t i = 1; a[i - 1]; i++) {
+        size_t left_above = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            size_t above = row[j], best = above < row[j - 1] ? above : row[j - 1];
+            row[j] = a[i - 1] == b[j - 1] ? left_above : 1 + (left_above < best ? left_above : best);
+            left_above = above;
+        }
+    }
+    return row[n];
+}
+
+/* Arguments of other libraries, and ours of the same meaning. */
+static const char *const elsewhere[][2] = {{"retain_graph", "keep_graph"}};
+
+static int refuse_unknown(const fan_decl *d, PyObject *name)
+{
+    const char *text = PyUnicode_AsUTF8(name), *near = NULL;
+    if (!text) {
+        PyErr_Clear(); /* a lone surrogate: no name of ours is near */
+        text = "";
+    }
+    size_t n = strlen(text), least = n < 4 ? 2 : 3; /* a name is near if fewer letters differ */
+    for (size_t i = 0; n > 0 && n < WORD_MAX && i < d->n; i++) {
+        size_t changes = distance(text, d->names[i]);
+        if (changes < least) {
+            least = changes;
+            near = d->names[i];
+        }
+    }
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        for (size_t j = 0; strcmp(text, elsewhere[i][0]) == 0 && j < d->n; j++)
+            near = strcmp(d->names[j], elsewhere[i][1]) == 0 ? d->names[j] : near;
+    if (near)
+        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U': did you mean '%s'?", d->call, name, near);
+    else
+        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U'", d->call, name);
+    return -1;
+}
+
+static int refuse_positional(const fan_decl *d, Py_ssize_t given)
+{
+    char names[256] = "";
+    for (size_t i = 0; i < d->by_place; i++)
+        fan_append(names, sizeof names, "%s%s", i == 0 ? "" : i + 1 == d->by_place ? " and " : ", ", d->names[i]);
+    if (d->by_place == 0)
+        PyErr_Format(PyExc_TypeError, "%s() takes %s, got %zd by position", d->call,
+                     d->n ? "arguments by name only" : "no arguments", given);
+    else
+        PyErr_Format(PyExc_TypeError, "%s() takes %s by position%s; got %zd by position", d->call, names,
+                     d->n > d->by_place ? ", and the rest by name" : "", given);
+    return -1;
+}
+
+/* by_name: writes the value that the caller gave by this name. */
+static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject **values)
+{
+    size_t i = 0;
+    while (i < d->n && PyUnicode_CompareWithASCIIString(name, d->names[i]) != 0)
+        i++;
+    if (i == d->n)
+        return refuse_unknown(d, name);
+    if (i < d->by_place_only) {
+        PyErr_Format(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
+        return -1;
+    }
+    if (values[i]) {
+        PyErr_Format(PyExc_TypeError, "%s() got '%U' twice: by position and by name", d->call, name);
+        return -1;
+    }
+    values[i] = value;
+    return 0;
+}
+
+/* X(letter, condition on o, what the message calls it) */
+#define KIND_LIST(X)                                     \
+    X('a', PyArray_Check(o), "an ndarray")               \
+    X('b', PyByteArray_Check(o), "a bytearray")          \
+    X('c', PyType_Check(o), "a type")                    \
+    X('d', PyDict_Check(o), "a dict")                    \
+    X('f', is_bool(o), "a bool")                         \
+    X('F', o == Py_None || is_bool(o), "a bool or None") \
+    X('l', PyList_Check(o), "a list")                    \
+    X('s', PyUnicode_Check(o), "a str")                  \
+    X('t', PyTuple_Check(o), "a tuple")
+
+static bool is_bool(PyObject *o) { return PyBool_Check(o) || PyArray_IsScalar(o, Bool); }
+
+static int check_kinds(const fan_decl *d, PyObject **values)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        PyObject *o = values[i];
+        const char *expected = NULL;
+#define X(letter, condition, text)                    \
+    if (o && d->kinds[i] == (letter) && !(condition)) \
+        expected = text;
+        KIND_LIST(X)
+#undef X
+        if (expected) {
+            PyErr_Format(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call, d->names[i], expected,
+                         FAN_TYPE_TEXT(o));
+            return -1;
+        }
+        if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
+            values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
+    }
+    return 0;
+}
+
+static int check_parsed(const fan_decl *d, PyObject **values)
+{
+    for (size_t i = 0; i < d->required; i++)
+        if (!values[i]) {
+            PyErr_Format(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
+            return -1;
+        }
+    return d->kinds ? check_kinds(d, values) : 0;
+}
+
+int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+{
+    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (nargs > d->by_place)
+        return refuse_positional(d, nargs);
+    for (Py_ssize_t i = 0; i < d->n; i++)
+        values[i] = i < nargs ? args[i] : NULL;
+    for (Py_ssize_t k = 0; k < named; k++)
+        if (by_name(d, PyTuple_GET_ITEM(kwnames, k), args[nargs + k], values) < 0)
+            return -1;
+    return check_parsed(d, values);
+}
+
+int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values)
+{
+    Py_ssize_t nargs = PyTuple_GET_SIZE(args), at = 0;
+    PyObject *name, *value;
+    if (nargs > d->by_place)
+        return refuse_positional(d, nargs);
+    for (Py_ssize_t i = 0; i < d->n; i++)
+        values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
+    while (named && PyDict_Next(named, &at, &name, &value)) {
+        if (!PyUnicode_Check(name)) {
+            PyErr_Format(PyExc_TypeError, "%s(): expected keywords that are str, got %s", d->call, FAN_TYPE_TEXT(name));
+            return -1;
+        }
+        if (by_name(d, name, value, values) < 0)
+            return -1;
+    }
+    return check_parsed(d, values);
+}
+
+/* ---- one argument ---- */
+
+int fan_number_arg(PyObject *o, const char *what, int64_t *out)
+{
+    if (!o)
+        return 0;
+    if (!PyIndex_Check(o))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
+    PyObject *i = PyNumber_Index(o);
+    int overflow = 0;
+    long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
+    Py_XDECREF(i);
+    if (overflow)
+        return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R", what, o);
+    *out = n;
+    return n == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
+{
+    PyObject *i;
+    int overflow = 0;
+    long long n;
+    if (PyBool_Check(o) || PyArray_IsScalar(o, Bool))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got the bool %R", what, o);
+    if (PyLong_CheckExact(o)) {
+        n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    } else {
+        if (!PyIndex_Check(o))
+            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
+        i = PyNumber_Index(o);
+        if (!i)
+            return -1;
+        n = PyLong_AsLongLongAndOverflow(i, &overflow);
+        Py_DECREF(i);
+    }
+    if (n == -1 && PyErr_Occurred())
+        return -1;
+    bool out_of_range = overflow || n < 0;
+    if (out_of_range && !negative) {
+        *out = -1;
+        return 0;
+    }
+    if (out_of_range)
+        return fan_refuse(negative, "%s: expected a non-negative integer%s, got %R", what,
+                          overflow > 0 || n > 0 ? " that fits 64 bits" : "", o);
+    *out = n;
+    return 0;
+}
+
+/* fan_text_arg: a name as the core and its messages have it; NULL with an exception. */
+const char *fan_text_arg(PyObject *text)
+{
+    Py_ssize_t n;
+    const char *words = PyUnicode_AsUTF8AndSize(text, &n);
+    if (words && strlen(words) == (size_t)n)
+        return words;
+    if (!words && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+        fan_refuse(PyExc_ValueError, "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
+    }
+    if (!words)
+        return NULL;
+    fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
+    return NULL;
+}
+
+/* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
+int fan_is_bare(PyObject *o)
+{
+    PyObject *arrays, *answer;
+    int bare;
+    if (PyList_Check(o) || PyTuple_Check(o))
+        return 0;
+    arrays = fan_arrays();
+    answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    bare = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return bare;
+}
+
+int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
+{
+    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
+        (!Py_TYPE(o)->tp_iter && !PySequence_Check(o)))
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what, FAN_TYPE_TEXT(o));
+    *out = PySequence_Tuple(o);
+    return *out ? 0 : -1;
+}
+
+/* ---- making one ---- */
+
+int fan_budget_arg(PyObject *o, uint64_t *out)
+{
+    PyObject *i;
+    int negative;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        double f = PyFloat_AS_DOUBLE(o);
+        if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+            return fan_refuse(PyExc_ValueError,
+                              "budget: expected a non-negative whole number of bytes, or math.inf, got %R", o);
+        *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
+        return 0;
+    }
+    i = PyNumber_Index(o);
+    if (!i)
+        return -1;
+    *out = PyLong_AsUnsignedLongLong(i);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
+        if (negative != 0) {
+            if (negative > 0)
+                fan_refuse(PyExc_ValueError, "budget: expected a non-negative number of bytes, got %R", o);
+            Py_DECREF(i);
+            return -1;
+        }
+        *out = UINT64_MAX;
+    }
+    Py_DECREF(i);
+    return 0;
+}
+
+int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
+{
+    if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
+    if (!PyUnicode_Check(o))
+        return fan_budget_arg(o, out);
+    if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
+        return fan_refuse(PyExc_ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
+    *out = FAN_BUDGET_AUTO;
+    return 0;
+}
+
+PyObject *fan_budget_wrap(uint64_t budget)
+{
+    if (budget == FAN_BUDGET_AUTO)
+        return PyUnicode_FromString("auto");
+    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
+}
+
+/* fan_accumulate_arg: a dtype, or "exact". */
+int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
+{
+    *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
+    *dtype = FAN_DT_NONE;
+    return *exact ? 0 : fan_dtype_parse(o, dtype);
+}
+
+void fan_scale_finish(fan_take *how)
+{
+    fan_scale *s = &how->scale;
+    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
+    if (how->integral)
+        s->i = (int64_t)s->re;
+}
+
+/* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
+int fan_scale_arg(PyObject *o, fan_take *how)
+{
+    PyObject *number = NULL;
+    fan_scale *s = &how->scale;
+    int overflow = 0;
+    how->real = true;
+    if (o == Py_None)
+        return 0;
+    s->on = true;
+    if (PyComplex_Check(o) || PyArray_IsScalar(o, ComplexFloating)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        if (c.real == -1.0 && PyErr_Occurred())
+            return -1;
+        s->re = c.real;
+        s->im = c.imag;
+        how->real = false;
+    } else if (PyFloat_Check(o) || PyBool_Check(o) || PyArray_IsScalar(o, Bool)) {
+        s->re = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : (double)PyObject_IsTrue(o);
+    } else if (PyIndex_Check(o) && !PyArray_Check(o)) {
+        number = PyNumber_Index(o);
+        s->i = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
+        s->re = number ? PyLong_AsDouble(number) : 0;
+        Py_XDECREF(number);
+        if (!PyErr_Occurred()) {
+            how->integral = !overflow;
+            return 0;
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
+    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) || PyBytes_Check(o) ||
+               !Py_TYPE(o)->tp_as_number || !Py_TYPE(o)->tp_as_number->nb_float) {
+        return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
+    } else {
+        number = PyNumber_Float(o);
+        s->re = number ? PyFloat_AS_DOUBLE(number) : 0;
+        Py_XDECREF(number);
+        if (!number)
+            return -1;
+    }
+    fan_scale_finish(how);
+    return 0;
+}
+
+int fan_int_arg(PyObject *o, PyObject *large, int64_t *out)
+{
+    Py_ssize_t n;
+    if (!PyIndex_Check(o) || PyBool_Check(o)) {
+        PyErr_Format(PyExc_TypeError, "expected an integer, got %.80s", Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    n = PyNumber_AsSsize_t(o, large);
+    *out = n;
+    return n == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int fan_ints_arg(PyObject *o, int64_t *out)
+{
+    PyObject *items;
+    Py_ssize_t n;
+    if (PyIndex_Check(o))
+        return fan_int_arg(o, PyExc_ValueError, out) < 0 ? -1 : 1;
+    if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
+        if (PyErr_ExceptionMatches(PyExc_TypeError))
+            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s",
+                         Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    n = PyTuple_GET_SIZE(items);
+    if (n > FAN_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "at most %d dimensions are supported, not %zd", FAN_MAX_NDIM, n);
+        n = -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (fan_int_arg(PyTuple_GET_ITEM(items, i), PyExc_ValueError, out + i) < 0)
+            n = -1;
+    Py_DECREF(items);
+    return (int)n;
+}
+
+PyObject *fan_ints(int n, const int64_t *items)
+{
+    PyObject *t = PyTuple_New(n);
+    for (int i = 0; t && i < n; i++) {
+        PyObject *item = PyLong_FromLongLong(items[i]);
+        if (!item)
+            Py_CLEAR(t);
+        else
+            PyTuple_SET_ITEM(t, i, item);
+    }
+    return t;
+}
+
+static int refuse_plan(PyObject *word)
+{
+    char every[FAN_PLAN_COUNT * 16] = "";
+    if (PyErr_Occurred())
+        return -1;
+    for (int k = 0; k < FAN_PLAN_COUNT; k++)
+        fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
+    PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word,
+                 every);
+    return -1;
+}
+
+int fan_plans_arg(PyObject *words, uint64_t *bits)
+{
+    *bits = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
+        PyObject *word = PyTuple_GET_ITEM(words, i);
+        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
+        uint64_t here = text ? fan_plan_bits(text) : 0;
+        if (!here)
+            return refuse_plan(word);
+        *bits |= here;
+    }
+    return 0;
+}

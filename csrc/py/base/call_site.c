@@ -1,0 +1,120 @@
+/* call_site: the line of the user's code that made a call. Races, traces and warnings name it.
+ *
+ * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
+ * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
+ * file.
+ */
+#include "py/base/py.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const programs[] = {"cli", "demo", "testing", "conformance", "__main__", NULL};
+
+/* inside: is `path` a file of the package in `home` (its folder, with the slash) that is plumbing? */
+static bool inside(const char *path, const char *home)
+{
+    size_t n = strlen(home);
+    if (n == 0 || strncmp(path, home, n) != 0)
+        return false;
+    for (const char *const *p = programs; *p; p++)
+        if (strncmp(path + n, *p, strlen(*p)) == 0)
+            return false;
+    return true;
+}
+
+/* package_home: the package's folder, with the slash; "" if it is not known. New reference. */
+static PyObject *package_home(void)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *package = modules ? PyDict_GetItemString(modules, "fanin") : NULL; /* borrowed */
+    PyObject *file = package ? PyObject_GetAttrString(package, "__file__") : NULL;
+    PyObject *home = NULL;
+    if (file && PyUnicode_Check(file)) {
+        Py_ssize_t slash = PyUnicode_FindChar(file, '/', 0, PyUnicode_GET_LENGTH(file), -1);
+        home = PyUnicode_Substring(file, 0, slash + 1);
+    }
+    Py_XDECREF(file);
+    PyErr_Clear();
+    return home ? home : PyUnicode_FromString("");
+}
+
+/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an
+ * exception. */
+static PyObject *name_of(PyObject *filename)
+{
+    fan_state *st = fan_state_get();
+    PyObject *name = NULL, *home = NULL;
+    const char *path, *slash, *dir;
+    if (!st->site_cache && !(st->site_cache = PyDict_New()))
+        return NULL;
+    name = PyDict_GetItemWithError(st->site_cache, filename);
+    if (name || PyErr_Occurred())
+        return name;
+    path = PyUnicode_AsUTF8(filename);
+    home = package_home();
+    dir = path && home ? PyUnicode_AsUTF8(home) : NULL;
+    if (!dir)
+        goto done;
+    slash = strrchr(path, '/');
+    if (inside(path, dir) || strncmp(path, "<frozen ", 8) == 0)
+        name = Py_NewRef(Py_None);
+    else
+        name = PyUnicode_FromString(slash && slash[1] ? slash + 1 : path);
+    if (name && PyDict_SetItem(st->site_cache, filename, name) < 0)
+        Py_CLEAR(name);
+    Py_XDECREF(name); /* the cache holds it */
+done:
+    Py_XDECREF(home);
+    return name;
+}
+
+/* call_site_find: the name of this place, "" for plumbing and unknown places; of the module's state. Reading
+ * a line number means to go through the table of its function, so that a place is only read once. */
+static const char *call_site_find(PyFrameObject *frame)
+{
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    int at = PyFrame_GetLasti(frame);
+    fan_call_site_known *place = &fan_state_get()->call_sites[((uintptr_t)code >> 5 ^ (unsigned)at) % FAN_CALL_SITES];
+    if (place->code == (PyObject *)code && place->at == at) {
+        Py_DECREF(code);
+        return place->text;
+    }
+    PyObject *live = fan_exception_take(), *name = name_of(code->co_filename);
+    const char *text = name && name != Py_None ? PyUnicode_AsUTF8(name) : "";
+    place->text[0] = '\0';
+    place->at = at;
+    if (!text || text[0])
+        snprintf(place->text, sizeof place->text, "%s:%d", text ? text : "?", PyFrame_GetLineNumber(frame));
+    PyErr_Clear();
+    if (!name)
+        Py_CLEAR(code);
+    Py_XSETREF(place->code, (PyObject *)code); /* kept: another code object never lies where this one does */
+    fan_exception_put(live);
+    return place->text;
+}
+
+void fan_call_site_forget(fan_state *st)
+{
+    for (size_t i = 0; i < FAN_CALL_SITES; i++)
+        Py_CLEAR(st->call_sites[i].code);
+}
+
+void fan_call_site(char *buf, size_t size)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (size == 0)
+        return;
+    buf[0] = '\0';
+    Py_XINCREF(frame);
+    while (frame && !buf[0]) {
+        const char *text = call_site_find(frame);
+        size_t n = strnlen(text, size - 1);
+        memcpy(buf, text, n);
+        buf[n] = '\0';
+        PyFrameObject *back = n ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+}

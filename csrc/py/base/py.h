@@ -1,0 +1,244 @@
+/* py: what the files of this folder share. The one header with Python.h; nothing outside this folder includes it.
+ *
+ * Everything that Python allows to be per module lives in `fan_state`; there are no static PyObjects.
+ */
+#ifndef FAN_PY_PY_H
+#define FAN_PY_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifndef NPY_NO_DEPRECATED_API
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#endif
+#define PY_ARRAY_UNIQUE_SYMBOL fan_numpy_api
+#ifndef FAN_PY_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+#include <structmember.h>
+
+#include "buffer/plain.h"
+#include "device/sim/sim.h"
+
+#include <string.h>
+
+/* X(field, name): names that are looked up or compared often, interned once. */
+#define FAN_NAME_LIST(X)                  \
+    X(str_budget, "budget")               \
+    X(str_key, "key")                     \
+    X(str_stream, "stream")               \
+    X(str_donate, "donate")               \
+    X(str_copy, "copy")                   \
+    X(str_out, "out")                     \
+    X(str_scale, "scale")                 \
+    X(str_slot, "slot")                   \
+    X(str_writable, "writable")           \
+    X(str_shape, "shape")                 \
+    X(str_dtype, "dtype")                 \
+    X(str_device, "device")               \
+    X(str_accumulate, "accumulate")       \
+    X(str_combine, "combine")             \
+    X(str_name, "name")                   \
+    X(str_is_neg, "is_neg")               \
+    X(str_is_conj, "is_conj")             \
+    X(str_requires_grad, "requires_grad") \
+    X(str_increment_version, "increment_version")
+
+/* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
+#define FAN_STATE_LIST(X)                                                                                   \
+    X(PyTypeObject, buffer_type)                                                                            \
+    X(PyTypeObject, stream_type)                                                                            \
+    X(PyTypeObject, event_type)                                                                             \
+    X(PyTypeObject, graph_type)                                                                             \
+    X(PyTypeObject, array_type)                                                                             \
+    X(PyTypeObject, machine_type)                                                                           \
+    X(PyTypeObject, trace_type)                                                                             \
+    X(PyTypeObject, target_type)                                                                            \
+    X(PyTypeObject, exporter_type)                                                                          \
+    X(PyTypeObject, recording_type)                                                                         \
+    X(PyTypeObject, function_type)                                                                          \
+    X(PyTypeObject, node_type)                                                                              \
+    X(PyTypeObject, leaf_type)                                                                              \
+    X(PyTypeObject, edges_type)                                                                             \
+    X(PyTypeObject, hook_type)                                                                              \
+    X(PyTypeObject, graph_tree_type)                                                                        \
+    X(PyTypeObject, graph_function_type)                                                                    \
+    X(PyTypeObject, graph_step_type)                                                                        \
+    X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
+    X(PyObject, graph_stats_type)                                                                           \
+    X(PyTypeObject, walk_type)                                                                              \
+    X(PyObject, race_error)                                                                                 \
+    X(PyObject, device_error)                                                                               \
+    X(PyObject, device_oom_error)                                                                           \
+    X(PyObject, capture_error)                                                                              \
+    X(PyObject, dtype_error)                                                                                \
+    X(PyObject, mismatch_warning)                                                                           \
+    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
+    X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
+    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                                 \
+    X(PyObject, slot_type)      /* fanin.Slot */                                                            \
+    X(PyObject, table_types)    /* a dict: types that are read by an exchange table, and how (library.c) */ \
+    X(PyTypeObject, torch_type)                                                                             \
+    X(PyObject, parameter_type)                                                                             \
+    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
+    X(PyObject, torch_requires_grad)                                                                        \
+    X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */           \
+    X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */            \
+    X(PyObject, stats_type)    /* fanin.Stats */                                                            \
+    X(PyObject, counters_type) /* fanin.Counters */                                                         \
+    X(PyObject, process_counters_type)                                                                      \
+    X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
+    X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
+    X(PyObject, zero)        /* the int 0 */                                                                \
+    X(PyObject, site_cache)
+
+#define FAN_FREELIST 8
+#define FAN_CALL_SITES 64
+/* What a place in a code object is called (call_site.c). */
+typedef struct fan_call_site_known {
+    PyObject *code; /* held; NULL: there is none here */
+    int at;         /* its instruction */
+    char text[96];  /* "": plumbing */
+} fan_call_site_known;
+#define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
+typedef struct fan_state {
+#define X(type, field) type *field;
+    FAN_STATE_LIST(X)
+#undef X
+#define X(field, name) PyObject *field;
+    FAN_NAME_LIST(X)
+#undef X
+    PyObject *ml_types[FAN_DT_COUNT];     /* scalar types of ml_dtypes, once the caller has imported it; else NULL */
+    bool has_ml_types;                    /* all of them */
+    const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
+    const struct fan_dl_api *torch_api;   /* how torch tensors are read without a call (dlpack.h); NULL: not known */
+    uint8_t torch_origin;
+    PyObject *freelist[FAN_FREELIST]; /* InputBuffers without references, for their next lives */
+    unsigned nfreelist;
+    Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
+    bool counters_known;
+    fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
+    uint64_t budget;                                /* of buffers that name none (set_options) */
+    bool detect;             /* of passes that give none; nodes remember where they are made (set_options) */
+    struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
+} fan_state;
+
+int fan_numpy_import(void); /* numpy.c; -1 with an exception */
+
+/* state.c */
+fan_state *fan_state_get(void);     /* the module state (the newest, if the module was loaded again); borrowed */
+void fan_state_link(fan_state *st); /* makes it the newest */
+void fan_state_unlink(fan_state *st);
+PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
+/* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
+PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
+
+/* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
+typedef struct fan_gil {
+    bool taken; /* by fan_gil_enter, which had to */
+    bool left;  /* .. and unlocked a buffer of the C API meanwhile (api_lock.h) */
+    PyGILState_STATE state;
+} fan_gil;
+bool fan_gil_held(void);
+bool fan_finalizing(void);      /* the interpreter is gone or going: what others gave may be gone, too */
+bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+void fan_gil_leave(fan_gil *g);
+/* fan_allow_threads_begin: other threads may run from here to the end, which gets the result. A thread that has no GIL
+ * to release, a device's for one, releases none, and then NULL is returned. */
+void *fan_allow_threads_begin(void);
+void fan_allow_threads_end(void *left);
+
+static inline void fan_error_clear(fan_error *err)
+{
+    err->status = FAN_OK;
+    err->code = 0;
+    err->text[0] = '\0';
+}
+
+/* fan_word_of: a str that is held against known words, in UTF-8; "", which is none of them, where it has a NUL; NULL
+ * with an exception. Lives as long as the str. */
+static inline const char *fan_word_of(PyObject *text)
+{
+    Py_ssize_t n;
+    const char *word = PyUnicode_AsUTF8AndSize(text, &n);
+    return !word || strlen(word) == (size_t)n ? word : "";
+}
+
+/* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already). A live
+ * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
+ * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
+PyObject *fan_raise(fan_status s, const fan_error *err);
+/* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
+fan_status fan_from_python(fan_error *err);
+/* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
+ * NULL, after an error. */
+void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
+/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
+PyObject *fan_raise_sim(fan_status s, const fan_error *err);
+/* fan_check_signals: whether a signal wants the work ended. On any thread. */
+fan_status fan_check_signals(fan_error *err);
+/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
+ * meanwhile. */
+PyObject *fan_exception_take(void);
+void fan_exception_put(PyObject *e);
+/* fan_error_context: a prefix for messages, "grads: slot 2 (w1), key 3: ". Push and pop on one thread. */
+typedef struct fan_error_context {
+    const char *buffer;
+    PyObject *slot_name; /* a str, or NULL; borrowed */
+    Py_ssize_t slot;     /* -1: none */
+    int64_t key;         /* -1: none */
+    fan_stream *stream;  /* on which the imported object is ready; NULL: unknown; borrowed */
+    struct fan_error_context *outer;
+} fan_error_context;
+void fan_error_context_push(fan_error_context *w);
+void fan_error_context_pop(fan_error_context *w);
+fan_stream *fan_error_context_stream(void); /* of the innermost; borrowed */
+/* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use; returns buf.
+ * FAN_TYPE_TEXT: the same, in memory of the block around. */
+const char *fan_type_text(const PyObject *o, char *buf, size_t size);
+#define FAN_TYPE_TEXT(o) fan_type_text((o), (char[208]){""}, 208)
+/* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
+int fan_refuse(PyObject *type, const char *fmt, ...);
+int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
+
+/* dtype.c (numpy <-> fan): */
+/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
+ * reference; TypeError for a dtype of ml_dtypes that the caller has not imported. */
+fan_dtype fan_dtype_of_descr(PyArray_Descr *d);
+PyArray_Descr *fan_descr_of_dtype(fan_dtype d);
+/* fan_dtype_parse: reads a NumPy dtype, torch dtype, name or type; None: FAN_DT_NONE. Returns -1 with TypeError or
+ * ValueError. */
+int fan_dtype_parse(PyObject *o, fan_dtype *out);
+/* fan_dtype_refuse: raises DTypeError with the reason why an array of this dtype is not taken. Returns -1. */
+int fan_dtype_refuse(PyArray_Descr *d, const char *what);
+/* fan_dtype_needs_ml_dtypes: whether NumPy has the dtype from ml_dtypes alone, which the caller has not imported. */
+bool fan_dtype_needs_ml_dtypes(fan_dtype d);
+
+/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
+void fan_call_site(char *buf, size_t size);
+void fan_call_site_forget(fan_state *st); /* before the state goes */
+
+/* Every type's file offers its spec; module.c adds them in order. */
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
+    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
+    fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
+    fan_hook_spec, fan_backward_walk_spec;
+/* Their vectorcalls. */
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+/* Functions of the module, one table per file, joined in module.c. */
+extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
+    fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
+    fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
+    fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[];
+/* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
+void fan_cuda_compile_in_python(void);
+#ifdef FAN_TEST
+extern PyMethodDef fan_test_functions[];
+#endif
+int fan_c_api_add(PyObject *m); /* api/table.c; -1 with an exception */
+
+#endif

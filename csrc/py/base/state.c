@@ -1,0 +1,100 @@
+/* state: the module's state, NumPy's C API, and whether a thread may call Python. */
+#define FAN_PY_IMPORTS_NUMPY
+#include "py/base/api_lock.h"
+#include "py/base/py.h"
+
+int fan_numpy_import(void) { return PyArray_ImportNumPyAPI(); }
+
+/* ---- state ---- */
+
+/* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the
+ * first go on with theirs. */
+static fan_state *newest;
+
+fan_state *fan_state_get(void) { return newest; }
+
+void fan_state_link(fan_state *st)
+{
+    st->older = newest;
+    newest = st;
+}
+
+void fan_state_unlink(fan_state *st)
+{
+    for (fan_state **at = &newest; *at; at = &(*at)->older)
+        if (*at == st) {
+            *at = st->older;
+            return;
+        }
+}
+
+PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
+{
+    if (!*cache) {
+        PyObject *m = PyImport_ImportModule(module);
+        PyObject *o = m && name ? PyObject_GetAttrString(m, name) : Py_XNewRef(m);
+        Py_XDECREF(m);
+        /* The import may have run other threads, and they this function. */
+        if (*cache)
+            Py_XDECREF(o);
+        else
+            *cache = o;
+    }
+    return *cache;
+}
+
+PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
+
+/* ---- the GIL, and the lock of a buffer of the C API (api_lock.h) ---- */
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()
+#define FINALIZING() Py_IsFinalizing()
+#else
+#define CURRENT_THREAD_STATE() _PyThreadState_UncheckedGet()
+#define FINALIZING() _Py_IsFinalizing()
+#endif
+
+bool fan_gil_held(void)
+{
+    /* PyGILState_Check returns 1 where it cannot check, after finalization for one. */
+    PyThreadState *mine = PyGILState_GetThisThreadState();
+    return mine && mine == CURRENT_THREAD_STATE();
+}
+
+bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
+
+bool fan_gil_enter(fan_gil *g)
+{
+    g->taken = g->left = false;
+    if (fan_gil_held())
+        return true;
+    if (fan_finalizing())
+        return false;
+    g->left = fan_api_leave(); /* a thread that has the GIL may wait for this lock */
+    g->state = PyGILState_Ensure();
+    g->taken = true;
+    return true;
+}
+
+void fan_gil_leave(fan_gil *g)
+{
+    if (g->taken)
+        PyGILState_Release(g->state);
+    fan_api_return(g->left);
+}
+
+void *fan_allow_threads_begin(void)
+{
+    /* A thread that has no lock to give, a device's for one, gives none. */
+    uintptr_t left = fan_api_leave();
+    return (void *)((fan_gil_held() ? (uintptr_t)PyEval_SaveThread() : 0) | left);
+}
+
+void fan_allow_threads_end(void *left)
+{
+    uintptr_t in_api = (uintptr_t)left & 1;
+    if ((uintptr_t)left != in_api)
+        PyEval_RestoreThread((PyThreadState *)((uintptr_t)left - in_api));
+    fan_api_return(in_api);
+}

@@ -1,0 +1,136 @@
+/* step: a call as a step of an explored schedule. */
+#include "py/base/args.h"
+#include "py/base/handles.h"
+
+#include "device/sim/sim.h"
+
+int fan_sched_enter_or_raise(void)
+{
+    if (fan_sched_enter()) {
+        fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ); /* any call may depend on them */
+        return 0;
+    }
+    PyObject *sim = PyImport_ImportModule("fanin.sim.machine");
+    PyObject *type = sim ? PyObject_GetAttrString(sim, "Abandoned") : NULL;
+    if (type)
+        PyErr_SetString(type, "the machine ends this run");
+    Py_XDECREF(type);
+    Py_XDECREF(sim);
+    return -1;
+}
+
+static size_t small_index(PyObject *o)
+{
+    Py_ssize_t i = fan_small_index(o);
+    return i < 0 ? SIZE_MAX : (size_t)i;
+}
+
+/* buffer_accessed: the slots that a call with this argument writes; NULL: all slots, and it reads what is counted. */
+static void buffer_accessed(const fan_buffer *b, PyObject *slots)
+{
+    if (slots && (PyList_CheckExact(slots) || PyTuple_CheckExact(slots))) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(slots); i++)
+            fan_buffer_seen(b, small_index(PySequence_Fast_GET_ITEM(slots, i)), FAN_SCHED_WRITE);
+        return;
+    }
+    fan_buffer_seen(b, slots ? small_index(slots) : SIZE_MAX, FAN_SCHED_WRITE);
+    if (!slots) {
+        fan_buffer_seen_counters(b);
+        fan_buffer_seen_parked(b);
+    }
+}
+
+/* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record their own steps, and
+ * a leaf's gradient has a lock. */
+static void accessed(PyObject *o, PyObject *slots)
+{
+    const fan_state *st = fan_state_get();
+    PyTypeObject *type = Py_TYPE(o);
+    if (type == st->buffer_type)
+        buffer_accessed(fan_buffer_of(o), slots);
+    else if (type == st->array_type)
+        fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
+    else if (type == st->event_type)
+        fan_sim_read_event(fan_event_of(o));
+    else if (type == st->edges_type || type == st->hook_type || type == st->walk_type ||
+             type == st->graph_function_type || PyType_IsSubtype(type, st->node_type))
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+}
+
+/* step_begin: opens the step and records what the call may access; -1 with an exception. */
+static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    Py_ssize_t n = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+    PyObject *slots = nargs > 0 ? args[0] : NULL;
+    bool writes = false; /* memory of the caller's */
+    if (fan_sched_enter_or_raise() < 0)
+        return -1;
+    for (Py_ssize_t i = nargs; i < n; i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i - nargs);
+        if (PyUnicode_CompareWithASCIIString(name, "slot") == 0 || PyUnicode_CompareWithASCIIString(name, "slots") == 0)
+            slots = args[i] == Py_None ? slots : args[i];
+        writes |= PyUnicode_CompareWithASCIIString(name, "out") == 0;
+    }
+    fan_sched_access(FAN_THING_HOST_MEMORY, 0, writes ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
+    accessed(self, slots);
+    for (Py_ssize_t i = 0; i < n; i++)
+        accessed(args[i], NULL);
+    return 0;
+}
+
+PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (step_begin(self, args, nargs, kwnames) < 0)
+        return NULL;
+    PyObject *result = call(self, args, nargs, kwnames);
+    fan_sched_leave();
+    return result;
+}
+
+PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    if (step_begin(type, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
+        return NULL;
+    if (type != (PyObject *)fan_state_get()->buffer_type)
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+    PyObject *result = call(type, args, nargsf, kwnames);
+    fan_sched_leave();
+    return result;
+}
+
+PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg)
+{
+    if (step_begin(self, &arg, arg != NULL, NULL) < 0)
+        return NULL;
+    PyObject *result = call(self, arg);
+    fan_sched_leave();
+    return result;
+}
+
+PyObject *fan_step_repr(reprfunc call, PyObject *self)
+{
+    if (step_begin(self, NULL, 0, NULL) < 0)
+        return NULL;
+    PyObject *result = call(self);
+    fan_sched_leave();
+    return result;
+}
+
+PyObject *fan_step_get(getter call, PyObject *self, void *closure)
+{
+    if (step_begin(self, NULL, 0, NULL) < 0)
+        return NULL;
+    PyObject *result = call(self, closure);
+    fan_sched_leave();
+    return result;
+}
+
+int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure)
+{
+    if (step_begin(self, &value, value != NULL, NULL) < 0)
+        return -1;
+    int result = call(self, value, closure);
+    fan_sched_leave();
+    return result;
+}

@@ -1,0 +1,214 @@
+/* add_n: the sum of arrays, without a buffer of the caller's. */
+#include "array/extents.h"
+#include "py/buffer/buffer_object.h"
+#include "py/base/args.h"
+
+/* ---- add_n ---- */
+
+/* note: adds to the live exception which array it is about. */
+static void note(Py_ssize_t i)
+{
+    PyObject *e = fan_exception_take(), *done = NULL;
+    if (e)
+        done = PyObject_CallMethod(e, "add_note", "N", PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
+    if (!done)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    fan_exception_put(e);
+}
+
+static int add_any(fan_buffer *core, PyObject *array, int64_t key)
+{
+    fan_contribution c = {.key = key};
+    int bad = fan_import(array, false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_drop(&fan_python, &c.value);
+    return bad ? -1 : 0;
+}
+
+static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(arrays);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *array = PyTuple_GET_ITEM(arrays, i);
+        int64_t key = -1;
+        int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
+        if (added == 0)
+            added = fan_plain_add_only(core, array, key);
+        if (added < 0 || (added == 0 && add_any(core, array, key) < 0)) {
+            note(i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* all_readable: of arrays that are checked at use; their library is asked before anything is looked at once more. */
+static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind, const char *const *data)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!fan_plain_has_own_value(arrays[i]))
+            return false;
+    for (size_t i = 0; i < n; i++)
+        if (!fan_plain_is_unchanged(arrays[i], kind, data[i]))
+            return false;
+    return true;
+}
+
+/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
+ * not plain ones. */
+static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS]; /* their list may change while they are summed */
+    FAN_UNINITIALIZED fan_plain_kind kind, other;
+    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
+    PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
+    char *data, *to;
+    if (n < 2 || n > FAN_PLAIN_TERMS || !fan_plain_import(items[0], &kind, &data) || (kind.check_at_use && out) ||
+        kind.scalar || !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind)) ||
+        !fan_plain_is_flat(fan_plain_bytes(&kind), (size_t)n) || !fan_plain_allowed())
+        return NULL;
+    src[0] = data;
+    for (Py_ssize_t i = 1; i < n; i++) {
+        if (!fan_plain_import(items[i], &other, &data) || !fan_plain_same(&kind, &other))
+            return NULL;
+        src[i] = data;
+    }
+    if (out) {
+        if (!fan_plain_writable_now(out, &other, &to) || !fan_plain_same(&kind, &other))
+            return NULL;
+        uint64_t bytes = fan_plain_bytes(&kind);
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (src[i] != to && fan_flats_meet(src[i], bytes, to, bytes))
+                return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        held[i] = Py_NewRef(items[i]);
+    PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(held[0], &kind, &to);
+    if (sum && kind.check_at_use && !all_readable(held, (size_t)n, &kind, src))
+        Py_CLEAR(sum);
+    if (sum)
+        fan_plain_sum(&fan_python, &kind, src, (size_t)n, to);
+    for (Py_ssize_t i = 0; i < n; i++)
+        Py_DECREF(held[i]);
+    return sum;
+}
+
+/* pair_of: both are given up. */
+static PyObject *pair_of(PyObject *sum, PyObject *stats)
+{
+    PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
+    Py_DECREF(sum);
+    Py_XDECREF(stats);
+    return pair;
+}
+
+/* The arguments of add_n as they come; NULL: not given. */
+typedef struct add_n_args {
+    PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
+} add_n_args;
+
+/* operands_of: the arrays, and their keys (NULL: none), as tuples; new references, errors too. */
+static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
+{
+    int bare = fan_is_bare(a->arrays);
+    if (bare < 0)
+        return -1;
+    if (bare || PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays) || PyDict_Check(a->arrays) ||
+        !Py_TYPE(a->arrays)->tp_iter)
+        return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
+                          Py_TYPE(a->arrays)->tp_name, bare ? ": give list(x) or [x, ..]" : "");
+    if (!(*items = PySequence_Tuple(a->arrays)))
+        return -1;
+    if (PyTuple_GET_SIZE(*items) == 0)
+        return fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
+    if (!a->keys || a->keys == Py_None)
+        return 0;
+    if (!(*keys = PySequence_Tuple(a->keys)))
+        return -1;
+    if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
+        return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(*items),
+                          PyTuple_GET_SIZE(*keys));
+    return 0;
+}
+
+/* take_sum: what the buffer's one slot holds. */
+static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
+{
+    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None, *outs, *list;
+    PyObject *sum = fan_plain_take_only(core, out, scale);
+    if (sum)
+        return sum;
+    outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
+    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
+    if (list)
+        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_XDECREF(outs);
+    Py_XDECREF(list);
+    return sum;
+}
+
+/* sum_in: by a buffer of its own. */
+static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
+{
+    PyObject *sum = add_all(core, items, keys) == 0 ? take_sum(core, a) : NULL;
+    return sum && stats ? pair_of(sum, fan_stats_wrap(core, 0)) : sum;
+}
+
+static PyObject *add_n_any(const add_n_args *a)
+{
+    PyObject *items = NULL, *keys = NULL, *sum = NULL;
+    fan_buffer_config config = {
+        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
+    fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_buffer *core = NULL;
+    FAN_UNINITIALIZED fan_error err;
+    config.stats = a->stats == Py_True;
+    fan_error_context_push(&w);
+    if (operands_of(a, &items, &keys) == 0 &&
+        fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
+        fan_error_clear(&err);
+        fan_status status = fan_buffer_new(&config, &core, &err);
+        sum = status == FAN_OK ? sum_in(core, items, keys, a, config.stats) : fan_raise(status, &err);
+    }
+    fan_error_context_pop(&w);
+    if (core) {
+        PyObject *live = fan_exception_take();
+        fan_buffer_free(core);
+        fan_exception_put(live);
+    }
+    Py_XDECREF(items);
+    Py_XDECREF(keys);
+    return sum;
+}
+
+/* add_n_fast: add_n(arrays). */
+static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                      PyObject **result)
+{
+    if (nargs != 1 || kwnames)
+        return 0;
+    *result = add_n_plain(args[0], NULL);
+    return *result || PyErr_Occurred();
+}
+
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
+{
+    const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
+    if (!a.keys && !a.accumulate && !a.scale && !a.stats) {
+        PyObject *sum = add_n_plain(a.arrays, a.out == Py_None ? NULL : a.out);
+        if (sum || PyErr_Occurred())
+            return sum;
+    }
+    return add_n_any(&a);
+}
+
+PyObject *fan_add_two(PyObject *a, PyObject *b)
+{
+    PyObject *both = PyTuple_Pack(2, a, b), *const values[6] = {both}, *sum = both ? add_n(NULL, values) : NULL;
+    Py_XDECREF(both);
+    return sum;
+}
+
+#include "py/declared/add_n.h"

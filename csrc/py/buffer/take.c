@@ -1,0 +1,326 @@
+/* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core; else by values. */
+#include "py/buffer/buffer_object.h"
+
+#include "base/mem.h"
+
+/* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
+static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready,
+                      fan_value *value)
+{
+    fan_error_context w = {.buffer = name,
+                           .slot_name = fan_name_at(slot_names, slot),
+                           .slot = (Py_ssize_t)slot,
+                           .key = -1,
+                           .stream = ready};
+    int bad = 0;
+    Py_INCREF(item);
+    fan_error_context_push(&w);
+    if (item != Py_None)
+        bad = fan_import_out(item, value);
+    fan_error_context_pop(&w);
+    Py_DECREF(item);
+    return bad;
+}
+
+/* parse_out: a list as long as the buffer, of arrays and None. */
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready,
+                     fan_value *values)
+{
+    int bare = fan_is_bare(out);
+    if (bare < 0)
+        return -1;
+    if (!PyList_Check(out) && !PyTuple_Check(out))
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s", n,
+                          FAN_TYPE_TEXT(out), bare ? ": give [array]" : "");
+    if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n,
+                          n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
+    for (size_t i = 0; i < n; i++) {
+        if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+            return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
+        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready, &values[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static fan_value *new_values(size_t n)
+{
+    fan_value *v = fan_calloc(sizeof *v * (n ? n : 1));
+    for (size_t i = 0; v && i < n; i++)
+        v[i].dtype = FAN_DT_NONE;
+    if (!v)
+        PyErr_NoMemory();
+    return v;
+}
+
+static void free_values(fan_value *v, size_t n)
+{
+    PyObject *live = fan_exception_take();
+    for (size_t i = 0; v && i < n; i++)
+        fan_value_drop(&fan_python, &v[i]);
+    fan_free(v);
+    fan_exception_put(live);
+}
+
+/* Exports the sums while the core still holds them, so that an exception loses none. */
+typedef struct shown {
+    PyObject *list;
+    const fan_value *outs; /* NULL: none */
+} shown;
+
+static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
+{
+    const shown *to = ctx;
+    fan_value copy;
+    if (!sum) { /* reports our write to libraries that count writes */
+        const fan_value *out = &to->outs[slot];
+        PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
+        PyObject *wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+        Py_XDECREF(wrote);
+        return wrote || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
+    }
+    FAN_TRY(fan_value_copy(&fan_python, sum, &copy, err));
+    PyObject *item = fan_export(&copy);
+    if (!item)
+        return fan_from_python(err);
+    PyList_SET_ITEM(to->list, (Py_ssize_t)slot, item);
+    return FAN_OK;
+}
+
+/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is
+ * shown is made before the slots are emptied; what was written into out= needs nothing that can fail. */
+PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
+                       PyObject *scale, bool writable)
+{
+    size_t n = only ? 1 : fan_buffer_slots(core);
+    fan_value *outs = NULL, *results = new_values(n);
+    PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
+    shown to = {.list = list};
+    fan_take how = {.one = only != NULL,
+                    .slot = only ? *only : 0,
+                    .stream = stream,
+                    .writable = writable,
+                    .show = show,
+                    .ctx = &to};
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status = FAN_OK;
+    bool done = false;
+    fan_memory_leave_begin();
+    if (!list || fan_scale_arg(scale, &how) < 0)
+        goto done;
+    if (only && (PyList_Check(out) || PyTuple_Check(out))) {
+        fan_refuse(PyExc_TypeError, "out: expected the array for slot %zu, got %s: with slot= give the array itself",
+                   *only, FAN_TYPE_TEXT(out));
+        goto done;
+    }
+    if (out != Py_None) {
+        to.outs = outs = new_values(n);
+        if (!outs || (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
+                           : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
+            goto done;
+        how.out = outs;
+    }
+    fan_error_clear(&err);
+    status = fan_buffer_take(core, &how, results, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!PyList_GET_ITEM(list, (Py_ssize_t)i)) /* the caller's own array, or None */
+            PyList_SET_ITEM(list, (Py_ssize_t)i, fan_export(&results[i]));
+    done = true;
+done:
+    free_values(outs, n);
+    free_values(results, n);
+    fan_memory_leave_end();
+    if (!done)
+        Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *only_item(PyObject *list)
+{
+    PyObject *item = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
+    Py_XDECREF(list);
+    return item;
+}
+
+PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
+{
+    enum { STREAM, SLOT, OUT, SCALE, WRITABLE };
+    const buffer_object *self = fan_buffer_self(o);
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_stream *s = NULL;
+    PyObject *list = NULL;
+    size_t slot = 0;
+    bool one = a[SLOT] && a[SLOT] != Py_None;
+    if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
+        return NULL;
+    fan_error_context_push(&w);
+    if (fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &s) == 0)
+        list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
+                            a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
+    fan_error_context_pop(&w);
+    fan_stream_drop(s);
+    return one ? only_item(list) : list;
+}
+
+/* ---- slots of plain contributions (buffer/plain.h) ---- */
+
+bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    if (!fan_plain_import(o, kind, data))
+        return false;
+    if (!kind->check_at_use)
+        return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
+    Py_INCREF(o); /* this calls its library, which may run any code */
+    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* before it is written it is looked at again */
+    Py_DECREF(o);
+    return good;
+}
+
+/* out=: of a take of one slot the array itself. */
+typedef struct out_args {
+    PyObject *out;
+    bool one;
+} out_args;
+
+static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
+                               uint64_t *bytes)
+{
+    const out_args *to = ctx;
+    FAN_UNINITIALIZED fan_plain_kind is;
+    if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
+        return FAN_PLAIN_REFUSED;
+    PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
+    if (o == Py_None)
+        return FAN_PLAIN_NOWHERE;
+    Py_INCREF(o); /* this calls its library, which may remove it from the list */
+    if (!fan_plain_writable_now(o, &is, data) || (kind && !fan_plain_same(&is, kind))) {
+        Py_DECREF(o);
+        return FAN_PLAIN_REFUSED;
+    }
+    *object = o;
+    *bytes = fan_plain_bytes(&is);
+    return FAN_PLAIN_THERE;
+}
+
+/* scale_of: false: reading its value needs a call, or it is wrong. */
+static bool scale_of(PyObject *value, fan_take *how)
+{
+    if (value == Py_None)
+        return true;
+    if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && !PyComplex_CheckExact(value))
+        return false;
+    if (fan_scale_arg(value, how) == 0)
+        return true;
+    PyErr_Clear();
+    return false;
+}
+
+/* take_options_of: the options of take that plain contributions need; false: another option, or a wrong one. */
+static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
+{
+    const fan_state *st = fan_state_get();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
+        if (name == st->str_writable && (value == Py_True || value == Py_False)) {
+            how->writable = value == Py_True;
+        } else if (name == st->str_out) {
+            *out = value == Py_None ? NULL : value;
+        } else if (name == st->str_slot && value != Py_None) {
+            Py_ssize_t slot = fan_small_index(value);
+            if (slot < 0)
+                return false;
+            how->one = true;
+            how->slot = (size_t)slot;
+        } else if (name == st->str_scale) {
+            if (!scale_of(value, how))
+                return false;
+        } else if (value != Py_None || (name != st->str_slot && name != st->str_stream)) {
+            return false;
+        }
+    }
+    return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
+}
+
+static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_plain_outs *places)
+{
+    void *sum = NULL;
+    if (!fan_plain_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
+        return NULL;
+    return sum ? sum : Py_NewRef(Py_None);
+}
+
+static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_plain_outs *places)
+{
+    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
+    PyObject *list = PyList_New((Py_ssize_t)self->n);
+    PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
+    if (!list || !fan_plain_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
+        Py_XDECREF(list);
+        return NULL;
+    }
+    for (size_t i = 0; i < self->n; i++)
+        if (!items[i])
+            items[i] = Py_NewRef(Py_None);
+    return list;
+}
+
+static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
+{
+    PyObject *out = NULL;
+    fan_take how = {.stream = NULL};
+    if ((kwnames && !take_options_of(args, kwnames, &out, &how)) || (how.one && how.slot >= self->n) ||
+        (out && !how.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n))
+        return NULL;
+    out_args to = {out, how.one};
+    fan_plain_outs places = {outs_at, &to};
+    PyObject *sums =
+        how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
+    if (!sums && PyErr_Occurred())
+        PyErr_Clear(); /* the general path raises the error again, if it is one */
+    return sums;
+}
+
+PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
+{
+    fan_take how = {.one = true, .writable = true};
+    out_args to = {out, true};
+    fan_plain_outs places = {outs_at, &to};
+    PyObject *sum = scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
+    if (!sum && PyErr_Occurred())
+        PyErr_Clear(); /* as above */
+    return sum;
+}
+
+int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
+{
+    *result = nargs == 0 ? take_plain(fan_buffer_self(o), args, kwnames) : NULL;
+    return *result != NULL;
+}
+
+/* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
+PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;
+    bool some, bad;
+    fan_stats s;
+    int64_t bad_key;
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status;
+    if (!type)
+        return NULL;
+    fan_error_clear(&err);
+    status = fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    if (!some)
+        Py_RETURN_NONE;
+    key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
+    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax,
+                                       (unsigned long long)s.nonfinite, key)
+               : NULL;
+}

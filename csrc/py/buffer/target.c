@@ -1,0 +1,132 @@
+/* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
+#include "py/buffer/buffer_object.h"
+#include "py/base/args.h"
+
+#include <string.h>
+
+typedef struct target_object {
+    PyObject_HEAD PyObject *buffer; /* held */
+    fan_target t;
+    size_t slot;
+    int64_t key;
+    fan_stream *stream; /* held; NULL: S4 */
+    enum { FRESH, LENT, OVER } state;
+} target_object;
+
+static target_object *of(PyObject *o) { return (target_object *)o; }
+
+PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream)
+{
+    PyTypeObject *type = fan_state_get()->target_type;
+    target_object *self = (target_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->buffer = Py_NewRef(buffer);
+    self->slot = slot;
+    self->key = key;
+    self->stream = stream ? fan_stream_hold(stream) : NULL;
+    return (PyObject *)self;
+}
+
+static int end(target_object *self, bool good)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status;
+    bool device = self->t.device->backend->has_streams;
+    self->state = OVER;
+    err.status = FAN_OK;
+    err.text[0] = '\0';
+    status = fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
+                                   device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
+    if (status != FAN_OK && good)
+        fan_raise(status, &err);
+    return status == FAN_OK || !good ? 0 : -1;
+}
+
+static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    target_object *self = of(o);
+    FAN_UNINITIALIZED fan_error err;
+    PyObject *out;
+    fan_status status;
+    if (self->state != FRESH) {
+        PyErr_SetString(PyExc_RuntimeError, "a target is entered once; make another with buffer.target()");
+        return NULL;
+    }
+    err.status = FAN_OK;
+    err.text[0] = '\0';
+    status = fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key, self->stream, &self->t, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    self->state = LENT;
+    if (self->t.device->backend->has_streams)
+        out = fan_array_wrap(self->t.array, self->t.device);
+    else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
+        fan_refuse(PyExc_TypeError,
+                   "the sum runs in a dtype that NumPy has only through ml_dtypes: import ml_dtypes first");
+        out = NULL;
+    } else
+        out = fan_export_array(self->t.array);
+    if (!out) {
+        PyObject *live = fan_exception_take();
+        /* Nothing was written: the running sum is what it was, so a failure here must not poison it. */
+        fan_buffer_target_cancel(fan_buffer_of(self->buffer), &self->t);
+        self->state = OVER;
+        fan_exception_put(live);
+    }
+    return out;
+}
+
+static PyObject *target_exit(PyObject *o, PyObject *const *a)
+{
+    target_object *self = of(o);
+    if (self->state != LENT) {
+        PyErr_SetString(PyExc_RuntimeError, "this target was not entered");
+        return NULL;
+    }
+    if (end(self, a[0] == Py_None) < 0)
+        return NULL;
+    Py_RETURN_FALSE;
+}
+
+static int target_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(of(o)->buffer);
+    return 0;
+}
+
+static int target_clear(PyObject *o)
+{
+    target_object *self = of(o);
+    if (self->state == LENT)
+        end(self, false);
+    Py_CLEAR(self->buffer);
+    return 0;
+}
+
+static void target_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live = fan_exception_take();
+    PyObject_GC_UnTrack(o);
+    target_clear(o);
+    fan_stream_drop(of(o)->stream);
+    fan_exception_put(live);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+#include "py/declared/Target.h"
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)target_doc}, {Py_tp_dealloc, target_dealloc}, {Py_tp_traverse, target_traverse},
+    {Py_tp_clear, target_clear},     {Py_tp_methods, target_methods}, {0, NULL},
+};
+
+PyType_Spec fan_target_spec = {
+    .name = "fanin._core.Target",
+    .basicsize = sizeof(target_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

@@ -1,0 +1,145 @@
+#include "py/device/backends.h"
+#include "py/base/args.h"
+
+#include <limits.h>
+#include <string.h>
+
+#define X(name) extern const fan_backend_entry fan_##name##_entry;
+FAN_BACKENDS(X)
+#undef X
+
+static const fan_backend_entry *const backends[] = {
+#define X(name) &fan_##name##_entry,
+    FAN_BACKENDS(X)
+#undef X
+};
+
+#define N_BACKENDS (sizeof backends / sizeof *backends)
+
+const fan_backend_entry *fan_backend_of_dlpack(long type)
+{
+    for (size_t i = 0; i < N_BACKENDS; i++)
+        for (size_t k = 0; type && k < 2; k++)
+            if (backends[i]->backend->dlpack[k] == type)
+                return backends[i];
+    return NULL;
+}
+
+int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out)
+{
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = b->find(index, out, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
+fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
+{
+    fan_stream *s = NULL;
+    fan_error err = {0};
+    fan_status status = d->backend->find_stream(d, handle, &s, &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return s;
+}
+
+void fan_backends_keep(size_t bytes)
+{
+    for (size_t i = 0; i < N_BACKENDS; i++)
+        if (backends[i]->keep)
+            backends[i]->keep(bytes);
+}
+
+size_t fan_backends_trim(void)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < N_BACKENDS; i++)
+        if (backends[i]->trim)
+            bytes += backends[i]->trim();
+    return bytes;
+}
+
+/* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX if it is too large;
+ * -1: `name` is no name of its devices. */
+static long backend_index(const fan_backend_entry *b, const char *name)
+{
+    size_t n = strlen(b->backend->name);
+    long index = 0;
+    if (strncmp(name, b->backend->name, n) != 0)
+        return -1;
+    if (!name[n])
+        return b->bare_name ? 0 : -1;
+    const char *digits = name + n + 1;
+    if (!b->count || name[n] != ':' || !*digits || digits[strspn(digits, "0123456789")])
+        return -1;
+    for (; *digits; digits++)
+        index = index > INT_MAX ? LONG_MAX : 10 * index + (*digits - '0');
+    return index;
+}
+
+int fan_device_arg(PyObject *o, fan_device **out)
+{
+    const char *name;
+    *out = NULL;
+    if (!o || o == Py_None)
+        return 0;
+    if (!PyUnicode_Check(o)) {
+        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
+                     Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    if (!(name = fan_word_of(o)))
+        return -1;
+    for (size_t i = 0; i < N_BACKENDS; i++) {
+        long index = backend_index(backends[i], name);
+        if (index >= 0 && index <= INT_MAX)
+            return fan_backend_device(backends[i], index, out);
+        if (index > 0) {
+            PyErr_Format(PyExc_ValueError, "there is no %U: no machine has so many devices", o);
+            return -1;
+        }
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
+                 "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
+                 o);
+    return -1;
+}
+
+static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; names && i < N_BACKENDS; i++) {
+        int n = 1;
+        Py_BEGIN_ALLOW_THREADS
+            if (backends[i]->count)
+                n = backends[i]->count();
+        Py_END_ALLOW_THREADS
+        for (int k = 0; names && k < n; k++) {
+            PyObject *name = backends[i]->count ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
+                                                : PyUnicode_FromString(backends[i]->backend->name);
+            if (!name || PyList_Append(names, name) < 0)
+                Py_CLEAR(names);
+            Py_XDECREF(name);
+        }
+    }
+    return names;
+}
+
+static PyObject *backend_of_dlpack(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    long n = PyLong_AsLong(type);
+    if (n == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    const fan_backend_entry *b = fan_backend_of_dlpack(n);
+    if (!b)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(b->backend->name);
+}
+
+#include "py/declared/backends.h"

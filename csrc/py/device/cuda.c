@@ -1,0 +1,232 @@
+/* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
+#include "py/base/args.h"
+#include "py/base/handles.h"
+#include "py/device/backends.h"
+
+#include "device/cuda/driver.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
+{
+    const char *given = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_use(given, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static int put_kernels(PyObject *kernels, int index, const char *words)
+{
+    char name[32];
+    snprintf(name, sizeof name, "cuda:%d", index);
+    PyObject *text = PyUnicode_FromString(words);
+    int code = text ? PyDict_SetItemString(kernels, name, text) : -1;
+    Py_XDECREF(text);
+    return code;
+}
+
+/* describe_cuda: what is there, as a dict: {"why": text} where nothing is. */
+static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
+{
+    PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(), *made = NULL;
+    for (int i = 0; kernels && i < fan_cuda_count(c); i++)
+        if (fan_cuda_kernels(c, i) && put_kernels(kernels, i, fan_cuda_kernels(c, i)) < 0)
+            Py_CLEAR(kernels);
+    for (int i = 0; devices && i < fan_cuda_count(c); i++) {
+        char text[256];
+        fan_error err = {0};
+        if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
+            snprintf(text, sizeof text, "%.250s", err.text);
+        PyObject *one = PyUnicode_FromString(text);
+        if (!one || PyList_Append(devices, one) < 0)
+            Py_CLEAR(devices);
+        Py_XDECREF(one);
+    }
+    for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
+        if (!api->has[i]) {
+            PyObject *name = PyUnicode_FromString(api->missing[i]);
+            if (!name || PyDict_SetItemString(missing, fan_cuda_feature_words((fan_cuda_feature)i), name) < 0)
+                Py_CLEAR(missing);
+            Py_XDECREF(name);
+        }
+    if (devices && kernels && missing)
+        made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices,
+                             "kernels", kernels, "missing", missing);
+    Py_XDECREF(devices);
+    Py_XDECREF(kernels);
+    Py_XDECREF(missing);
+    return made;
+}
+
+static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status;
+    PyObject *made;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_open(&c, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    made = describe_cuda(fan_cuda_driver(c), c);
+    fan_cuda_drop(c);
+    return made;
+}
+
+/* fill: `init`'s values onto the device, and there when the call returns. */
+static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
+{
+    fan_operand from = {.array = init, .acc = init->dtype};
+    fan_stream *s = d->backend->current(d);
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status =
+        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
+    if (status == FAN_OK)
+        status = fan_stream_sync(s, err);
+    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
+        (void)fan_memory_record_stream(a->storage, s, NULL);
+    fan_stream_drop(s);
+    return status;
+}
+
+static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *values)
+{
+    PyObject *where = values[0], *made = NULL;
+    PyArrayObject *from = (PyArrayObject *)values[1];
+    fan_device *d = NULL;
+    bool empty = values[2] == Py_True;
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    fan_array *init = NULL, *a = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_ERR_NOMEM;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
+    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
+        fan_device_drop(d);
+        return PyErr_Format(PyExc_ValueError,
+                            "device_array: expected a device with streams and an array of numbers, got %R and dtype %R",
+                            where, PyArray_DESCR(from));
+    }
+    for (int i = 0; i < PyArray_NDIM(from); i++) {
+        shape[i] = PyArray_DIM(from, i);
+        strides[i] = PyArray_STRIDE(from, i);
+    }
+    fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
+    if (st)
+        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
+    Py_BEGIN_ALLOW_THREADS
+        if (status == FAN_OK)
+            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+        if (status == FAN_OK && !empty)
+            status = fill(d, a, init, &err);
+    Py_END_ALLOW_THREADS
+    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    fan_array_drop(a);
+    fan_array_drop(init);
+    fan_storage_drop(st);
+    fan_device_drop(d);
+    return made;
+}
+
+static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    uint64_t bits;
+    if (fan_plans_arg(words, &bits) < 0)
+        return NULL;
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    fan_cuda_leave_out(c, bits);
+    fan_cuda_drop(c);
+    Py_RETURN_NONE;
+}
+
+static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyUnicode_FromString(fan_kernels_made);
+}
+
+/* cuda_compile: fan_compile_kernels by fanin._kernels, on any thread. */
+static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_driver(c);
+    const char *words;
+    Py_buffer code;
+    fan_status status;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
+    if (module)
+        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, err->text);
+    if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
+        status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
+        PyBuffer_Release(&code);
+    } else {
+        status = fan_from_python(err);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(module);
+    PyGILState_Release(gil);
+    return status;
+}
+
+void fan_cuda_compile_in_python(void) { fan_driver_compile(cuda_compile); }
+
+static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBytes_FromStringAndSize((const char *)fan_kernels_source, (Py_ssize_t)fan_kernels_source_bytes);
+}
+
+static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_here(c);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
+static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    if (at == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_holding(c, at);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
+static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    long index = PyLong_AsLong(number);
+    if (index == -1 && PyErr_Occurred())
+        return NULL;
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    bool active = index >= 0 && index <= INT32_MAX && fan_cuda_active(c, (int)index);
+    fan_cuda_drop(c);
+    return PyBool_FromLong(active);
+}
+
+#include "py/declared/cuda.h"

@@ -1,0 +1,145 @@
+/* event: fanin.Event, a point in a stream's queue. */
+#include "py/base/handles.h"
+#include "py/device/backends.h"
+#include "py/base/args.h"
+
+static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
+{
+    PyObject *where = a[0], *made = NULL;
+    fan_device *d = NULL;
+    fan_event *e = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d || !d->backend->has_streams) {
+        fan_device_drop(d);
+        return PyErr_Format(PyExc_ValueError, "Event: %R has no streams and no events: its work runs at once", where);
+    }
+    status = fan_event_new(d, &e, &err);
+    if (status == FAN_OK)
+        made = fan_event_make(type, e);
+    else
+        fan_raise(status, &err);
+    fan_event_drop(e);
+    fan_device_drop(d);
+    return made;
+}
+
+static void event_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    fan_event_drop(fan_event_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *event_record(PyObject *o, PyObject *arg)
+{
+    fan_event *e = fan_event_of(o);
+    fan_stream *s = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_stream_arg(arg, &s) < 0)
+        return NULL;
+    if (!s && !(s = fan_stream_current(e->device)))
+        return PyErr_NoMemory();
+    if (fan_stream_open(s) < 0) {
+        fan_stream_drop(s);
+        return NULL;
+    }
+    if (s->device != e->device) {
+        char mine[32], theirs[32];
+        PyErr_Format(PyExc_ValueError,
+                     "Event.record: the event is of %s, the stream of %s; an event is recorded on its own device: use "
+                     "stream.record()",
+                     fan_device_text(e->device, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
+        fan_stream_drop(s);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_rerecord(e, s, &err);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = fan_event_of(o);
+    fan_error err = {0};
+    fan_status status;
+    bool done = true;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_query(e, &done, &err);
+        if (status == FAN_OK && !done && e->device->backend->nudge)
+            status = e->device->backend->nudge(e->device, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
+}
+
+static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = fan_event_of(o);
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_sync(e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a point in a queue of this process", o);
+}
+
+static PyObject *event_repr(PyObject *o)
+{
+    fan_event *e = fan_event_of(o);
+    fan_stream *s = fan_event_stream(e);
+    unsigned long long handle = s ? s->handle : 0;
+    char text[32];
+    fan_device_text(e->device, text, sizeof text);
+    fan_stream_drop(s);
+    if (!handle)
+        return PyUnicode_FromFormat("<fanin.Event on %s, never recorded>", text);
+    return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, handle);
+}
+
+static PyObject *event_get_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(fan_event_of(o)->device, text, sizeof text));
+}
+
+static PyObject *event_get_stream(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_stream *s = fan_event_stream(fan_event_of(o));
+    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
+    fan_stream_drop(s);
+    return made;
+}
+
+#include "py/declared/Event.h"
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)event_doc},
+    {Py_tp_new, event_new_door},
+    {Py_tp_dealloc, event_dealloc},
+    {Py_tp_repr, event_repr_step},
+    {Py_tp_methods, event_methods},
+    {Py_tp_getset, event_getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_event_spec = {
+    .name = "fanin.Event",
+    .basicsize = sizeof(fan_event_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,240 @@
+/* stream: fanin.Stream, a queue of a device. */
+#include "py/device/backends.h"
+#include "py/base/handles.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
+{
+    PyObject *where = a[0], *number = a[1], *made = NULL;
+    fan_device *d = NULL;
+    fan_stream *s = NULL;
+    unsigned long long handle;
+    if (!PyLong_Check(number) || PyBool_Check(number))
+        return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s", Py_TYPE(number)->tp_name);
+    handle = PyLong_AsUnsignedLongLong(number);
+    if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_ValueError, "Stream: no stream has the handle %R", number);
+    }
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d || !d->backend->has_streams)
+        PyErr_Format(PyExc_ValueError, "Stream: %R has no streams: its work runs at once", where);
+    else
+        s = fan_backend_stream(d, handle);
+    if (s)
+        made = fan_stream_make(type, s);
+    fan_stream_drop(s);
+    fan_device_drop(d);
+    return made;
+}
+
+static void stream_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    fan_stream_drop(fan_stream_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static fan_status wait_stream(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_event *e = NULL;
+    fan_status status;
+    FAN_TRY(fan_event_record(other, &e, err));
+    status = fan_stream_wait(s, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+static PyObject *stream_wait(PyObject *o, PyObject *arg)
+{
+    fan_stream *s = fan_stream_of(o), *other = NULL;
+    fan_event *e = fan_event_arg(arg);
+    fan_error err = {0};
+    fan_status status;
+    if (fan_stream_open(s) < 0)
+        return NULL;
+    if (!e) {
+        bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
+        if (arg != Py_None && fan_stream_arg(arg, &other) < 0 && (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
+            return NULL;
+        PyErr_Clear();
+        if (!other)
+            return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s",
+                                Py_TYPE(arg)->tp_name);
+    } else {
+        fan_stream *recorded = fan_event_stream(e);
+        fan_stream_drop(recorded);
+        if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
+            return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+        fan_stream_drop(other);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = NULL;
+    PyObject *made = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_stream_open(fan_stream_of(o)) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_record(fan_stream_of(o), &e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    made = fan_event_wrap(e);
+    fan_event_drop(e);
+    return made;
+}
+
+static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_stream_sync(fan_stream_of(o), &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_cuda_stream(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    char text[32];
+    if (!fan_stream_of(o)->device->backend->cuda_protocols)
+        return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o,
+                            fan_device_text(fan_stream_of(o)->device, text, sizeof text));
+    return Py_BuildValue("(iK)", 0, (unsigned long long)fan_stream_of(o)->handle);
+}
+
+static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a queue of this process", o);
+}
+
+static PyObject *stream_repr(PyObject *o)
+{
+    char text[32];
+    return PyUnicode_FromFormat("fanin.Stream(\"%s\", %llu)",
+                                fan_device_text(fan_stream_of(o)->device, text, sizeof text),
+                                (unsigned long long)fan_stream_of(o)->handle);
+}
+
+static Py_hash_t stream_hash(PyObject *o) { return (Py_hash_t)(fan_stream_of(o)->id & 0x7fffffff); }
+
+static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
+{
+    PyTypeObject *type = fan_state_get()->stream_type;
+    if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != type || Py_TYPE(b) != type)
+        Py_RETURN_NOTIMPLEMENTED;
+    return PyBool_FromLong((fan_stream_of(a)->id == fan_stream_of(b)->id) == (op == Py_EQ));
+}
+
+static PyObject *stream_get_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(fan_stream_of(o)->device, text, sizeof text));
+}
+
+static PyObject *stream_get_handle(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(fan_stream_of(o)->handle);
+}
+
+#include "py/declared/Stream.h"
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new_door},  {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},       {Py_tp_hash, stream_hash},     {Py_tp_richcompare, stream_compare},
+    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset}, {0, NULL},
+};
+
+PyType_Spec fan_stream_spec = {
+    .name = "fanin.Stream",
+    .basicsize = sizeof(fan_stream_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+/* Functions */
+
+static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    fan_device *d = NULL;
+    fan_stream *s;
+    PyObject *made;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    s = d ? fan_stream_current(d) : NULL;
+    fan_device_drop(d);
+    if (!s)
+        Py_RETURN_NONE;
+    made = fan_stream_wrap(s);
+    fan_stream_drop(s);
+    return made;
+}
+
+static PyObject *push_or_pop(PyObject *o, bool push)
+{
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    fan_stream *s = NULL;
+    if (o == Py_None)
+        return PyErr_Format(PyExc_TypeError, "expected a stream, got None");
+    if (fan_stream_arg(o, &s) < 0)
+        return NULL;
+    if (push)
+        status = fan_stream_push(s, &err);
+    else
+        fan_stream_pop(s);
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, true); }
+
+static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, false); }
+
+static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    fan_device *d = NULL;
+    fan_stream *s;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    s = d ? fan_stream_pushed(d) : NULL;
+    fan_device_drop(d);
+    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
+    fan_stream_drop(s);
+    return made;
+}
+
+static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+#ifndef FAN_BUILD
+#define FAN_BUILD "unknown"
+#endif
+#ifdef __clang__
+    const char *compiler = "clang " __clang_version__;
+#elif defined __GNUC__
+    const char *compiler = "gcc " __VERSION__;
+#else
+    const char *compiler = "unknown";
+#endif
+    return Py_BuildValue("{s:s,s:s}", "compiler", compiler, "build", FAN_BUILD);
+}
+
+#include "py/declared/stream.h"

@@ -1,0 +1,271 @@
+#include "py/engine/c_function.h"
+
+#include "base/mem.h"
+#include "device/cpu/recording.h"
+#include "py/arrays/arrays.h"
+#include "py/base/api_failure.h"
+
+#include <string.h>
+
+#define VALUES_ON_STACK (2 * FAN_SUMS_ON_STACK)
+
+static function_object *function_cast(PyObject *o) { return (function_object *)o; }
+
+/* ---- values ---- */
+
+static const char *node_text(const fan_node *n, char *buf, size_t size)
+{
+    if (n)
+        n->ops->text(n, buf, size);
+    else
+        PyOS_snprintf(buf, size, "a function in C");
+    return buf;
+}
+
+/* import_any: an object that is no ndarray of a known dtype. */
+static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
+{
+    fan_value v;
+    char name[128];
+    bool fits;
+    if (fan_import(o, false, true, &v) < 0)
+        return -1;
+    fits = v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams);
+    if (fits)
+        fan_c_show(fan_array_hold(v.array), out);
+    else
+        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got %s", node_text(n, name, sizeof name),
+                     FAN_TYPE_TEXT(o));
+    fan_value_release(&v);
+    return fits ? 0 : -1;
+}
+
+int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
+{
+    fan_dtype dtype = PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
+    fan_array *a = NULL;
+    int bad = 0;
+    if (dtype != FAN_DT_NONE)
+        bad = fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
+    fan_c_show(bad ? NULL : a, out);
+    return a || bad || o == Py_None ? bad : import_any(o, n, out);
+}
+
+/* ---- call ---- */
+
+/* raise_failure: the function's error as an exception; -1. */
+__attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status, const fanin_error *err)
+{
+    const fan_status core = fan_api_core_status(status);
+    FAN_UNINITIALIZED fan_error failed;
+    char name[128];
+    if (status == FANIN_ERR_PYTHON && PyErr_Occurred())
+        return -1;
+    if (status == FANIN_ERR_NOMEM && !err->text[0]) {
+        PyErr_NoMemory();
+    } else if (core == FAN_ERR_EXTERN) {
+        PyErr_Format(PyExc_SystemError, "%s: its function returned %d without an exception",
+                     node_text(n, name, sizeof name), (int)status);
+    } else {
+        (void)fan_fail(&failed, core, "%s: %.500s", node_text(n, name, sizeof name),
+                       err->text[0] ? err->text : "its function failed without a message");
+        (void)fan_raise_sim(core, &failed);
+    }
+    return -1;
+}
+
+/* refuse_recorded: -1 with an exception: a recording cannot contain the function's work. */
+__attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
+{
+    char name[128];
+    fan_error err = {0};
+    (void)fan_fail(&err, FAN_ERR_CAPTURE,
+                   "%s: a node's function in C cannot be recorded: a replay would not run it again",
+                   node_text(n, name, sizeof name));
+    (void)fan_raise_sim(FAN_ERR_CAPTURE, &err);
+    return -1;
+}
+
+/* call_function: 0, or -1 with an exception. */
+static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
+{
+    FAN_UNINITIALIZED fanin_error err;
+    fanin_status status;
+    if (fan_storage_redirected() && fan_recording_here())
+        return refuse_recorded(n);
+    void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
+    err.text[0] = '\0';
+    status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
+    if (left)
+        fan_allow_threads_end(left);
+    err.text[sizeof err.text - 1] = '\0';
+    if (status == FANIN_OK && !PyErr_Occurred())
+        return 0;
+    return raise_failure(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
+}
+
+static inline bool is_object(const void *sum) { return sum && !fan_is_unboxed(sum); }
+
+/* call_with: converts the sums; Python objects get holds of their own. */
+static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
+{
+    int bad = 0;
+    uint32_t k = 0, imported = 0;
+    for (; k < f->inputs && !bad; k++) {
+        if (!is_object(sums[k]))
+            fan_c_show(sums[k] ? fan_unboxed_array(sums[k]) : NULL, &values[k]);
+        else if (!(bad = fan_c_import(sums[k], n, &values[k])))
+            imported = k + 1;
+    }
+    if (!bad)
+        bad = call_function(f, n, values, values + f->inputs);
+    while (imported-- > 0)
+        if (is_object(sums[imported]))
+            fan_array_drop(fan_c_array(&values[imported]));
+    return bad;
+}
+
+__attribute__((noinline, cold)) static int wrong_number(const function_object *f, const fan_node *n,
+                                                        uint32_t ngradients)
+{
+    char name[128];
+    PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+                 node_text(n, name, sizeof name), ngradients, f->gradients);
+    return -1;
+}
+
+int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
+{
+    FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
+    fanin_value *values = on_stack, *out;
+    size_t all = (size_t)f->inputs + ngradients;
+    int bad;
+    if (n && ngradients != f->gradients)
+        return wrong_number(f, n, ngradients);
+    if (all > VALUES_ON_STACK && !(values = fan_alloc(all * sizeof *values))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    out = values + f->inputs;
+    for (uint32_t i = 0; i < ngradients; i++)
+        fan_c_show(NULL, &out[i]);
+    bad = call_with(f, n, sums, values);
+    for (uint32_t i = 0; i < ngradients; i++)
+        gradients[i] = fan_unboxed(fan_c_array(&out[i]));
+    if (values != on_stack)
+        fan_free(values);
+    return bad;
+}
+
+/* ---- CFunction ---- */
+
+/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their holds. */
+static PyObject *results(void **gradients, uint32_t n)
+{
+    PyObject *all = NULL;
+    bool bad = fan_box_all(gradients, n) < 0;
+    if (!bad && n == 1)
+        return gradients[0] ? gradients[0] : Py_NewRef(Py_None);
+    if (!bad)
+        all = PyTuple_New(n);
+    for (uint32_t i = 0; i < n; i++)
+        if (all)
+            PyTuple_SET_ITEM(all, i, gradients[i] ? (PyObject *)gradients[i] : Py_NewRef(Py_None));
+        else if (gradients[i])
+            fan_object_drop(gradients[i]);
+    return all;
+}
+
+static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    const function_object *f = function_cast(o);
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    PyObject *made = NULL;
+    void **sums, **gradients;
+    if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs)
+        return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd", f->inputs, n);
+    sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
+    if (!sums)
+        return PyErr_NoMemory();
+    gradients = sums + f->inputs;
+    for (Py_ssize_t i = 0; i < n; i++)
+        sums[i] = args[i] == Py_None ? NULL : args[i];
+    if (fan_function_run(f, NULL, sums, gradients, f->gradients) == 0)
+        made = results(gradients, f->gradients);
+    else
+        for (uint32_t i = 0; i < f->gradients; i++)
+            if (gradients[i])
+                fan_object_drop(gradients[i]);
+    fan_free(sums);
+    return made;
+}
+
+PyObject *fan_function_new(const fanin_function *given)
+{
+    fanin_function f;
+    function_object *self;
+    if (!given || given->struct_size != sizeof f)
+        return PyErr_Format(PyExc_ValueError,
+                            "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
+                            given ? given->struct_size : 0);
+    f = *given;
+    if (f.reserved)
+        return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u", f.reserved);
+    if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX || (f.flags & ~FANIN_LONG))
+        return PyErr_Format(PyExc_ValueError,
+                            "function_new: expected a function of 1 input at least and known flags, got %s, %u "
+                            "inputs, %u gradients, flags %u",
+                            f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
+    self = PyObject_New(function_object, fan_state_get()->function_type);
+    if (!self)
+        return NULL;
+    self->vectorcall = function_call;
+    self->call = f.call;
+    self->ctx = f.ctx;
+    self->release = f.release;
+    self->inputs = f.inputs;
+    self->gradients = f.gradients;
+    self->flags = f.flags;
+    return (PyObject *)self;
+}
+
+static void function_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live = fan_exception_take();
+    if (function_cast(o)->release)
+        function_cast(o)->release(function_cast(o)->ctx);
+    if (PyErr_Occurred())
+        PyErr_WriteUnraisable(NULL);
+    fan_exception_put(live);
+    PyObject_Free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *function_repr(PyObject *o)
+{
+    return PyUnicode_FromFormat("<function in C of %u sums, which returns %u gradients>", function_cast(o)->inputs,
+                                function_cast(o)->gradients);
+}
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(function_object, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The function of a node in C, made by `fanin_api.function_new` (docs/c-api.md)."},
+    {Py_tp_dealloc, function_dealloc},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_repr, function_repr},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+PyType_Spec fan_function_spec = {
+    .name = "fanin._core.CFunction",
+    .basicsize = sizeof(function_object),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = slots,
+};

@@ -1,0 +1,455 @@
+/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to buffers and taken
+ * (engine/engine.h, fan_engine_frontend). */
+#include "py/engine/node_object.h"
+
+#include "base/trace.h"
+#include "device/sim/sim.h"
+#include "base/fault.h"
+
+#include <string.h>
+
+/* ---- workers ---- */
+
+enum { CONTEXT, MACHINE, TRACES, PARTS };
+
+/* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
+static PyObject *rings_beside(void)
+{
+    PyObject *module, *rings;
+    if (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on())
+        Py_RETURN_NONE;
+    module = PyImport_ImportModule("fanin._trace.recording");
+    rings = module ? PyObject_CallMethod(module, "beside", NULL) : NULL;
+    Py_XDECREF(module);
+    return rings;
+}
+
+static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
+
+/* machine_now: a capsule of the simulated machine that this thread has entered; None: there is none. */
+static PyObject *machine_now(void)
+{
+    fan_sim *m = fan_sim_entered();
+    PyObject *capsule = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
+    if (m && capsule)
+        fan_sim_hold(m);
+    return capsule;
+}
+
+static fan_status worker_new(void **worker, fan_error *err)
+{
+    PyObject *context = PyContext_CopyCurrent(), *machine = context ? machine_now() : NULL,
+             *rings = machine ? rings_beside() : NULL;
+    *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
+    Py_XDECREF(context);
+    Py_XDECREF(machine);
+    Py_XDECREF(rings);
+    return *worker ? FAN_OK : fan_from_python(err);
+}
+
+static void each_ring(PyObject *rings, const char *method)
+{
+    for (Py_ssize_t i = 0; rings != Py_None && i < PyList_GET_SIZE(rings); i++) {
+        PyObject *none = PyObject_CallMethod(PyList_GET_ITEM(rings, i), method, NULL);
+        if (!none)
+            PyErr_Clear();
+        Py_XDECREF(none);
+    }
+}
+
+/* machine_of: borrowed; NULL: none. */
+static fan_sim *machine_of(PyObject *parts)
+{
+    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
+    return machine == Py_None ? NULL : PyCapsule_GetPointer(machine, "fanin.machine");
+}
+
+static bool worker_enter(void *worker)
+{
+    PyObject *parts = worker;
+    fan_sim *m = machine_of(parts);
+    if (fan_finalizing())
+        return false;
+    (void)PyGILState_Ensure(); /* a thread of the pool has none before */
+    if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
+        PyErr_Clear();
+    if (m)
+        (void)fan_sim_enter(m, NULL);
+    each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
+    return true;
+}
+
+static void worker_leave(void *worker)
+{
+    PyObject *parts = worker;
+    const fan_sim *m = machine_of(parts);
+    each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
+    if (m)
+        fan_sim_leave(m);
+    if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
+        PyErr_Clear();
+    PyGILState_Release(PyGILState_UNLOCKED);
+}
+
+/* ---- gradients ---- */
+
+/* ---- handed through (A14) ---- */
+
+static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
+{
+    const node_more *more = fan_node_object(n)->more;
+    return more && more->slots.specs ? &more->slots.specs[slot] : NULL;
+}
+
+static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
+{
+    const fan_slot_spec *spec = spec_of(to, slot);
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    const int64_t *shape;
+    fan_dtype of;
+    char *data;
+    int ndim;
+    if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
+        return true;
+    if (fan_node_out_buffer(to, slot))
+        return false;
+    if (PyArray_CheckExact(o)) {
+        const PyArrayObject *a = (const PyArrayObject *)o;
+        fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+        _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
+        return dtype != FAN_DT_NONE &&
+               (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
+    }
+    if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
+        return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_plain_is_detached(o) &&
+               fan_plain_has_own_value(o);
+    if (!fan_plain_import(o, &kind, &data) || (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
+        return false;
+    return !kind.check_at_use;
+}
+
+static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
+{
+    const fan_slot_spec *spec;
+    const fan_array *a;
+    if (!fan_is_unboxed(gradient))
+        return can_forward_object(to, slot, gradient);
+    spec = spec_of(to, slot);
+    a = fan_unboxed_array(gradient);
+    return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
+}
+
+/* ---- buffers ---- */
+
+/* on_host: whether a gradient lies on the CPU, as far as can be read without a call. */
+static bool on_host(PyObject *gradient)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    char *data;
+    return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data);
+}
+
+static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
+{
+    *value = (fan_value){.dtype = FAN_DT_NONE};
+    *current = NULL;
+    if (!gradient || on_host(gradient))
+        return FAN_OK;
+    if (fan_import(gradient, false, true, value) < 0)
+        return fan_from_python(err);
+    if (value->device && value->device->backend->has_streams) {
+        if (fan_library_stream(value, NULL, current) < 0)
+            PyErr_Clear(); /* the library has none */
+        if (!*current)
+            *current = fan_stream_current(value->device);
+        if (*current)
+            return FAN_OK;
+        fan_value_release(value);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the current stream");
+    }
+    fan_value_release(value);
+    return FAN_OK;
+}
+
+static void place_drop(fan_value *value) { fan_value_release(value); }
+
+/* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12): that buffer can
+ * serve again. */
+static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
+                             void **buffer, fan_error *err)
+{
+    bool host = n->inputs == 1 && gradient && on_host(gradient);
+    fan_buffer_config how = {.stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect};
+    *buffer = fan_node_buffer(fan_node_object(n), how);
+    return *buffer ? FAN_OK : fan_from_python(err);
+}
+
+static void buffer_free(void *buffer) { Py_DECREF((PyObject *)buffer); }
+
+/* ---- added ---- */
+
+/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error about another
+ * buffer, which a callback used, stays as it is. */
+static void name_producer(const buffer_object *b, const fan_producer *producer)
+{
+    PyObject *e = fan_exception_take();
+    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL, *place = NULL;
+    PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
+    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) && PyObject_HasAttrString(e, "slot");
+    const char *name = about_slot ? PyUnicode_AsUTF8(object) : NULL;
+    char text[128];
+    PyErr_Clear();
+    if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
+        place =
+            producer->node
+                ? PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
+                                       fan_node_name(producer->node, text, sizeof text), producer->index)
+                : PyUnicode_FromFormat("%s was given an invalid gradient at index %u", producer->call, producer->index);
+        fan_exception_replace_place(e, place, reason);
+        PyException_SetTraceback(e, Py_None);
+    }
+    Py_XDECREF(place);
+    Py_XDECREF(reason);
+    Py_XDECREF(object);
+    fan_exception_put(e);
+}
+
+/* add_between: P is what is current where the gradient was made, unless producer->stream names it; C, and S11's, is
+ * what is current where it is consumed. */
+static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_producer *producer)
+{
+    bool device = c->value.device && c->value.device->backend->has_streams;
+    fan_streams_outer outer;
+    fan_stream *current = NULL;
+    if (device && !producer->stream && fan_library_stream(&c->value, NULL, &current) < 0)
+        return -1;
+    if (device && !producer->stream && !current && !(current = fan_stream_current(c->value.device))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    c->stream = !device ? NULL : current ? current : producer->stream;
+    fan_streams_enter(producer->to, &outer);
+    int bad = fan_add_on(b->core, slot, c);
+    fan_streams_leave(&outer);
+    fan_stream_drop(current);
+    return bad;
+}
+
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient, const fan_producer *producer)
+{
+    fan_contribution c = {.key = -1,
+                          .value = {.dtype = FAN_DT_NONE},
+                          .stream = producer->stream,
+                          .alone = gradient && fan_alone(gradient, 1)};
+    PyObject *number = PyLong_FromUnsignedLong(key);
+    int bad = !number || fan_contribution_of(b, slot, gradient ? gradient : Py_None, number, &c) < 0 ||
+              add_between(b, slot, &c, producer) < 0;
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_release(&c.value);
+    Py_XDECREF(number);
+    return bad ? -1 : 0;
+}
+
+/* add_shown: by the general path, to which what is native comes as an ndarray. */
+static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer)
+{
+    void *shown = gradient;
+    int bad;
+    if (!gradient || !fan_is_unboxed(gradient))
+        return add_any(b, slot, key, gradient, producer);
+    fan_array_hold(fan_unboxed_array(gradient));
+    bad = fan_box(&shown) < 0 || add_any(b, slot, key, shown, producer) < 0 ? -1 : 0;
+    fan_object_drop(shown);
+    return bad;
+}
+
+static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
+                      fan_error *err)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    buffer_object *b = buffer;
+    char *data = NULL;
+    bool added = false;
+    if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
+        fan_entry one = fan_entry_of(gradient, data, key, false, false);
+        one.alone = gradient && fan_alone(gradient, 1);
+        fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
+        if (status != FAN_OK)
+            fan_raise(status, err);
+        else if (added)
+            return FAN_OK;
+        if (status != FAN_OK) {
+            name_producer(b, producer);
+            return fan_from_python(err);
+        }
+    }
+    if (add_shown(b, slot, key, gradient, producer) == 0)
+        return FAN_OK;
+    name_producer(b, producer);
+    return fan_from_python(err);
+}
+
+/* ---- taken ---- */
+
+static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
+{
+    PyObject *out = fan_node_out_buffer(n, slot);
+    const fan_take how = {.one = true, .slot = slot};
+    buffer_object *b = buffer;
+    const size_t only = slot;
+    PyObject *list;
+    if (!out && !b->create_graph && fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+        return FAN_OK;
+    PyErr_Clear(); /* the general path raises the error again, if it is one */
+    list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
+    if (!list)
+        return fan_from_python(err);
+    if (PyList_GET_ITEM(list, 0) != Py_None)
+        *sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_DECREF(list);
+    return FAN_OK;
+}
+
+/* ---- nodes ---- */
+
+static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from_python(err) : FAN_OK; }
+
+static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *err)
+{
+    node_object *self = fan_node_object(n);
+    const node_more *more = self->more;
+    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
+        return FAN_OK;
+    return status_of(fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
+                             fan_hooks_slots(self, sums) < 0 || fan_hooks_keep(self, sums) < 0
+                         ? -1
+                         : 0,
+                     err);
+}
+
+static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients, fan_error *err)
+{
+    return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
+}
+
+static bool is_from_hook(const void *node_hooks, uint32_t index) { return fan_hooks_produced(node_hooks, index); }
+
+/* fetch: of a function in Python its own memory is what it needs. */
+static void fetch(const fan_node *const ahead[3])
+{
+    const char *far = (const char *)fan_node_object(ahead[2]);
+    const PyObject *fn = fan_node_object(ahead[0])->fn;
+    __builtin_prefetch(far);
+    __builtin_prefetch(far + 64);
+    __builtin_prefetch(fan_node_object(ahead[1])->fn);
+    if (fn && fan_is_function((PyObject *)(uintptr_t)fn))
+        __builtin_prefetch(((const function_object *)fn)->ctx);
+}
+
+static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
+{
+    node_object *self = fan_node_object(leaf);
+    PyObject *divert = ((leaf_object *)self)->divert;
+    if (divert)
+        return status_of(fan_leaf_call_with((leaf_object *)self, divert, sum), err);
+    return status_of(fan_leaf_accumulate((leaf_object *)self, sum, c->create_graph) < 0 ||
+                             fan_hooks_accumulated(self, node_hooks) < 0
+                         ? -1
+                         : 0,
+                     err);
+}
+
+static void *leaf_grad(fan_node *leaf)
+{
+    PyObject *live = fan_exception_take(); /* of an accumulation that failed */
+    PyObject *grad = fan_leaf_grad_now((leaf_object *)fan_node_object(leaf));
+    if (!grad)
+        PyErr_Clear();
+    fan_exception_put(live);
+    return grad;
+}
+
+static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }
+
+/* check_signals: what a scheduled thread does between two nodes is done to the graph. */
+static fan_status check_signals(fan_error *err)
+{
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+    return status_of(PyErr_CheckSignals(), err);
+}
+
+static const void *group(const fan_node *n)
+{
+    const node_more *more = fan_node_object(n)->more;
+    return more ? more->group : NULL;
+}
+
+static void error_put(void *error) { fan_exception_put(error); }
+
+/* pick: the user's schedule, of the tuple of nodes that are ready. */
+static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
+{
+    PyObject *list = PyList_New(0), *ready = NULL, *one = NULL;
+    size_t at = 0;
+    fan_status status = FAN_ERR_EXTERN;
+    for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
+        if (PyList_Append(list, (PyObject *)fan_node_object(n)) < 0)
+            Py_CLEAR(list);
+    ready = list ? PyList_AsTuple(list) : NULL;
+    one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
+    at = 0;
+    for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++)
+        if ((PyObject *)fan_node_object(n) == one) {
+            *place = at;
+            status = FAN_OK;
+        }
+    if (one && status != FAN_OK)
+        PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R", PyTuple_GET_SIZE(ready),
+                     one);
+    Py_XDECREF(one);
+    Py_XDECREF(ready);
+    Py_XDECREF(list);
+    return status == FAN_OK ? FAN_OK : fan_from_python(err);
+}
+
+static fan_status progress(void *progress, uint32_t ran, uint32_t all, fan_error *err)
+{
+    PyObject *none = PyObject_CallFunction((PyObject *)progress, "II", ran, all);
+    Py_XDECREF(none);
+    return none ? FAN_OK : fan_from_python(err);
+}
+
+const fan_engine_frontend fan_python_engine = {
+    .hold = fan_object_hold_here,
+    .drop = fan_object_drop_here,
+    .can_forward = can_forward,
+    .place = place,
+    .place_drop = place_drop,
+    .buffer_new = buffer_new,
+    .buffer_free = buffer_free,
+    .add = add,
+    .take = take,
+    .read_stats = fan_explain_read_stats,
+    .nonfinite = fan_explain_nonfinite,
+    .hooks = hooks,
+    .run = run,
+    .is_from_hook = is_from_hook,
+    .fetch = fetch,
+    .accumulate = accumulate,
+    .leaf_grad = leaf_grad,
+    .release = release,
+    .check_signals = check_signals,
+    .group = group,
+    .allow_threads_begin = fan_allow_threads_begin,
+    .allow_threads_end = fan_allow_threads_end,
+    .worker_new = worker_new,
+    .worker_enter = worker_enter,
+    .worker_leave = worker_leave,
+    .error_take = fan_error_take,
+    .error_both = fan_error_both,
+    .error_put = error_put,
+    .orphaned = fan_error_orphaned,
+    .pick = pick,
+    .progress = progress,
+};

@@ -1,0 +1,193 @@
+/* explain: errors and explanations of a pass, as Python exceptions and text (E11, E14, E17). */
+#include "py/engine/node_object.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- E11 ---- */
+
+fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err)
+{
+    const buffer_object *b = buffer;
+    bool some, bad;
+    int64_t key;
+    fan_stats s;
+    FAN_TRY(fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, err));
+    if (some) {
+        found->elements = s.nonfinite;
+        found->total = s.count;
+    }
+    if (some && bad && key >= 0)
+        found->key = (uint32_t)key;
+    return FAN_OK;
+}
+
+/* call_site_of: where a node was made; borrowed; NULL: unknown. */
+static PyObject *call_site_of(const fan_node *n)
+{
+    return fan_node_object(n)->more ? fan_node_object(n)->more->call_site : NULL;
+}
+
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err)
+{
+    char to[128], name[128], elements[96];
+    const fan_node *from = producer ? producer->node : NULL;
+    PyObject *call_site = from ? call_site_of(from) : NULL;
+    fan_node_name(found->to, to, sizeof to);
+    PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s", (unsigned long long)found->elements,
+                  (unsigned long long)found->total, FAN_PLURAL(found->total));
+    if (!producer)
+        PyErr_Format(PyExc_FloatingPointError,
+                     "%s: the sum in slot %u is not finite, but all of its gradients are: it overflows (%s)", to,
+                     found->slot, elements);
+    else if (from)
+        PyErr_Format(
+            PyExc_FloatingPointError,
+            "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
+            "of %s; %s%V",
+            FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name), producer->index, elements, found->slot, to,
+            call_site ? "it was made at " : "its place is recorded for nodes made under ", call_site,
+            "fanin.set_options(detect=True)");
+    else
+        PyErr_Format(PyExc_FloatingPointError,
+                     "%s was given a gradient that is not finite at index %u: an inf or NaN in %s", producer->call,
+                     producer->index, elements);
+    return fan_from_python(err);
+}
+
+/* ---- E17 ---- */
+
+/* text_append: to the str *to; sets it to NULL on failure. */
+static void text_append(void *to, const char *text)
+{
+    PyObject **all = to, *piece = *all ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+    if (*all)
+        PyUnicode_Append(all, piece);
+    Py_XDECREF(piece);
+}
+
+PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
+{
+    PyObject *text = PyUnicode_FromString("");
+    fan_backward_explain(p, only, &(fan_text){text_append, &text});
+    return text;
+}
+
+/* explain_lost: fan_backward_lost as a str; NULL with an exception. */
+static PyObject *explain_lost(const fan_backward *p)
+{
+    PyObject *text = PyUnicode_FromString("");
+    fan_backward_lost(p, &(fan_text){text_append, &text});
+    return text;
+}
+
+/* ---- E14: the error that ends a pass ---- */
+
+#define MOST_NOTES 16
+#define FOLDED ".. and %u notes more, of the passes around these"
+
+/* fold_notes: instead of another note, counts those that are left out. */
+static void fold_notes(PyObject *notes)
+{
+    PyObject *text;
+    unsigned n = 0;
+    Py_ssize_t at = PyList_GET_SIZE(notes);
+    while (at > 0 && n == 0) {
+        PyObject *one = PyList_GET_ITEM(notes, --at);
+        const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
+        if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
+            n = 0;
+    }
+    text = PyUnicode_FromFormat(FOLDED, n + 1);
+    if (text && n)
+        (void)PyList_SetItem(notes, at, Py_NewRef(text));
+    else if (text)
+        (void)PyList_Append(notes, text);
+    Py_XDECREF(text);
+}
+
+/* add_note: takes the reference to a str; NULL or "": none. Skips a note that exists and limits their number: endless
+ * nested passes would add a thousand. */
+static void add_note(PyObject *e, PyObject *note)
+{
+    bool any = note && e && PyUnicode_GET_LENGTH(note);
+    PyObject *said = any ? PyObject_GetAttrString(e, "__notes__") : NULL, *none = NULL;
+    bool list = said && PyList_Check(said);
+    PyErr_Clear(); /* only the error itself counts, here and below */
+    if (any && !(list && PySequence_Contains(said, note) == 1)) {
+        PyErr_Clear();
+        if (list && PyList_GET_SIZE(said) >= MOST_NOTES)
+            fold_notes(said);
+        else
+            none = PyObject_CallMethod(e, "add_note", "O", note);
+    }
+    PyErr_Clear();
+    Py_XDECREF(none);
+    Py_XDECREF(said);
+    Py_XDECREF(note);
+}
+
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err)
+{
+    PyObject *e, *call_site = n ? call_site_of(n) : NULL;
+    char name[128], own[32] = "";
+    uint32_t ran_now, all;
+    (void)fan_backward_at(p, &ran_now, &all);
+    fan_raise(status, err);
+    e = fan_exception_take();
+    if (n && fan_node_object(n)->name)
+        PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
+    if (n)
+        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_name(n, name, sizeof name),
+                                         own[0] || call_site ? " (" : "", own,
+                                         !call_site ? ""
+                                         : own[0]   ? ", made at "
+                                                    : "made at ",
+                                         call_site, "", own[0] || call_site ? ")" : "", ran, all));
+    else
+        add_note(e, PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                         fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
+    return e;
+}
+
+void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err)
+{
+    uint32_t ran, all;
+    const fan_node *n = fan_backward_at(p, &ran, &all);
+    PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
+    add_note(e, explain_lost(p));
+    fan_exception_put(e);
+}
+
+/* An exception that is no Exception, such as KeyboardInterrupt, goes before one that is; else the first. */
+void *fan_error_both(void *first, void *second)
+{
+    bool swap =
+        PyErr_GivenExceptionMatches(first, PyExc_Exception) && !PyErr_GivenExceptionMatches(second, PyExc_Exception);
+    PyObject *e = swap ? second : first, *other = swap ? first : second;
+    PyObject *notes = PyObject_GetAttrString(other, "__notes__"), *text, *none;
+    PyErr_Clear();
+    text = PyUnicode_FromFormat("beside it: %R, %S", other, notes ? notes : Py_None);
+    none = text ? PyObject_CallMethod(e, "add_note", "O", text) : NULL;
+    PyErr_Clear(); /* only the errors themselves count */
+    Py_XDECREF(none);
+    Py_XDECREF(text);
+    Py_XDECREF(notes);
+    Py_DECREF(other);
+    return e;
+}
+
+/* _exit: buffered output of the parent must not be written twice. */
+void fan_error_orphaned(void *error)
+{
+    PyObject *e = error, *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
+    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+    const char *const parts[] = {
+        "fanin: a fork on a worker of a pass: the pass cannot continue in this child process, which ends: ",
+        words ? words : Py_TYPE(e)->tp_name, "\n"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
+            break;
+    _exit(1);
+}

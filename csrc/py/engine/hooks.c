@@ -1,0 +1,491 @@
+/* hooks: functions that users register on nodes (E9): per slot, before the node, after it; of a leaf, after its
+ * accumulation. They run in this order.
+ *
+ * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
+#include "py/engine/node_object.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+typedef struct hook_object {
+    PyObject_HEAD PyObject *fn; /* held; NULL: cleared by the garbage collector */
+    node_object *owner;         /* borrowed; NULL: it has ended, or the hook was removed */
+    fan_hook_when when;
+    uint32_t slot;
+} hook_object;
+
+static hook_object *hook_cast(PyObject *o) { return (hook_object *)o; }
+
+/* ---- add and remove ---- */
+
+node_more *fan_node_more(node_object *self)
+{
+    if (!self->more && !(self->more = fan_calloc(sizeof *self->more)))
+        PyErr_NoMemory();
+    return self->more;
+}
+
+/* tuple_quietly: a new tuple without garbage collection, which might change the hooks. */
+static PyObject *tuple_quietly(Py_ssize_t n)
+{
+    int ran = PyGC_Disable();
+    PyObject *all = PyTuple_New(n);
+    if (ran)
+        PyGC_Enable();
+    return all;
+}
+
+PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
+{
+    PyTypeObject *type = fan_state_get()->hook_type;
+    node_more *more;
+    PyObject *all, *before;
+    hook_object *self;
+    if (!PyCallable_Check(fn))
+        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+    more = fan_node_more(owner);
+    self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
+    if (!self)
+        return NULL;
+    before = more->hooks[when]; /* read here: garbage collection may have run */
+    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
+    all = tuple_quietly(n + 1);
+    if (!all) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+    PyTuple_SET_ITEM(all, n, Py_NewRef((PyObject *)self));
+    self->fn = Py_NewRef(fn);
+    self->owner = owner;
+    self->when = when;
+    self->slot = slot;
+    more->hooks[when] = all;
+    Py_XDECREF(before);
+    return (PyObject *)self;
+}
+
+static int hook_remove(hook_object *self)
+{
+    node_more *more = self->owner ? self->owner->more : NULL;
+    PyObject *before = more ? more->hooks[self->when] : NULL, *all = NULL;
+    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;
+    while (at < n && PyTuple_GET_ITEM(before, at) != (PyObject *)self)
+        at++;
+    if (at == n)
+        return 0; /* the garbage collector has cleared the list */
+    if (n > 1 && !(all = tuple_quietly(n - 1)))
+        return -1;
+    for (Py_ssize_t i = 0, k = 0; i < n; i++)
+        if (all && i != at)
+            PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+    self->owner = NULL;
+    more->hooks[self->when] = all;
+    Py_DECREF(before);
+    return 0;
+}
+
+void fan_hooks_leave(node_object *owner)
+{
+    for (int when = 0; when < FAN_HOOK_TIMES; when++) {
+        PyObject *all = owner->more ? owner->more->hooks[when] : NULL;
+        for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
+            hook_cast(PyTuple_GET_ITEM(all, i))->owner = NULL;
+    }
+}
+
+/* ---- what functions and hooks return ---- */
+
+/* wrong_number: takes `result`; -1. */
+static int wrong_number(PyObject *result, const fan_node *n, const char *who, uint32_t ngradients)
+{
+    char name[128];
+    who = who ? who : fan_node_name(n, name, sizeof name);
+    if (PyTuple_Check(result) || PyList_Check(result))
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
+                     ngradients, PySequence_Fast_GET_SIZE(result));
+    else if (ngradients == 0)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
+                     FAN_TYPE_TEXT(result));
+    else
+        PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
+                     ngradients, FAN_TYPE_TEXT(result));
+    Py_DECREF(result);
+    return -1;
+}
+
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients)
+{
+    bool several = PyTuple_Check(result) || PyList_Check(result);
+    if (several && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
+        for (uint32_t i = 0; i < ngradients; i++) {
+            PyObject *one = PySequence_Fast_GET_ITEM(result, (Py_ssize_t)i);
+            gradients[i] = one == Py_None ? NULL : Py_NewRef(one);
+        }
+        Py_DECREF(result);
+        return 0;
+    }
+    if (several || (ngradients != 1 && (ngradients || result != Py_None)))
+        return wrong_number(result, n, who, ngradients);
+    if (result != Py_None)
+        gradients[0] = result;
+    else
+        Py_DECREF(result);
+    return 0;
+}
+
+/* value_text: the shape, dtype and device of a value, for a message. */
+static char *value_text(const fan_value *v, char *buf, size_t size)
+{
+    const int64_t *shape;
+    char device[32], text[160];
+    int ndim = fan_value_shape(v, &shape);
+    if (ndim < 0)
+        return strcpy(buf, "an object");
+    PyOS_snprintf(buf, size, "%s%s %s on %s", v->form == FAN_FORM_SPARSE ? "sparse " : "",
+                  fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
+                  fan_device_text(v->device ? v->device : fan_cpu(), device, sizeof device));
+    return buf;
+}
+
+static bool values_match(const fan_value *a, const fan_value *b)
+{
+    const int64_t *one, *two;
+    int ndim = fan_value_shape(a, &one);
+    if (a->form != b->form)
+        return false;
+    if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
+        return ndim < 0; /* nothing is known of objects */
+    for (int i = 0; i < ndim; i++)
+        if (one[i] != two[i])
+            return false;
+    return true;
+}
+
+/* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
+static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
+{
+    FAN_UNINITIALIZED fan_plain_kind one, two;
+    char *data, before[256], now[256];
+    fan_value a, b;
+    bool good;
+    if (fan_plain_import(was, &one, &data) && fan_plain_import(is, &two, &data) && one.dtype == two.dtype &&
+        one.ndim == two.ndim && memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
+        return 0;
+    if (fan_import(was, false, true, &a) < 0)
+        return -1;
+    if (fan_import(is, false, true, &b) < 0) {
+        fan_value_release(&a);
+        return -1;
+    }
+    good = values_match(&a, &b);
+    if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
+        PyErr_Format(fan_state_get()->dtype_error,
+                     "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
+                     value_text(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+    else if (!good)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
+                     value_text(&a, before, sizeof before), value_text(&b, now, sizeof now));
+    fan_value_release(&a);
+    fan_value_release(&b);
+    return good ? 0 : -1;
+}
+
+/* sum_replace: *sum becomes `to`, whose hold it takes. Undefined sums stay undefined, and defined ones defined. `at`:
+ * the index in the hook's result, " at index 1"; "": there is none. */
+static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
+{
+    void *was = *sum;
+    if (!was != (to == Py_None)) {
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
+                     was ? "a gradient, as there is a sum" : "None, as there is no sum", FAN_TYPE_TEXT(to));
+        Py_DECREF(to);
+        return -1;
+    }
+    if (!was) {
+        Py_DECREF(to);
+        return 0;
+    }
+    if (to != was && check_replaced(was, to, who, at) < 0) {
+        Py_DECREF(to);
+        return -1;
+    }
+    *sum = to;
+    Py_DECREF((PyObject *)was);
+    return 0;
+}
+
+static PyObject *tuple_of(void **sums, uint32_t n)
+{
+    PyObject *all = PyTuple_New(n);
+    for (uint32_t i = 0; all && i < n; i++)
+        PyTuple_SET_ITEM(all, i, Py_NewRef(sums[i] ? (PyObject *)sums[i] : Py_None));
+    return all;
+}
+
+/* ---- run ---- */
+
+int fan_hooks_slots(node_object *self, void **sums)
+{
+    PyObject *all = self->more ? Py_XNewRef(self->more->hooks[FAN_HOOK_SLOT]) : NULL;
+    char name[128], who[192];
+    int bad = 0;
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
+        PyObject *sum = sums[hook->slot], *to;
+        FAN_UNINITIALIZED fan_guards guards;
+        if (!sum || !hook->fn)
+            continue;
+        if (fan_guards_begin(&guards, &sums[hook->slot], 1) < 0)
+            to = NULL;
+        else if ((to = PyObject_CallOneArg(hook->fn, sum)), fan_guards_end(&guards, &self->node) < 0)
+            Py_CLEAR(to);
+        bad = !to;
+        if (to == Py_None) {
+            Py_DECREF(to);
+        } else if (to) {
+            PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
+                          fan_node_name(&self->node, name, sizeof name));
+            bad = sum_replace(&sums[hook->slot], to, who, "") < 0;
+        }
+    }
+    Py_XDECREF(all);
+    return bad ? -1 : 0;
+}
+
+int fan_hooks_keep(node_object *self, void **sums)
+{
+    PyObject *kept = self->more ? Py_XNewRef(self->more->kept) : NULL;
+    int bad = 0;
+    for (uint32_t i = 0; kept && i < self->node.inputs && !bad; i++) {
+        PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
+        PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL, *now = NULL;
+        if (was) {
+            Py_INCREF(was); /* an object's own + may change the dict */
+            now = was == Py_None ? Py_NewRef((PyObject *)sums[i]) : fan_add_two(was, sums[i]);
+            Py_DECREF(was);
+        }
+        bad = PyErr_Occurred() || (now && PyDict_SetItem(kept, slot, now) < 0);
+        Py_XDECREF(now);
+        Py_XDECREF(slot);
+    }
+    Py_XDECREF(kept);
+    return bad ? -1 : 0;
+}
+
+/* produced_none: of each gradient whether a post-hook returned it: not yet. */
+static PyObject *produced_none(uint32_t n)
+{
+    PyObject *produced = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
+    if (produced)
+        memset(PyByteArray_AS_STRING(produced), 0, n);
+    return produced;
+}
+
+bool fan_hooks_produced(const void *node_hooks, uint32_t index)
+{
+    PyObject *produced = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
+    return produced != Py_None && PyByteArray_AS_STRING(produced)[index];
+}
+
+int fan_hooks_of_node(node_object *self, void **node_hooks)
+{
+    const node_more *more = self->more;
+    if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
+        return 0;
+    PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
+    PyObject *produced = all && post ? produced_none(self->node.nedges) : Py_NewRef(Py_None);
+    if (!all || !produced) {
+        Py_XDECREF(all);
+        Py_XDECREF(produced);
+        return -1;
+    }
+    PyTuple_SET_ITEM(all, 0, Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
+    PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
+    PyTuple_SET_ITEM(all, 2, produced);
+    *node_hooks = all;
+    return 0;
+}
+
+static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
+{
+    PyObject *all = node_hooks ? PyTuple_GET_ITEM(node_hooks, which) : Py_None;
+    return all == Py_None ? NULL : all;
+}
+
+int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
+{
+    PyObject *all = hooks_in(node_hooks, 0);
+    uint32_t n = self->node.inputs;
+    char name[128], who[192], at[24];
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
+        PyObject *all_sums, *to = NULL;
+        FAN_UNINITIALIZED fan_guards guards;
+        if (fan_guards_begin(&guards, sums, n) < 0)
+            return -1;
+        all_sums = tuple_of(sums, n);
+        if (all_sums && hook->fn)
+            to = PyObject_CallOneArg(hook->fn, all_sums);
+        else if (all_sums)
+            to = Py_NewRef(Py_None);
+        if (fan_guards_end(&guards, &self->node) < 0)
+            Py_CLEAR(to);
+        Py_XDECREF(all_sums);
+        if (!to)
+            return -1;
+        if (to == Py_None) {
+            Py_DECREF(to);
+            continue;
+        }
+        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node, name, sizeof name));
+        if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
+            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n, FAN_PLURAL(n),
+                         FAN_TYPE_TEXT(to));
+            Py_DECREF(to);
+            return -1;
+        }
+        int bad = 0;
+        for (uint32_t k = 0; k < n && !bad; k++) {
+            PyOS_snprintf(at, sizeof at, " at index %u", k);
+            bad = sum_replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
+        }
+        Py_DECREF(to);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
+/* replace_all: the gradients become the post-hook's result `to`, which it takes; `were`: those before. */
+static int replace_all(const node_object *self, PyObject *to, PyObject *were, void **gradients, uint32_t ngradients,
+                       char *produced)
+{
+    char name[128], who[192];
+    for (uint32_t k = 0; k < ngradients; k++) {
+        PyObject *was = gradients[k];
+        gradients[k] = NULL;
+        Py_XDECREF(was);
+    }
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
+    if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
+        return -1;
+    for (uint32_t k = 0; k < ngradients; k++)
+        if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
+            produced[k] = 1;
+    return 0;
+}
+
+/* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that it got. */
+static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
+                           PyObject **were)
+{
+    FAN_UNINITIALIZED fan_guards of_sums;
+    FAN_UNINITIALIZED fan_guards of_gradients;
+    PyObject *both[2], *to = NULL;
+    *were = NULL;
+    if (fan_guards_begin(&of_sums, sums, self->node.inputs) < 0)
+        return NULL;
+    if (fan_guards_begin(&of_gradients, gradients, ngradients) < 0)
+        return (void)fan_guards_end(&of_sums, NULL), NULL;
+    both[0] = tuple_of(sums, self->node.inputs);
+    both[1] = *were = tuple_of(gradients, ngradients);
+    if (both[0] && both[1])
+        to = PyObject_Vectorcall(fn, both, 2, NULL);
+    if (fan_guards_end(&of_gradients, &self->node) < 0 || fan_guards_end(&of_sums, &self->node) < 0)
+        Py_CLEAR(to);
+    Py_XDECREF(both[0]);
+    return to;
+}
+
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
+{
+    PyObject *all = hooks_in(node_hooks, 1);
+    int bad = 0;
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
+        PyObject *were, *to;
+        if (!hook->fn)
+            continue;
+        to = call_post(self, hook->fn, sums, gradients, ngradients, &were);
+        if (to == Py_None)
+            Py_DECREF(to);
+        else if (to)
+            bad = replace_all(self, to, were, gradients, ngradients,
+                              PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2)));
+        bad = bad || !to;
+        Py_XDECREF(were);
+    }
+    return bad ? -1 : 0;
+}
+
+int fan__hooks_accumulated(node_object *self, PyObject *node_hooks)
+{
+    PyObject *all = hooks_in(node_hooks, 1);
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
+        PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);
+        if (!ignored)
+            return -1;
+        Py_DECREF(ignored);
+    }
+    return 0;
+}
+
+/* ---- HookHandle ---- */
+
+static int hook_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(hook_cast(o)->fn);
+    return 0;
+}
+
+static int hook_clear(PyObject *o)
+{
+    Py_CLEAR(hook_cast(o)->fn);
+    return 0;
+}
+
+static void hook_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    hook_clear(o);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *handle_remove(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    if (hook_remove(hook_cast(o)) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *handle_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+
+static PyObject *handle_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
+{
+    if (hook_remove(hook_cast(o)) < 0)
+        return NULL;
+    Py_RETURN_FALSE;
+}
+
+#include "py/declared/HookHandle.h"
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)handle_doc}, {Py_tp_dealloc, hook_dealloc},   {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},       {Py_tp_methods, handle_methods}, {0, NULL},
+};
+
+PyType_Spec fan_hook_spec = {
+    .name = "fanin._core.HookHandle",
+    .basicsize = sizeof(hook_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

@@ -1,0 +1,796 @@
+/* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
+#include "py/engine/node_object.h"
+#include "py/base/args.h"
+
+#include "array/extents.h"
+#include "base/fault.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static leaf_object *leaf_cast(PyObject *o) { return (leaf_object *)o; }
+
+static const fan_slot_spec *spec_of(const leaf_object *self)
+{
+    return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0] : NULL;
+}
+
+/* ---- read and write the gradient ---- */
+
+/* grad_read: new reference; NULL without an exception: there is none. */
+static PyObject *grad_read(leaf_object *self)
+{
+    fan_leaf_touch(&self->claim, FAN_SCHED_READ);
+    PyObject *grad = self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
+    if (grad == Py_None)
+        Py_CLEAR(grad);
+    return grad;
+}
+
+/* grad_write: takes the reference; NULL: no gradient. */
+static int grad_write(leaf_object *self, PyObject *grad)
+{
+    fan_leaf_touch(&self->claim, FAN_SCHED_WRITE);
+    if (self->outside) {
+        int bad = PyObject_SetAttrString(self->array, "grad", grad ? grad : Py_None);
+        Py_XDECREF(grad);
+        return bad;
+    }
+    Py_XSETREF(self->grad, grad);
+    return 0;
+}
+
+/* ---- accumulate ---- */
+
+static int is_number(PyObject *o)
+{
+    return PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o) || PyArray_IsScalar(o, Generic);
+}
+
+/* form_of: -1 with an exception. */
+static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
+{
+    fan_value v;
+    if (!o) {
+        *out = FAN_LEAF_ABSENT;
+    } else if (PyArray_CheckExact(o)) {
+        *out = FAN_LEAF_DENSE;
+    } else if (is_number(o)) {
+        *out = PyArray_Check(self->array) ? FAN_LEAF_DENSE : FAN_LEAF_OTHER;
+    } else {
+        if (fan_import(o, false, true, &v) < 0)
+            return -1;
+        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o); /* jax's arrays */
+        *out = v.form == FAN_FORM_SPARSE            ? FAN_LEAF_SPARSE
+               : v.form == FAN_FORM_OBJECT || fixed ? FAN_LEAF_OTHER
+                                                    : FAN_LEAF_DENSE;
+        fan_value_release(&v);
+    }
+    return 0;
+}
+
+static bool same_layout(const leaf_object *self, PyObject *sum)
+{
+    const PyArrayObject *a = (PyArrayObject *)self->array, *b = (PyArrayObject *)sum;
+    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) || PyArray_NDIM(a) != PyArray_NDIM(b))
+        return false;
+    for (int i = 0; i < PyArray_NDIM(a); i++) /* strides in elements: grad_dtype may differ */
+        if (PyArray_DIM(a, i) != PyArray_DIM(b, i) ||
+            (PyArray_DIM(a, i) > 1 &&
+             PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) != PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
+            return false;
+    return true;
+}
+
+/* summed: the sum of one or two gradients by a buffer, into `out`, which may be None. New reference. */
+static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable,
+                        bool recording)
+{
+    static const size_t slot = 0;
+    fan_buffer_config how = {.create_graph = recording};
+    buffer_object *b = fan_node_buffer(&self->base, how);
+    PyObject *both[2] = {one, two}, *list = NULL, *sum = NULL;
+    int bad = !b;
+    for (int i = 0; i < 2 && !bad && both[i]; i++) {
+        fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+        bad = fan_contribution_of(b, 0, both[i], NULL, &c) < 0 || fan_add_on(b->core, 0, &c) < 0;
+        if (c.value.form != FAN_FORM_UNDEFINED)
+            fan_value_drop(&fan_python, &c.value);
+    }
+    if (!bad)
+        list = fan_take_all(b->core, &slot, b->names, NULL, out, Py_None, writable);
+    sum = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
+    Py_XDECREF(list);
+    Py_XDECREF((PyObject *)b);
+    return sum;
+}
+
+/* copied: L4. New reference. */
+static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    PyArray_Descr *d;
+    PyObject *copy;
+    fan_leaf_form form;
+    if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
+        return summed(self, sum, NULL, Py_None, true, recording);
+    if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
+        return PyObject_CallMethod(sum, "clone", NULL);
+    if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
+        if (form_of(self, sum, &form) < 0)
+            return NULL;
+        return summed(self, sum, NULL, Py_None, true, recording);
+    }
+    if (PyArray_CheckExact(sum))
+        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
+    else if (spec && spec->dtype != FAN_DT_NONE)
+        d = fan_descr_of_dtype(spec->dtype);
+    else
+        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)self->array));
+    if (!d)
+        return NULL;
+    copy = PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
+    PyObject *from = copy ? PyArray_FROM_O(sum) : NULL;
+    if (!from || PyArray_CopyInto((PyArrayObject *)copy, (PyArrayObject *)from) < 0)
+        Py_CLEAR(copy);
+    Py_XDECREF(from);
+    return copy;
+}
+
+/* add_in_place: L5: 0, or -1 with an exception. */
+static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
+{
+    FAN_UNINITIALIZED fan_plain_kind one, two;
+    char *to = NULL, *from = NULL;
+    PyObject *same;
+    if (fan_plain_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) &&
+        fan_plain_import(grad, &one, &to) && fan_plain_import(sum, &two, &from) && fan_plain_same(&one, &two) &&
+        PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
+        fan_plain_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_plain_bytes(&one)) &&
+        !fan_flats_meet(to, fan_plain_bytes(&one), from, fan_plain_bytes(&one)) &&
+        fan_plain_is_unchanged(grad, &one, to) && fan_plain_is_unchanged(sum, &two, from)) {
+        const char *terms[2] = {to, from};
+        fan_plain_sum(&fan_python, &one, terms, 2, to);
+        return 0;
+    }
+    same = summed(self, grad, sum, grad, false, false);
+    Py_XDECREF(same);
+    return same ? 0 : -1;
+}
+
+static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
+{
+    PyObject *method = PyObject_GetAttrString(wide, "add");
+    PyObject *args = method ? Py_BuildValue("(iO)", 0, sum) : NULL;
+    PyObject *copy = args ? Py_BuildValue("{sO}", "copy", Py_True) : NULL;
+    PyObject *none = copy ? PyObject_Call(method, args, copy) : NULL;
+    Py_XDECREF(method);
+    Py_XDECREF(args);
+    Py_XDECREF(copy);
+    Py_XDECREF(none);
+    self->stale |= none != NULL;
+    return none ? 0 : -1;
+}
+
+static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum, bool recording)
+{
+    PyObject *made = NULL;
+    switch (action) {
+    case FAN_LEAF_NOTHING:
+    case FAN_LEAF_CALL:
+        return 0;
+    case FAN_LEAF_WIDE:
+        return add_wide(self, self->wide, *sum);
+    case FAN_LEAF_ADD:
+        return add_in_place(self, grad, *sum);
+    case FAN_LEAF_STEAL:
+        made = *sum;
+        *sum = NULL;
+        break;
+    case FAN_LEAF_COPY:
+        made = copied(self, *sum, recording);
+        break;
+    case FAN_LEAF_REPLACE:
+        made = summed(self, grad, *sum, Py_None, false, recording);
+        break;
+    }
+    return made ? grad_write(self, made) : -1;
+}
+
+/* part_is_unique: an ndarray without other references, a tuple of such, or an immutable object. */
+static bool part_is_unique(PyObject *part)
+{
+    bool ours = true;
+    if (!PyTuple_CheckExact(part))
+        return PyArray_Check(part)
+                   ? fan_only_ours(part, 1)
+                   : part == Py_None || PyBool_Check(part) || PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
+    for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(part); i++)
+        ours = part_is_unique(PyTuple_GET_ITEM(part, i)) &&
+               (!PyArray_Check(PyTuple_GET_ITEM(part, i)) || Py_REFCNT(part) == 1);
+    return ours;
+}
+
+/* is_scipy: an array or matrix of scipy.sparse itself, which has its parts in its __dict__. */
+static bool is_scipy(PyObject *sum)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
+    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    bool is = name && strncmp(name, "scipy.sparse.", 13) == 0;
+    Py_XDECREF(module);
+    return is;
+}
+
+/* torch_parts_are_unique: the tensors inside a sparse torch tensor have no other references. */
+static bool torch_parts_are_unique(PyObject *sum)
+{
+    PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
+    PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
+    bool ours = answer == Py_True;
+    Py_XDECREF(answer);
+    return ours;
+}
+
+/* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
+static bool parts_are_unique(PyObject *sum)
+{
+    PyObject *parts = NULL, *key, *part;
+    Py_ssize_t at = 0;
+    bool ours = false;
+    if (Py_REFCNT(sum) != 1)
+        return false;
+    if (strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0) {
+        parts = PyObject_GetAttrString(sum, "parts");
+        ours = parts && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
+        for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
+            ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
+    } else if (is_scipy(sum)) {
+        parts = PyObject_GetAttrString(sum, "__dict__");
+        ours = parts && PyDict_CheckExact(parts);
+        while (ours && PyDict_Next(parts, &at, &key, &part))
+            ours = part_is_unique(part);
+    } else {
+        ours = torch_parts_are_unique(sum);
+    }
+    Py_XDECREF(parts);
+    PyErr_Clear();
+    return ours;
+}
+
+static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
+{
+    fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
+    PyObject *grad = grad_read(self);
+    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
+    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
+    if (!bad)
+        bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
+    facts.unshared =
+        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
+    if (fan_storage_redirected()) /* L8 */
+        facts.unshared = FAN_FAULT(LEAF_ADOPTS);
+    facts.same_layout = !bad && same_layout(self, *sum);
+    if (!bad)
+        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
+    Py_XDECREF(grad);
+    return bad;
+}
+
+PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_read(self); }
+
+/* claim: 0, or -1 with an exception. */
+static int claim(leaf_object *self)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status;
+    fan_error_clear(&err);
+    status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
+    if (status == FAN_ERR_STATE) {
+        char name[128];
+        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node, name, sizeof name), err.text);
+    } else if (status != FAN_OK) {
+        fan_raise(status, &err);
+    }
+    return status == FAN_OK ? 0 : -1;
+}
+
+int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum)
+{
+    if (fan_box(sum) < 0)
+        return -1;
+    FAN_UNINITIALIZED fan_guards guards;
+    if (fan_guards_begin(&guards, sum, 1) < 0)
+        return -1;
+    PyObject *call = Py_NewRef(fn), *ignored = PyObject_CallOneArg(call, *sum);
+    Py_DECREF(call);
+    if (fan_guards_end(&guards, &self->base.node) < 0)
+        Py_CLEAR(ignored);
+    Py_XDECREF(ignored);
+    return ignored ? 0 : -1;
+}
+
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
+{
+    int bad;
+    if (self->accumulate) /* without a claim: it may start a pass */
+        return fan_leaf_call_with(self, self->accumulate, sum);
+    if (claim(self) < 0)
+        return -1;
+    bad = accumulate_claimed(self, sum, recording);
+    fan_leaf_claim_end(&self->claim);
+    return bad;
+}
+
+/* ---- the attribute grad ---- */
+
+/* update_wide: rounds the sum in the wider dtype into the existing array, if there is one (L5). Needs the claim, since
+ * NumPy releases the interpreter's lock while it sums and copies. */
+static int update_wide(leaf_object *self)
+{
+    PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL, *grad = Py_XNewRef(self->grad);
+    fan_leaf_form form = FAN_LEAF_ABSENT;
+    int bad = now ? form_of(self, grad, &form) : -1;
+    if (!bad && form == FAN_LEAF_DENSE) {
+        same = summed(self, now, NULL, grad, false, false);
+        bad = same ? 0 : -1;
+    } else if (!bad) {
+        Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));
+    }
+    Py_XDECREF(same);
+    Py_XDECREF(now);
+    Py_XDECREF(grad);
+    if (!bad)
+        self->stale = false;
+    return bad;
+}
+
+/* reader_waits: S20: the reader's stream waits for the leaf's. */
+static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_value v = {.dtype = FAN_DT_NONE};
+    if (self->grad && fan_import(self->grad, false, true, &v) < 0)
+        return -1;
+    fan_error_clear(&err);
+    fan_status status = fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err);
+    fan_value_release(&v);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+/* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
+static int update_on_stream(leaf_object *self, fan_stream *own)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_streams_outer outer;
+    fan_stream *reader = fan_stream_current(own->device);
+    int bad = reader ? 0 : -1;
+    fan_error_clear(&err);
+    if (!reader)
+        PyErr_NoMemory();
+    if (!bad && self->stale) {
+        fan_status status = fan_pass_end(own, &reader, 1, NULL, 0, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+        fan_streams_enter(self->base.node.streams, &outer);
+        bad = status != FAN_OK || update_wide(self) < 0 ? -1 : 0;
+        fan_streams_leave(&outer);
+    }
+    if (!bad)
+        bad = reader_waits(self, own, reader);
+    fan_stream_drop(reader);
+    return bad;
+}
+
+/* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an earlier call: 0, or
+ * -1 with an exception. */
+static int check_kernel(const leaf_object *self, const char *verb)
+{
+    char name[128];
+    if (!fan_kernel_running())
+        return 0;
+    PyErr_Format(fan_state_get()->capture_error,
+                 "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
+                 "it among its reads or writes, tape.update(fn, [w.grad], ..)",
+                 fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
+    return -1;
+}
+
+static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
+{
+    leaf_object *self = leaf_cast(o);
+    PyObject *grad;
+    if (check_kernel(self, "reads") < 0)
+        return NULL;
+    if (self->wide) {
+        int bad = claim(self);
+        if (bad < 0)
+            return NULL;
+        fan_stream *own = fan_node_stream(&self->base.node);
+        bad = own ? update_on_stream(self, own) : self->stale ? update_wide(self) : 0;
+        grad = bad < 0 ? NULL : grad_read(self);
+        fan_leaf_claim_end(&self->claim);
+        return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+    }
+    grad = grad_read(self);
+    return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+}
+
+/* check_array: a pass must be able to add to it in place (L5): 0, or -1 with an exception. */
+static int check_array(const leaf_object *self, PyObject *value, const fan_value *v, const char *name)
+{
+    if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
+        bool objects = PyArray_Check(value);
+        PyErr_Format(PyExc_TypeError, "%s: grad: expected an array that can be added to in place, got %s%s: set %s",
+                     name, FAN_TYPE_TEXT(value), objects ? " of objects" : "",
+                     objects                      ? "x.astype(float)"
+                     : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
+                                                  : "np.array(x)");
+        return -1;
+    }
+    if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
+        PyErr_Format(PyExc_ValueError, "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+/* check_grad: of the leaf's shape and dtype, and passes can add to it: 0, or -1 with an exception. */
+static int check_grad(const leaf_object *self, PyObject *value)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    char name[128], has[160], wants[160];
+    const int64_t *shape;
+    fan_value v;
+    fan_error_context w = {.buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    int ndim, bad;
+    fan_error_context_push(&w);
+    bad = fan_import(value, false, false, &v);
+    fan_error_context_pop(&w);
+    if (bad < 0)
+        return -1;
+    if (self->arrays && check_array(self, value, &v, name) < 0) {
+        fan_value_release(&v);
+        return -1;
+    }
+    ndim = fan_value_shape(&v, &shape);
+    if (spec && spec->has_shape && ndim >= 0 &&
+        (ndim != spec->ndim || (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
+        bad = 1;
+    if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
+        bad = 2;
+    if (bad) {
+        PyErr_Format(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
+                     bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants)
+                              : fan_dtype_name(spec->dtype),
+                     bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
+    } else if (spec && spec->device && v.device && v.device != spec->device) {
+        fan_device_text(spec->device, wants, sizeof wants);
+        fan_device_text(v.device, has, sizeof has);
+        bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s", name, wants, has,
+                         strcmp(wants, has) == 0 ? " of another machine" : "");
+    }
+    fan_value_release(&v);
+    return bad ? -1 : 0;
+}
+
+/* set_wide: replaces the sum of the passes by `value` (NULL: none). */
+static int set_wide(leaf_object *self, PyObject *value)
+{
+    PyObject *wide, *was = NULL;
+    bool stale;
+    int bad = claim(self);
+    if (bad < 0)
+        return -1;
+    stale = self->stale;
+    wide = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type,
+                               self->wide_slots); /* the old sum is kept until this succeeds */
+    bad = !wide || (value && add_wide(self, wide, value) < 0) ? -1 : 0;
+    self->stale = bad && stale;
+    if (!bad) {
+        PyObject *old = self->wide;
+        self->wide = wide;
+        wide = old;
+        was = self->grad;
+        self->grad = Py_XNewRef(value);
+    }
+    fan_leaf_claim_end(&self->claim);
+    Py_XDECREF(wide); /* without the claim: a finalizer may use the leaf */
+    Py_XDECREF(was);
+    return bad;
+}
+
+static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
+{
+    leaf_object *self = leaf_cast(o);
+    if (value == Py_None)
+        value = NULL;
+    if (check_kernel(self, "sets") < 0)
+        return -1;
+    if (self->accumulate) {
+        char name[128];
+        PyErr_Format(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+                     fan_node_name(&self->base.node, name, sizeof name));
+        return -1;
+    }
+    if (value && check_grad(self, value) < 0)
+        return -1;
+    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
+}
+
+static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
+
+/* ---- creation and end ---- */
+
+static void leaf_free(fan_node *n)
+{
+    leaf_object *self = (leaf_object *)fan_node_object(n);
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->grad);
+    Py_CLEAR(self->accumulate);
+    Py_CLEAR(self->divert);
+    Py_CLEAR(self->wide);
+    Py_CLEAR(self->wide_slots);
+    fan_leaf_claim_fini(&self->claim);
+    fan_node_free_parts(&self->base);
+}
+
+static const fan_node_ops leaf_ops = {
+    .leaf = true, .hold = fan_node_hold, .drop = fan_node_drop, .free = leaf_free, .text = fan_node_text};
+
+static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(leaf_cast(o)->array);
+    Py_VISIT(leaf_cast(o)->grad);
+    Py_VISIT(leaf_cast(o)->accumulate);
+    Py_VISIT(leaf_cast(o)->divert);
+    Py_VISIT(leaf_cast(o)->wide);
+    Py_VISIT(leaf_cast(o)->wide_slots);
+    return fan_node_traverse(o, visit, arg);
+}
+
+static int leaf_clear(PyObject *o)
+{
+    Py_XSETREF(leaf_cast(o)->array, Py_NewRef(Py_None));
+    Py_CLEAR(leaf_cast(o)->grad);
+    Py_CLEAR(leaf_cast(o)->accumulate);
+    Py_CLEAR(leaf_cast(o)->divert);
+    Py_CLEAR(leaf_cast(o)->wide);
+    Py_CLEAR(leaf_cast(o)->wide_slots);
+    leaf_cast(o)->outside = leaf_cast(o)->stale = false;
+    return fan_node_clear(o);
+}
+
+typedef struct leaf_args {
+    PyObject *array, *like, *accumulate, *grad_dtype, *name, *stream;
+} leaf_args;
+
+/* slot_like: fanin.Slot(shape, dtype, device) of like=; new reference. */
+static PyObject *slot_like(PyObject *like)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    if (!type)
+        return NULL;
+    if (Py_TYPE(like) == (PyTypeObject *)type)
+        return Py_NewRef(like);
+    if (PyTuple_Check(like) && PyTuple_GET_SIZE(like) == 3)
+        return PyObject_Call(type, like, NULL);
+    PyErr_Format(PyExc_TypeError, "like: expected a tuple (shape, dtype, device) or a fanin.Slot, got %R", like);
+    return NULL;
+}
+
+/* is_object: an object that sums by its own + (A8): 1, 0, or -1 with an exception: it cannot be summed. */
+static int is_object(PyObject *o)
+{
+    fan_value v;
+    if (PyArray_CheckExact(o))
+        return 0;
+    if (fan_import(o, false, false, &v) < 0)
+        return -1;
+    int object = v.form == FAN_FORM_OBJECT;
+    fan_value_release(&v);
+    return object;
+}
+
+/* declared: the declaration of the leaf's slot; new reference. */
+static PyObject *declared(const leaf_args *a)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"), *shape, *slot;
+    int object = a->like ? 0 : is_object(a->array);
+    if (!type || object < 0)
+        return NULL;
+    if (a->like)
+        return slot_like(a->like);
+    if (object)
+        return PyObject_CallNoArgs(type);
+    if (!is_number(a->array))
+        return Py_NewRef(a->array);
+    shape = PyTuple_New(0);
+    slot = shape ? PyObject_CallOneArg(type, shape) : NULL;
+    Py_XDECREF(shape);
+    return slot;
+}
+
+/* wide_of: an InputBuffer that sums in the dtype `accumulate`; new reference. */
+static PyObject *wide_of(leaf_object *self, PyObject *accumulate)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    PyObject *shape = type ? PyTuple_New(spec->ndim) : NULL, *slot = NULL, *list = NULL, *made = NULL;
+    char device[32];
+    for (int i = 0; shape && i < spec->ndim; i++)
+        PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(spec->shape[i]));
+    if (shape && !PyErr_Occurred())
+        slot = PyObject_CallFunction(type, "OssO", shape, fan_dtype_name(spec->dtype),
+                                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
+                                     accumulate);
+    list = slot ? PyList_New(1) : NULL;
+    if (list) {
+        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
+        fan_stream *own = fan_node_stream(&self->base.node);
+        PyObject *on = own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
+        PyObject *args = on ? PyTuple_Pack(1, list) : NULL, *named = args ? Py_BuildValue("{sO}", "stream", on) : NULL;
+        made = named ? PyObject_Call((PyObject *)fan_state_get()->buffer_type, args, named) : NULL;
+        Py_XDECREF(on);
+        Py_XDECREF(args);
+        Py_XDECREF(named);
+    }
+    Py_XDECREF(shape);
+    self->wide_slots = list;
+    Py_XDECREF(slot);
+    return made;
+}
+
+static void grads_outside(leaf_object *self)
+{
+    PyObject *asks;
+    if (self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))
+        return;
+    asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
+    if (!asks)
+        PyErr_Clear();
+    self->outside = asks == Py_True;
+    Py_XDECREF(asks);
+}
+
+static int fill_in(leaf_object *self, const leaf_args *a)
+{
+    PyObject *slot = NULL, *list = NULL;
+    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
+    fan_dtype dtype = FAN_DT_NONE, array;
+    uint32_t inputs = 1;
+    int bad;
+    self->array = Py_NewRef(a->like ? Py_None : a->array);
+    if (a->name && (!(self->base.name = PyObject_Str(a->name)) || !fan_text_arg(self->base.name)))
+        return -1;
+    slot = declared(a);
+    list = slot ? PyList_New(1) : NULL;
+    if (list)
+        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
+    bad = !list || fan_node_declare(&self->base, list, &inputs) < 0 ||
+          fan_node_place(&self->base, a->stream, NULL, list) < 0;
+    Py_XDECREF(slot);
+    Py_XDECREF(list);
+    if (bad || (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0))
+        return -1;
+    array = self->base.more->slots.specs[0].dtype;
+    if (dtype != FAN_DT_NONE)
+        self->base.more->slots.specs[0].dtype = dtype;
+    if (calls)
+        self->accumulate = Py_NewRef(a->accumulate);
+    else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
+        PyErr_SetString(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
+        return -1;
+    } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
+        return -1;
+    grads_outside(self);
+    if (self->outside && self->wide) {
+        PyErr_SetString(PyExc_ValueError,
+                        "accumulate: the gradient of a tensor that requires one is its own .grad, in its dtype: give "
+                        "x.detach(), and read leaf.grad");
+        return -1;
+    }
+    self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
+    return 0;
+}
+
+static int check_args(const leaf_args *a)
+{
+    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
+    if (!a->array == !a->like) {
+        PyErr_SetString(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
+        return -1;
+    }
+    if (a->array && (PyList_Check(a->array) || PyTuple_Check(a->array))) {
+        PyErr_Format(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
+                     Py_TYPE(a->array)->tp_name);
+        return -1;
+    }
+    if (a->like && !calls) {
+        PyErr_SetString(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
+
+static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
+{
+    const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
+                         given(values[3]), given(values[4]), given(values[5])};
+    FAN_UNINITIALIZED fan_error err;
+    leaf_object *self;
+    if (check_args(&a) < 0)
+        return NULL;
+    self = PyObject_GC_New(leaf_object, type);
+    if (!self)
+        return NULL;
+    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+    fan_node_init(&self->base.node, &leaf_ops, 1);
+    self->array = Py_NewRef(Py_None);
+    fan_error_clear(&err);
+    fan_status status = fan_leaf_claim_init(&self->claim, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        Py_CLEAR(self);
+    } else {
+        self->claim.leaf = &self->base.node;
+        Py_DECREF(self->array);
+        if (fill_in(self, &a) < 0)
+            Py_CLEAR(self);
+        else
+            PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
+    }
+    return (PyObject *)self;
+}
+
+/* ---- Leaf ---- */
+
+static PyObject *leaf_register_post_accumulate_grad_hook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(&leaf_cast(o)->base, hook, FAN_HOOK_POST, 0);
+}
+
+static PyObject *leaf_repr(PyObject *o)
+{
+    const fan_slot_spec *spec = spec_of(leaf_cast(o));
+    char name[128], shape[160];
+    if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
+                                fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
+                                fan_dtype_name(spec->dtype));
+}
+
+static PyObject *leaf_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
+static PyObject *leaf_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
+static PyObject *leaf_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
+static PyObject *leaf_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
+
+#include "py/declared/Leaf.h"
+
+PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    return leaf_new_vector_step(type, args, nargsf, kwnames);
+}
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(leaf_object, base.weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)leaf_doc}, {Py_tp_dealloc, fan_node_dealloc}, {Py_tp_traverse, leaf_traverse},
+    {Py_tp_clear, leaf_clear},     {Py_tp_repr, leaf_repr},           {Py_tp_methods, leaf_methods},
+    {Py_tp_members, members},      {Py_tp_getset, leaf_getset},       {0, NULL},
+};
+
+PyType_Spec fan_leaf_spec = {
+    .name = "fanin.Leaf",
+    .basicsize = sizeof(leaf_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

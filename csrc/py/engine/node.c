@@ -1,0 +1,907 @@
+/* node: fanin.Node, and the view of its edges. */
+#include "py/engine/node_object.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the buffer of its gradients ---- */
+
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
+{
+    char name[128];
+    const node_more *more = n->more;
+    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream) {
+        const fan_slot_specs none = {.n = n->node.inputs}, *slots = more && more->slots.specs ? &more->slots : &none;
+        how.name = fan_node_name(&n->node, name, sizeof name);
+        how.leaf = how.stream && n->node.ops->leaf;
+        buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
+        if (made && !how.create_graph && n->node.ops->leaf && ((const leaf_object *)n)->arrays)
+            made->flags[0] |= FAN_ARRAYS;
+        return made;
+    }
+    if (atomic_load_explicit(&fan_traces, memory_order_relaxed)) { /* its lines bear the node's name */
+        PyObject *args[2] = {PyLong_FromUnsignedLong(n->node.inputs),
+                             PyUnicode_FromString(fan_node_name(&n->node, name, sizeof name))};
+        PyObject *names = args[0] && args[1] ? Py_BuildValue("(s)", "name") : NULL, *made = NULL;
+        if (names)
+            made = fan_buffer_call((PyObject *)fan_state_get()->buffer_type, args, 1, names);
+        Py_XDECREF(names);
+        Py_XDECREF(args[0]);
+        Py_XDECREF(args[1]);
+        return (buffer_object *)made;
+    }
+    return (buffer_object *)fan_buffer_plain(n->node.inputs);
+}
+
+/* ---- the node ---- */
+
+static node_object *node_cast(PyObject *o) { return (node_object *)o; }
+
+/* ---- names, creation, end ---- */
+
+void fan_node_text(const fan_node *n, char *buf, size_t size)
+{
+    Py_ssize_t all, end = (Py_ssize_t)size - 1;
+    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
+    if (!name) {
+        const PyTypeObject *type = Py_TYPE(fan_node_object(n));
+        const char *what = n->ops->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
+        snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
+        return;
+    }
+    if (end > all)
+        end = all;
+    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* not inside a character */
+        end--;
+    memcpy(buf, name, (size_t)end);
+    buf[end] = '\0';
+}
+
+void fan_node_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
+void fan_node_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
+
+void fan_node_free_parts(node_object *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    node_more *more = self->more;
+    fan_hooks_leave(self);
+    self->more = NULL;
+    Py_CLEAR(self->fn);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->name);
+    if (more) {
+        for (int when = 0; when < FAN_HOOK_TIMES; when++)
+            Py_XDECREF(more->hooks[when]);
+        fan_slot_specs_fini(&more->slots);
+        Py_XDECREF(more->names);
+        Py_XDECREF(more->call_site);
+        Py_XDECREF(more->kept);
+        Py_XDECREF(more->out_buffers);
+        Py_XDECREF(more->group);
+        fan_free(more);
+    }
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static void node_free_parts(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
+
+static const fan_node_ops node_ops = {
+    .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free_parts, .text = fan_node_text};
+
+void fan_node_dealloc(PyObject *o)
+{
+    PyObject_GC_UnTrack(o);
+    if (node_cast(o)->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    fan_node_end(&node_cast(o)->node);
+}
+
+int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    const node_object *self = node_cast(o);
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(self->fn);
+    Py_VISIT(self->release);
+    for (uint32_t i = 0; i < self->node.nedges; i++)
+        if (self->node.edges[i].next)
+            Py_VISIT((PyObject *)fan_node_object(self->node.edges[i].next));
+    if (!self->more)
+        return 0;
+    Py_VISIT(self->more->group);
+    for (int when = 0; when < FAN_HOOK_TIMES; when++)
+        Py_VISIT(self->more->hooks[when]);
+    Py_VISIT(self->more->kept);
+    Py_VISIT(self->more->out_buffers);
+    for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
+        Py_VISIT(self->more->slots.held[i]);
+    return 0;
+}
+
+int fan_node_clear(PyObject *o)
+{
+    node_object *self = node_cast(o);
+    Py_CLEAR(self->fn);
+    Py_CLEAR(self->release);
+    for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
+        Py_CLEAR(self->more->hooks[when]);
+    if (self->more) {
+        Py_CLEAR(self->more->group);
+        Py_CLEAR(self->more->kept);
+    }
+    fan_node_unlink(&self->node);
+    return 0;
+}
+
+/* ---- arguments ---- */
+
+node_object *fan_node_arg(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
+        return node_cast(o);
+    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o) : NULL;
+}
+
+const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
+{
+    if (!PyObject_TypeCheck(node, fan_state_get()->node_type))
+        return fan_type_text(root, buf, size);
+    PyOS_snprintf(buf, size, "a %.160s whose Node.__init__ has not run", Py_TYPE(node)->tp_name);
+    return buf;
+}
+
+/* with_slots: slots= with a Slot() for each None; new reference. */
+static PyObject *with_slots(PyObject *slots)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    PyObject *list = type ? PySequence_List(slots) : NULL;
+    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+        PyObject *empty;
+        if (PyList_GET_ITEM(list, i) != Py_None)
+            continue;
+        empty = PyObject_CallNoArgs(type);
+        if (!empty || PyList_SetItem(list, i, empty) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an exception. */
+static int declare_arrays(fan_slot_specs *d, PyObject *slots)
+{
+    Py_ssize_t n = PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
+    fan_slot_spec *specs;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PySequence_Fast_GET_ITEM(slots, i);
+        if (!PyArray_CheckExact(o) || fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+            return 0;
+    }
+    if (!n || !(specs = fan_calloc((size_t)n * sizeof *specs)))
+        return n ? (PyErr_NoMemory(), -1) : 0;
+    d->specs = specs;
+    d->n = (size_t)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const PyArrayObject *a = (PyArrayObject *)PySequence_Fast_GET_ITEM(slots, i);
+        size_t bytes = (size_t)PyArray_NDIM(a) * sizeof *specs->shape;
+        int64_t *shape = fan_alloc(bytes ? bytes : 1);
+        if (!shape) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        if (bytes)
+            memcpy(shape, PyArray_DIMS(a), bytes);
+        specs[i] = (fan_slot_spec){.has_shape = true, .ndim = PyArray_NDIM(a), .shape = shape};
+        specs[i].dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+        specs[i].accumulate = FAN_DT_NONE;
+        specs[i].device = fan_device_hold(fan_cpu());
+    }
+    return 1;
+}
+
+/* declare_any: slots= of arrays, Slots and Nones: 0, or -1 with an exception. */
+static int declare_any(node_more *more, PyObject *slots, const char *name)
+{
+    int bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots), bad = -1;
+    PyObject *list = NULL;
+    if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
+        fan_refuse(PyExc_TypeError, "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
+                   Py_TYPE(slots)->tp_name);
+    else if (bare == 0 && (list = with_slots(slots)))
+        bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
+    Py_XDECREF(list);
+    return bad;
+}
+
+int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
+{
+    node_more *more = fan_node_more(self);
+    int arrays = more ? declare_arrays(&more->slots, slots) : -1, bad;
+    char name[128];
+    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) {
+        *inputs = (uint32_t)more->slots.n;
+        return 0;
+    }
+    if (arrays < 0)
+        return -1;
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context_push(&w);
+    bad = arrays ? 0 : declare_any(more, slots, w.buffer);
+    if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
+        bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
+                         FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
+    fan_error_context_pop(&w);
+    if (!bad)
+        *inputs = (uint32_t)more->slots.n;
+    return bad;
+}
+
+/* edge_of: (node, slot) with a small int, the usual case: borrowed; NULL, without an exception: something else. */
+static node_object *edge_of(PyObject *edge, uint32_t *slot)
+{
+    node_object *to =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1;
+    *slot = (uint32_t)i;
+    return i >= 0 && i < (Py_ssize_t)to->node.inputs ? to : NULL;
+}
+
+/* edge_of_index: a slot that is another integer; NULL with an exception. */
+__attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
+                                                                  uint32_t *slot)
+{
+    char name[128], there[128];
+    node_object *to =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
+    int64_t i = 0;
+    int bad = -1;
+    fan_error_context_push(&w);
+    if (!to)
+        fan_refuse(PyExc_TypeError,
+                   "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R",
+                   index, edge);
+    else if (!PyLong_CheckExact(which))
+        bad = fan_index(which, "slot of an edge", PyExc_IndexError, &i);
+    if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
+        bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index,
+                         to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there), which);
+    fan_error_context_pop(&w);
+    *slot = (uint32_t)i;
+    return bad ? NULL : to;
+}
+
+/* edge_arg: None, or (node, slot): borrowed. */
+static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next, uint32_t *slot)
+{
+    node_object *to = edge == Py_None ? NULL : edge_of(edge, slot);
+    *next = to ? &to->node : NULL;
+    if (to)
+        return 0;
+    *slot = 0;
+    if (edge == Py_None)
+        return 0;
+    to = edge_of_index(self, edge, index, slot);
+    *next = to ? &to->node : NULL;
+    return to ? 0 : -1;
+}
+
+static int link_edges(node_object *self, PyObject *edges)
+{
+    FAN_UNINITIALIZED fan_error err;
+    PyObject *all = NULL;
+    size_t n = 0;
+    int bad = 0;
+    if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
+        if (fan_sequence_arg(edges, "edges", &all) < 0)
+            return -1;
+        edges = all;
+    }
+    n = (size_t)PySequence_Fast_GET_SIZE(edges);
+    fan_error_clear(&err);
+    fan_status status = fan_node_room(&self->node, n, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        bad = -1;
+    }
+    for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
+        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* __index__ may change the list */
+        fan_node *next;
+        uint32_t slot;
+        bad = edge_arg(self, edge, i, &next, &slot);
+        if (!bad)
+            fan_node_link(&self->node, next, slot);
+        Py_DECREF(edge);
+    }
+    Py_XDECREF(all);
+    return bad;
+}
+
+static int inputs_arg(PyObject *inputs, uint32_t *out)
+{
+    int64_t n = 1;
+    *out = 0;
+    if (!inputs)
+        return 0;
+    n = fan_small_index(inputs);
+    if (n < 0 && fan_index(inputs, "inputs", NULL, &n) < 0)
+        return -1;
+    if (n >= 1 && n < INT32_MAX) {
+        *out = (uint32_t)n;
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
+                 inputs);
+    return -1;
+}
+
+/* keep_call_site: the caller's line, if Python has one: 0, or -1 with an exception. */
+static int keep_call_site(node_object *self)
+{
+    char line[256];
+    node_more *more = fan_node_more(self);
+    fan_call_site(line, sizeof line);
+    if (more && line[0])
+        more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace");
+    return more && (more->call_site || !line[0]) ? 0 : -1;
+}
+
+typedef struct node_args {
+    PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
+} node_args;
+
+/* check_inputs: of a function in C, which declares their number. */
+static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
+{
+    char name[128];
+    if (*inputs && *inputs != fn->inputs) {
+        PyErr_Format(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
+                     fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
+        return -1;
+    }
+    *inputs = fn->inputs;
+    return 0;
+}
+
+/* group_arg: equal strings are one group, since they are interned; other objects are compared by identity. */
+static int group_arg(node_object *self, PyObject *group)
+{
+    node_more *more;
+    if (!group || group == Py_None)
+        return 0;
+    if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
+        PyErr_Format(PyExc_TypeError,
+                     "group must be a str or an object shared by the nodes (compared by identity), got %s",
+                     FAN_TYPE_TEXT(group));
+        return -1;
+    }
+    if (!(more = fan_node_more(self)))
+        return -1;
+    more->group = Py_NewRef(group);
+    if (PyUnicode_CheckExact(group))
+        PyUnicode_InternInPlace(&more->group);
+    return 0;
+}
+
+static int fill_in(node_object *self, const node_args *a)
+{
+    uint32_t inputs = 0;
+    if (!PyCallable_Check(a->fn)) {
+        PyErr_Format(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a->fn));
+        return -1;
+    }
+    if (a->release && a->release != Py_None && !PyCallable_Check(a->release)) {
+        PyErr_Format(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a->release));
+        return -1;
+    }
+    if (a->name && a->name != Py_None && (!(self->name = PyObject_Str(a->name)) || !fan_text_arg(self->name)))
+        return -1;
+    if (inputs_arg(a->inputs, &inputs) < 0 ||
+        (a->slots && a->slots != Py_None && fan_node_declare(self, a->slots, &inputs) < 0))
+        return -1;
+    if ((a->stream || a->device || a->slots || fan_streams_in_use()) &&
+        fan_node_place(self, a->stream, a->device, a->slots) < 0)
+        return -1;
+    if (group_arg(self, a->group) < 0)
+        return -1;
+    if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
+        return -1;
+    self->node.inputs = inputs ? inputs : 1;
+    if (fan_state_get()->detect && keep_call_site(self) < 0)
+        return -1;
+    self->fn = Py_NewRef(a->fn);
+    self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
+    if (a->edges && a->edges != Py_None && link_edges(self, a->edges) < 0)
+        return -1;
+    self->node.made = true;
+    return 0;
+}
+
+/* node_alloc: an empty node, not tracked yet. */
+static node_object *node_alloc(PyTypeObject *type)
+{
+    node_object *self = PyObject_GC_New(node_object, type);
+    if (!self)
+        return NULL;
+    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+    fan_node_init(&self->node, &node_ops, 1);
+    return self;
+}
+
+static node_args args_of(PyObject *const *v)
+{
+    return (node_args){v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8]};
+}
+
+static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
+{
+    const node_args a = args_of(values);
+    node_object *self = node_alloc(type);
+    if (!self)
+        return NULL;
+    if (fill_in(self, &a) < 0)
+        Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
+    return (PyObject *)self;
+}
+
+/* link_to: edges from the C API. */
+static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
+{
+    FAN_UNINITIALIZED fan_error err;
+    char name[128];
+    fan_error_clear(&err);
+    fan_status status = fan_node_room(&self->node, nedges, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    for (size_t i = 0; i < nedges; i++) {
+        node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
+        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs)) {
+            PyErr_Format(to ? PyExc_IndexError : PyExc_TypeError,
+                         to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
+                            : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
+                         fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
+            return -1;
+        }
+        fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
+    }
+    return 0;
+}
+
+PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
+{
+    node_object *self = node_alloc(fan_state_get()->node_type);
+    if (!self)
+        return NULL;
+    self->node.inputs = fn->inputs;
+    self->node.host = self->node.made = true;
+    self->fn = Py_NewRef((PyObject *)fn);
+    if ((name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) || link_to(self, edges, nedges) < 0)
+        Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+/* ---- run, release ---- */
+
+/* lost_fn: the error of a node without its function; -1. */
+__attribute__((noinline, cold)) static int lost_fn(const node_object *self)
+{
+    FAN_UNINITIALIZED fan_error err;
+    char name[128];
+    fan_error_clear(&err);
+    if (self->node.freed_by)
+        fan_raise(fan_node_freed(&self->node, &err), &err);
+    else
+        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
+                     fan_node_name(&self->node, name, sizeof name));
+    return -1;
+}
+
+static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+{
+    PyObject *fn = Py_NewRef(self->fn);
+    int bad = fan_function_run((function_object *)fn, &self->node, sums, gradients, ngradients);
+    Py_DECREF(fn);
+    if (bad || !node_hooks)
+        return bad;
+    return fan_box_all(gradients, ngradients) < 0 || fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
+               ? -1
+               : 0;
+}
+
+static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+{
+    FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
+    PyObject **args = on_stack, *result, *fn;
+    FAN_UNINITIALIZED fan_guards guards;
+    uint32_t n = self->node.inputs;
+    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
+        return -1;
+    if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
+        PyErr_NoMemory();
+        return fan_guards_end(&guards, NULL), -1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
+    fn = Py_NewRef(self->fn);
+    result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(fn);
+    if (args != on_stack)
+        fan_free(args);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(result);
+    if (!result)
+        return -1;
+    if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
+        gradients[0] = result; /* the usual case */
+    else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
+        return -1;
+    return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
+}
+
+int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+{
+    if (!self->fn)
+        return lost_fn(self);
+    if (node_hooks && fan_hooks_pre(self, node_hooks, sums) < 0)
+        return -1;
+    if (!self->fn) /* a pass inside a hook may have freed it */
+        return lost_fn(self);
+    return fan_is_function(self->fn) ? run_in_c(self, sums, node_hooks, gradients, ngradients)
+                                     : run_in_python(self, sums, node_hooks, gradients, ngradients);
+}
+
+int fan_node_release(node_object *self)
+{
+    PyObject *release = self->release, *ignored;
+    self->release = NULL;
+    Py_CLEAR(self->fn);
+    if (!release)
+        return 0;
+    ignored = PyObject_CallNoArgs(release);
+    Py_DECREF(release);
+    Py_XDECREF(ignored);
+    return ignored ? 0 : -1;
+}
+
+/* ---- Edges ---- */
+
+typedef struct edges_object {
+    PyObject_HEAD node_object *owner; /* held */
+} edges_object;
+
+static node_object *owner_of(PyObject *o) { return ((edges_object *)o)->owner; }
+
+static Py_ssize_t edges_length(PyObject *o) { return owner_of(o)->node.nedges; }
+
+static PyObject *edges_item(PyObject *o, Py_ssize_t i)
+{
+    const fan_node *n = &owner_of(o)->node;
+    if (i < 0 || i >= (Py_ssize_t)n->nedges) {
+        PyErr_Format(PyExc_IndexError, "expected an edge below %u, got %zd", n->nedges, i);
+        return NULL;
+    }
+    if (!n->edges[i].next)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot);
+}
+
+/* edges_subscript: an edge, or a list of those of a slice. */
+static PyObject *edges_subscript(PyObject *o, PyObject *which)
+{
+    if (PySlice_Check(which)) {
+        PyObject *all = PySequence_List(o), *some = all ? PyObject_GetItem(all, which) : NULL;
+        Py_XDECREF(all);
+        return some;
+    }
+    if (!PyIndex_Check(which))
+        return PyErr_Format(PyExc_TypeError, "edge: expected an integer or a slice, got %s", FAN_TYPE_TEXT(which));
+    Py_ssize_t at = PyNumber_AsSsize_t(which, PyExc_IndexError), n = edges_length(o);
+    if (at == -1 && PyErr_Occurred())
+        return NULL;
+    return edges_item(o, at < 0 && at >= -n ? at + n : at);
+}
+
+static PyObject *edges_append(PyObject *o, PyObject *edge)
+{
+    node_object *self = owner_of(o);
+    FAN_UNINITIALIZED fan_error err;
+    fan_node *next;
+    uint32_t slot;
+    if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
+        return NULL;
+    fan_error_clear(&err);
+    fan_status status = fan_node_append(&self->node, next, slot, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *edges_repr(PyObject *o)
+{
+    PyObject *list = PySequence_List(o), *text = list ? PyObject_Repr(list) : NULL;
+    Py_XDECREF(list);
+    return text;
+}
+
+static int edges_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT((PyObject *)owner_of(o));
+    return 0;
+}
+
+static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* fan_node_clear breaks cycles */
+
+static void edges_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    Py_DECREF((PyObject *)owner_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+#include "py/declared/Edges.h"
+
+static PyType_Slot edges_slots[] = {
+    {Py_tp_doc, (void *)edges_doc},     {Py_tp_dealloc, edges_dealloc},
+    {Py_tp_traverse, edges_traverse},   {Py_tp_clear, edges_clear},
+    {Py_tp_repr, edges_repr_step},      {Py_tp_methods, edges_methods},
+    {Py_sq_length, edges_length},       {Py_sq_item, edges_item},
+    {Py_mp_subscript, edges_subscript}, {0, NULL},
+};
+
+PyType_Spec fan_edges_spec = {
+    .name = "fanin._core.Edges",
+    .basicsize = sizeof(edges_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = edges_slots,
+};
+
+/* ---- Node ---- */
+
+static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(node_cast(o)->fn ? node_cast(o)->fn : Py_None);
+}
+
+static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group : Py_None);
+}
+
+static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLong(node_cast(o)->node.inputs);
+}
+
+static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(fan_node_device(&node_cast(o)->node), text, sizeof text));
+}
+
+static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(node_cast(o)->node.freed_by != 0);
+}
+
+static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
+{
+    PyTypeObject *type = fan_state_get()->edges_type;
+    edges_object *self = (edges_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->owner = node_cast(Py_NewRef(o));
+    return (PyObject *)self;
+}
+
+PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(node_cast(o)->name ? node_cast(o)->name : Py_None);
+}
+
+PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(node_cast(o)->node.number);
+}
+
+static PyObject *node_needs(PyObject *o, PyObject *which)
+{
+    int64_t i = 0;
+    if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
+        return NULL;
+    if (i >= (int64_t)node_cast(o)->node.nedges) {
+        char name[128];
+        return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
+                            fan_node_name(&node_cast(o)->node, name, sizeof name), node_cast(o)->node.nedges,
+                            FAN_PLURAL(node_cast(o)->node.nedges), (long long)i);
+    }
+    return PyBool_FromLong(fan_backward_needs(&node_cast(o)->node, (uint32_t)i));
+}
+
+/* slot_arg: one of the node's; NULL: its first. */
+static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
+{
+    char name[128];
+    *slot = 0;
+    if (given && fan_index(given, "slot", PyExc_IndexError, slot) < 0)
+        return -1;
+    if (*slot < (int64_t)self->node.inputs)
+        return 0;
+    PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
+                 fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
+    return -1;
+}
+
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
+{
+    int64_t slot = 0;
+    return slot_arg(node_cast(o), a[1], &slot) < 0 ? NULL
+                                                   : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
+}
+
+static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
+{
+    int64_t slot = 0;
+    node_more *more = fan_node_more(node_cast(o));
+    PyObject *key = NULL;
+    if (!more || slot_arg(node_cast(o), a[0], &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
+        return NULL;
+    if (!more->kept)
+        more->kept = PyDict_New();
+    PyObject *there = more->kept ? PyDict_SetDefault(more->kept, key, Py_None) : NULL;
+    Py_DECREF(key);
+    return there ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
+{
+    const node_more *more = node_cast(o)->more;
+    uint32_t n = node_cast(o)->node.inputs;
+    PyObject *all = PyTuple_New(n), *only;
+    for (uint32_t i = 0; all && i < n; i++) {
+        PyObject *slot = PyLong_FromUnsignedLong(i);
+        PyObject *sum = slot && more && more->kept ? PyDict_GetItemWithError(more->kept, slot) : NULL;
+        PyTuple_SET_ITEM(all, i, Py_NewRef(sum ? sum : Py_None));
+        Py_XDECREF(slot);
+        if (PyErr_Occurred())
+            Py_CLEAR(all);
+    }
+    if (!all || n > 1)
+        return all;
+    only = Py_NewRef(PyTuple_GET_ITEM(all, 0));
+    Py_DECREF(all);
+    return only;
+}
+
+static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
+{
+    PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
+    int bad = 0;
+    if (value != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets the sums that retain_grad() has kept");
+        return -1;
+    }
+    if (!kept)
+        return 0;
+    slots = PyDict_Keys(kept);
+    for (Py_ssize_t i = 0; slots && i < PyList_GET_SIZE(slots) && !bad; i++)
+        bad = PyDict_SetItem(kept, PyList_GET_ITEM(slots, i), Py_None) < 0;
+    Py_XDECREF(slots);
+    return slots && !bad ? 0 : -1;
+}
+
+static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_PRE, 0);
+}
+
+static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_POST, 0);
+}
+
+static PyObject *node_free(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    node_cast(o)->node.freed_by = node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
+    return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* node_sum_into: of a tuple with memory for each slot's sum. */
+static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
+{
+    node_more *more = fan_node_more(node_cast(o));
+    if (!more)
+        return NULL;
+    if (!PyTuple_Check(out_buffers) || PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
+        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", node_cast(o)->node.inputs);
+    Py_XSETREF(more->out_buffers, Py_NewRef(out_buffers));
+    Py_RETURN_NONE;
+}
+
+static PyObject *node_repr(PyObject *o)
+{
+    const fan_node *n = &node_cast(o)->node;
+    bool own = Py_TYPE(o) == fan_state_get()->node_type;
+    const char *type = own ? "fanin.Node " : node_cast(o)->name ? Py_TYPE(o)->tp_name : "";
+    char name[128];
+    if (!n->made)
+        return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
+    return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
+                                fan_node_name(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
+                                FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
+}
+
+static PyObject *node_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
+static PyObject *node_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
+static PyObject *node_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
+static PyObject *node_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
+
+#include "py/declared/Node.h"
+
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    return node_new_vector_step(type, args, nargsf, kwnames);
+}
+
+/* node_subclass_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
+static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
+{
+    node_object *self;
+    if (type == fan_state_get()->node_type)
+        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
+    self = (node_object *)type->tp_alloc(type, 0);
+    if (self)
+        fan_node_init(&self->node, &node_ops, 1);
+    return (PyObject *)self;
+}
+
+static int node_init(PyObject *o, PyObject *args, PyObject *named)
+{
+    PyObject *values[9];
+    if (node_cast(o)->node.begun) {
+        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    node_cast(o)->node.begun = true;
+    if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
+        return -1;
+    const node_args a = args_of(values);
+    return fill_in(node_cast(o), &a);
+}
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(node_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)node_doc},
+    {Py_tp_new, node_subclass_new},
+    {Py_tp_init, node_init},
+    {Py_tp_dealloc, fan_node_dealloc},
+    {Py_tp_traverse, fan_node_traverse},
+    {Py_tp_clear, fan_node_clear},
+    {Py_tp_repr, node_repr_step},
+    {Py_tp_methods, node_methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, node_getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_node_spec = {
+    .name = "fanin.Node",
+    .basicsize = sizeof(node_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

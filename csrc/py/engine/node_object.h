@@ -1,0 +1,209 @@
+/* node_object: what the engine's files in this folder share (csrc/engine). */
+#ifndef FAN_PY_NODE_OBJECT_H
+#define FAN_PY_NODE_OBJECT_H
+
+#include "base/fault.h"
+#include "engine/leaf.h"
+#include "engine/engine.h"
+#include "py/buffer/buffer_object.h"
+#include "py/engine/c_function.h"
+#include "py/arrays/objects.h"
+
+typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
+
+/* Rare fields of a node, allocated at first use. */
+typedef struct node_more {
+    fan_slot_specs slots;            /* the declarations; specs NULL: none */
+    PyObject *names;                 /* of the slots: a tuple of str or None; NULL: no slot has a name */
+    PyObject *group;                 /* nodes with the same one run one at a time; NULL: none */
+    PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
+    PyObject *call_site;             /* where it was made, "file.py:3"; NULL: without set_options(detect=True) */
+    PyObject *kept;                  /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
+    PyObject *out_buffers;           /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
+} node_more;
+
+typedef struct node_object {
+    PyObject_HEAD PyObject *fn; /* NULL: of a leaf, and after the graph was freed */
+    node_more *more;            /* may be NULL */
+    fan_node node;
+    PyObject *name;    /* a str; NULL: none */
+    PyObject *release; /* NULL: none, or already called */
+    PyObject *weakrefs;
+} node_object;
+
+typedef struct leaf_object {
+    node_object base;
+    PyObject *array;      /* None: with like= */
+    PyObject *grad;       /* NULL: None */
+    PyObject *accumulate; /* a function; NULL: none */
+    PyObject *divert;     /* a function that takes the sums meanwhile (fanin.dist.Reducer); NULL: none */
+    PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
+    PyObject *wide_slots; /* .. its declarations */
+    bool stale;           /* .. `grad` lacks its newest sums */
+    bool arrays;          /* of an array: .grad is an array that is added to in place */
+    bool outside;         /* the gradient is array.grad (torch) */
+    fan_leaf_claim claim;
+} leaf_object;
+
+static inline node_object *fan_node_object(const fan_node *n)
+{
+    return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
+}
+
+/* fan_node_out_buffer: memory for the sum of a slot; borrowed, NULL: fresh. */
+static inline PyObject *fan_node_out_buffer(const fan_node *n, uint32_t slot)
+{
+    const node_more *more = fan_node_object(n)->more;
+    return more && more->out_buffers ? PyTuple_GET_ITEM(more->out_buffers, (Py_ssize_t)slot) : NULL;
+}
+
+/* fan_node_name: the name for messages, in buf, which is returned. */
+static inline const char *fan_node_name(const fan_node *n, char *buf, size_t size)
+{
+    n->ops->text(n, buf, size);
+    return buf;
+}
+
+/* ---- guard.c ---- */
+
+/* A sum with other references, during a function that must not write it. */
+typedef struct fan_guard {
+    PyObject *object; /* an ndarray or a torch tensor; borrowed */
+    bool tensor;
+    struct fan_guard *outer; /* of an ndarray */
+    bool gives_back;         /* .. whose WRITEABLE flag is set again at the end */
+    long long version;       /* of a tensor, at the beginning */
+    uint32_t slot;
+} fan_guard;
+
+#define FAN_GUARDS_INSIDE 2
+
+typedef struct fan_guards {
+    uint32_t n;
+    fan_guard inside[FAN_GUARDS_INSIDE];
+    fan_guard *more;
+} fan_guards;
+
+extern fan_guard *fan__guards; /* of ndarrays, on all threads, the newest first (engine/node.h, One thread at a time) */
+void fan__guard_array(fan_guards *all, PyArrayObject *a); /* a single writable array with other references */
+int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
+int fan__guards_end(fan_guards *all, const fan_node *n);
+
+/* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references besides the caller's one;
+ * skips NULLs. *all must not move meanwhile. -1 with an exception: there is nothing to end. fan_guards_end: -1 with an
+ * exception if a tensor was written; 0 if an exception is live already, which stays. The inline part is the usual case:
+ * one ndarray. */
+static inline int fan_guards_begin(fan_guards *all, void *const *sums, uint32_t n)
+{
+    PyArrayObject *a = n == 1 && sums[0] && !fan_is_unboxed(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
+                           ? (PyArrayObject *)sums[0]
+                           : NULL;
+    if (!a || !PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
+        return fan__guards_begin(all, sums, n);
+    all->n = 0;
+    if (Py_REFCNT(a) > 1)
+        fan__guard_array(all, a);
+    return Py_REFCNT(a) == 1 && PyArray_BASE(a) ? fan__guards_begin(all, sums, n) : 0;
+}
+static inline int fan_guards_end(fan_guards *all, const fan_node *n)
+{
+    if (!all->n)
+        return 0;
+    if (fan__guards != &all->inside[0] || all->inside[0].outer || all->n > 1)
+        return fan__guards_end(all, n);
+    all->n = 0; /* the only guard of the process */
+    fan__guards = NULL;
+    if (all->inside[0].gives_back)
+        PyArray_ENABLEFLAGS((PyArrayObject *)all->inside[0].object, NPY_ARRAY_WRITEABLE);
+    return 0;
+}
+
+/* ---- hooks.c ---- */
+
+/* fan_gradients_of: the gradients in the result of a function or post-hook, one hold per edge (V1); takes `result`.
+ * Messages begin with `who`; NULL: the node's name. */
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients);
+
+node_more *fan_node_more(node_object *self); /* allocates it if needed; NULL with an exception */
+
+/* fan_hooks_add: a new HookHandle. fan_hooks_leave: at the end of the node: its handles do nothing from then on. */
+PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
+void fan_hooks_leave(node_object *owner);
+/* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. node_hooks: of fan_engine_frontend.hooks. */
+int fan_hooks_slots(node_object *self, void **sums);
+int fan_hooks_keep(node_object *self, void **sums); /* retain_grad */
+int fan_hooks_of_node(node_object *self, void **node_hooks);
+int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
+int fan__hooks_accumulated(node_object *self, PyObject *node_hooks);
+static inline int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
+{
+    return node_hooks ? fan__hooks_accumulated(self, node_hooks) : 0;
+}
+/* fan_hooks_produced: whether a post-hook returned the gradient. FAN_FROM_HOOK: a prefix for messages about one. */
+bool fan_hooks_produced(const void *node_hooks, uint32_t index);
+#define FAN_FROM_HOOK(producer) ((producer)->from_hook ? "a post-hook of " : "")
+
+/* ---- node.c ---- */
+
+/* fan_node_declare: slots=: as many as *inputs; if that is 0, sets *inputs to their number. */
+int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
+/* fan_node_place: its stream: stream=, device=, else of the device that `slots` (or NULL) declare, else the current
+ * one.
+ */
+int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots);
+PyObject *fan_node_get_stream(PyObject *o, void *closure);
+/* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
+node_object *fan_node_arg(PyObject *o);
+/* fan_no_node_text: for messages: a root whose `node` is no node. */
+const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size);
+int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients);
+int fan_node_release(node_object *self);
+/* Shared by Node and Leaf: */
+void fan_node_text(const fan_node *n, char *buf, size_t size);
+/* fan_node_new: for the C API: edges to Nodes, Leaves or NULL; new reference. */
+PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name);
+void fan_node_hold(fan_node *n);
+void fan_node_drop(fan_node *n);
+int fan_node_traverse(PyObject *o, visitproc visit, void *arg);
+int fan_node_clear(PyObject *o);
+void fan_node_dealloc(PyObject *o);
+void fan_node_free_parts(node_object *self); /* and the object */
+PyObject *fan_node_get_name(PyObject *o, void *closure);
+PyObject *fan_node_get_number(PyObject *o, void *closure);
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
+
+/* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one), create_graph (A1) and
+ * stats (E11) of `how`; NULL with an exception. */
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
+
+/* ---- leaf.c ---- */
+
+/* fan_leaf_accumulate: may take *sum, and sets it to NULL then. recording: L6. */
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
+/* fan_leaf_call_with: calls a function of the leaf with the sum. */
+int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum);
+/* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an exception. */
+PyObject *fan_leaf_grad_now(leaf_object *self);
+
+/* ---- explain.c ---- */
+
+fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
+/* fan_explain_pass: fan_backward_explain as a str; NULL with an exception. */
+PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
+/* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
+void *fan_error_both(void *first, void *second);
+void fan_error_orphaned(void *error);
+/* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost (E14). */
+void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err);
+
+/* ---- carry.c, pass.c ---- */
+
+extern const fan_engine_frontend fan_python_engine;
+
+/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL with an exception. */
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted);
+
+#endif

@@ -1,0 +1,304 @@
+/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
+#include "py/engine/node_object.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+typedef struct walk_object {
+    PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
+    node_object *now;                 /* held: the node that waits for give(); NULL: none */
+    PyObject *sums;                   /* .. its sums */
+    fan_guards guards;                /* .. of sums with other references */
+    PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
+    PyObject *last;                   /* the text of `explain` at an early end; NULL: none */
+    bool busy;                        /* a call is running */
+} walk_object;
+
+static walk_object *walk_cast(PyObject *o) { return (walk_object *)o; }
+
+static void forget_node(walk_object *self)
+{
+    (void)fan_guards_end(&self->guards, NULL);
+    Py_CLEAR(self->now);
+    Py_CLEAR(self->sums);
+    Py_CLEAR(self->node_hooks);
+}
+
+static void walk_end(walk_object *self)
+{
+    PyObject *live = fan_exception_take();
+    (void)fan_guards_end(&self->guards, NULL);
+    const walk_object was = *self;
+    self->pass = NULL; /* before any drop, which may run arbitrary code */
+    self->now = NULL;
+    self->sums = self->node_hooks = NULL;
+    fan_backward_end(was.pass);
+    Py_XDECREF((PyObject *)was.now);
+    Py_XDECREF(was.sums);
+    Py_XDECREF(was.node_hooks);
+    fan_exception_put(live);
+}
+
+static int walk_check_idle(walk_object *self)
+{
+    if (!self->busy)
+        return 0;
+    PyErr_SetString(PyExc_RuntimeError, "walk: a call of this pass is running, on this thread or another");
+    return -1;
+}
+
+/* keep_last: the text of `explain`, for use after the end. */
+static void keep_last(walk_object *self)
+{
+    PyObject *live = fan_exception_take();
+    Py_XSETREF(self->last, self->pass ? fan_explain_pass(self->pass, NULL) : Py_XNewRef(self->last));
+    PyErr_Clear();
+    fan_exception_put(live);
+}
+
+/* walk_failed: ends the pass with an exception; NULL. */
+static PyObject *walk_failed(walk_object *self, fan_status status, const fan_error *err)
+{
+    fan_task_failed(self->pass, status, err);
+    keep_last(self);
+    walk_end(self);
+    return NULL;
+}
+
+/* walk_depth_add: one more nested pass on this thread: 0, or -1: the pass has ended. */
+static int walk_depth_add(walk_object *self)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    fan_status status = fan_backward_depth(1) ? FAN_OK : fan_backward_too_deep(&err);
+    return status == FAN_OK ? 0 : (walk_failed(self, status, &err), -1);
+}
+
+/* sums_now: the tuple of the current node's sums, after the hooks that run before it. */
+static fan_status sums_now(walk_object *self, fan_error *err)
+{
+    uint32_t n = self->now->node.inputs;
+    void **sums = fan_calloc(n * sizeof *sums), *node_hooks = NULL;
+    fan_streams_outer outer;
+    fan_status status;
+    if (!sums)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_backward_enter(self->pass, &outer);
+    status = fan_backward_sums(self->pass, sums, &node_hooks, err);
+    if (status == FAN_OK && node_hooks && fan_hooks_pre(self->now, node_hooks, sums) < 0)
+        status = fan_from_python(err);
+    fan_streams_leave(&outer);
+    self->node_hooks = node_hooks;
+    if (status == FAN_OK && fan_box_all(sums, n) < 0)
+        status = fan_from_python(err);
+    if (status == FAN_OK && (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
+        status = fan_from_python(err);
+    for (uint32_t i = 0; i < n; i++) {
+        if (status == FAN_OK)
+            PyTuple_SET_ITEM(self->sums, i, sums[i] ? sums[i] : Py_NewRef(Py_None));
+        else if (sums[i])
+            fan_object_drop(sums[i]);
+    }
+    fan_free(sums);
+    return status;
+}
+
+static PyObject *next_node(walk_object *self)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status = FAN_OK;
+    fan_node *n = NULL;
+    fan_error_clear(&err);
+    if (!fan_backward_seeded(self->pass))
+        status = fan_backward_seed(self->pass, &err);
+    if (status == FAN_OK)
+        status = fan_backward_next(self->pass, &n, &err);
+    if (status == FAN_OK && !n) {
+        status = fan_backward_join(self->pass, &err);
+        if (status != FAN_OK)
+            return walk_failed(self, status, &err);
+        walk_end(self);
+        return NULL;
+    }
+    if (status == FAN_OK) {
+        self->now = fan_node_object(n);
+        Py_INCREF((PyObject *)self->now);
+        fan_backward_walk_runs(self->pass, true);
+        status = sums_now(self, &err);
+        if (status == FAN_OK && n->freed_by) /* by a pass inside a hook */
+            status = fan_node_freed(n, &err);
+        fan_backward_walk_runs(self->pass, false);
+    }
+    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : walk_failed(self, status, &err);
+}
+
+static PyObject *walk_next(PyObject *o)
+{
+    walk_object *self = walk_cast(o);
+    PyObject *pair;
+    char name[128];
+    if (walk_check_idle(self) < 0 || !self->pass)
+        return NULL;
+    if (self->now) {
+        PyErr_Format(PyExc_RuntimeError, "walk: give() the gradients of %s before the next node",
+                     fan_node_name(&self->now->node, name, sizeof name));
+        return NULL;
+    }
+    self->busy = true;
+    pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
+    fan_backward_depth(-1);
+    self->busy = false;
+    return pair;
+}
+
+/* gradients_given: checks and delivers what the node's function would have returned; 0, or -1: the pass has ended. */
+static int gradients_given(walk_object *self, PyObject *result)
+{
+    uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
+    void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status = FAN_ERR_NOMEM;
+    fan_streams_outer outer;
+    fan_error_clear(&err);
+    fan_backward_walk_runs(self->pass, true);
+    fan_backward_enter(self->pass, &outer);
+    if (gradients && sums) {
+        for (uint32_t i = 0; i < inputs; i++)
+            sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
+        status = fan_guards_end(&self->guards, &self->now->node) < 0 ||
+                         fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
+                         (self->node_hooks && fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
+                     ? fan_from_python(&err)
+                     : FAN_OK;
+        if (status == FAN_OK)
+            status = fan_backward_give(self->pass, gradients, self->node_hooks, &err);
+        else
+            for (uint32_t i = 0; i < n; i++)
+                Py_XDECREF((PyObject *)gradients[i]);
+    }
+    fan_streams_leave(&outer);
+    fan_free(gradients);
+    fan_free(sums);
+    if (status == FAN_OK)
+        forget_node(self);
+    else
+        walk_failed(self, status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+static PyObject *walk_give(PyObject *o, PyObject *result)
+{
+    walk_object *self = walk_cast(o);
+    int bad;
+    if (walk_check_idle(self) < 0)
+        return NULL;
+    if (!self->now)
+        return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: call next() first");
+    self->busy = true;
+    bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
+    fan_backward_depth(-1);
+    self->busy = false;
+    return bad ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *walk_close(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    if (walk_check_idle(walk_cast(o)) < 0)
+        return NULL;
+    keep_last(walk_cast(o));
+    walk_end(walk_cast(o));
+    Py_RETURN_NONE;
+}
+
+/* ---- Walk ---- */
+
+typedef struct visitor {
+    visitproc visit;
+    void *arg;
+} visitor;
+
+static int visit_object(void *object, void *arg)
+{
+    const visitor *v = arg;
+    return fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
+}
+
+static int visit_node(fan_node *n, void *arg)
+{
+    const visitor *v = arg;
+    return v->visit((PyObject *)fan_node_object(n), v->arg);
+}
+
+static int walk_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    walk_object *self = walk_cast(o);
+    visitor v = {visit, arg};
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT((PyObject *)self->now);
+    Py_VISIT(self->sums);
+    Py_VISIT(self->node_hooks);
+    return self->pass ? fan_backward_visit(self->pass, visit_object, visit_node, &v) : 0;
+}
+
+static int walk_clear(PyObject *o)
+{
+    walk_end(walk_cast(o));
+    return 0;
+}
+
+static void walk_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    walk_end(walk_cast(o));
+    Py_CLEAR(walk_cast(o)->last);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    PyTypeObject *type = fan_state_get()->walk_type;
+    size_t nwanted;
+    walk_object *self;
+    fan_backward *p = fan_task_begin_args("walk", a, false, &nwanted);
+    if (!p)
+        return NULL;
+    self = (walk_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->pass = p;
+    else
+        fan_backward_end(p);
+    return (PyObject *)self;
+}
+
+static PyObject *walk_explain(PyObject *o, PyObject *const *a)
+{
+    walk_object *self = walk_cast(o);
+    const node_object *only = NULL;
+    PyObject *node = a[0];
+    if (node && node != Py_None && !(only = fan_node_arg(node)))
+        return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
+                            FAN_TYPE_TEXT(node));
+    if (!self->pass)
+        return self->last ? Py_NewRef(self->last) : PyUnicode_FromString("");
+    return fan_explain_pass(self->pass, only ? &only->node : NULL);
+}
+
+#include "py/declared/Walk.h"
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)walk_doc},   {Py_tp_dealloc, walk_dealloc},
+    {Py_tp_traverse, walk_traverse}, {Py_tp_clear, walk_clear},
+    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, walk_next_step},
+    {Py_tp_methods, walk_methods},   {0, NULL},
+};
+
+PyType_Spec fan_backward_walk_spec = {
+    .name = "fanin._core.Walk",
+    .basicsize = sizeof(walk_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};
+
+#include "py/declared/walk.h"

@@ -1,0 +1,357 @@
+/* cpu_kernel: kernels that are Python callables, on the CPU: a call with its arguments, or NumPy's inner loop in its
+ * place; arrays and launches inside functions of graph trees. */
+#include "py/base/args.h"
+#include "py/graph/cpu_kernel.h"
+#include "py/arrays/arrays.h"
+
+#include "array/extents.h"
+#include "base/mem.h"
+#include "graph/tree.h"
+
+#include <numpy/ufuncobject.h>
+
+#define LOOP_ARGS 4
+#define LOOP_BYTES ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock */
+
+static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+
+/* check_kept: after the call: 0, or -1 with an exception if the callable kept an argument. */
+static int check_kept(PyObject *call)
+{
+    if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
+        return 0;
+    for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
+        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
+            PyErr_Format(PyExc_RuntimeError,
+                         "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
+                         "view.copy()",
+                         PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
+            return -1;
+        }
+    return 0;
+}
+
+fan_status fan_call_run(void *ctx, fan_error *err)
+{
+    PyTupleObject *call = ctx;
+    PyObject *names = call->ob_item[2] == Py_None ? NULL : call->ob_item[2];
+    size_t n = (size_t)Py_SIZE(call) - FAN_CALL_ARGS - (names ? 1 : 0);
+    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + FAN_CALL_ARGS, n, names);
+    if (!result)
+        return fan_from_python(err);
+    Py_DECREF(result);
+    return check_kept((PyObject *)call) < 0 ? fan_from_python(err) : FAN_OK;
+}
+
+PyObject *fan_call_new(PyObject *fn, PyObject *name, PyObject *const lists[2], fan_call_argument argument, void *ctx)
+{
+    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
+    bool by_out = is_ufunc(fn) && all == reads + 1;
+    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
+             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    if (!call || !names) {
+        Py_XDECREF(call);
+        Py_XDECREF(names);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, names);
+    for (Py_ssize_t i = 0; i < all; i++) {
+        bool write = i >= reads;
+        Py_ssize_t at = write ? i - reads : i;
+        PyObject *made = argument(ctx, name, PyTuple_GET_ITEM(lists[write], at), write, at);
+        if (!made) {
+            Py_DECREF(call);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, made);
+    }
+    return call;
+}
+
+fan_status fan_call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how, fan_error *err)
+{
+    Py_ssize_t all = PyTuple_GET_SIZE(call) - FAN_CALL_ARGS;
+    fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(call, 1));
+    if (!name) /* lone surrogates */
+        PyErr_Clear();
+    if (!accesses) {
+        if (how.drop)
+            how.drop(how.ctx);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+    how.name = name ? name : "a kernel";
+    how.accesses = accesses;
+    for (Py_ssize_t i = 0; i < all; i++) {
+        PyObject *x = PyTuple_GET_ITEM(call, i + FAN_CALL_ARGS);
+        const char *lo;
+        if (!PyArray_CheckExact(x))
+            continue;
+        fan_ndarray_extent(x, &lo, &accesses[how.n].bytes);
+        accesses[how.n].data = lo;
+        accesses[how.n++].write = i >= reads;
+    }
+    fan_status status = fan_recording_call(r, &how, err);
+    fan_free(accesses);
+    return status;
+}
+
+/* Inner loops (cpu_kernel.h). */
+typedef struct inner_loop {
+    PyUFuncGenericFunction run;
+    void *data;
+    npy_intp count, steps[LOOP_ARGS];
+    char *at[LOOP_ARGS];
+    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python numbers, converted to the result's dtype */
+} inner_loop;
+
+static fan_status run_loop(void *ctx, fan_error *err)
+{
+    inner_loop *l = ctx;
+    char *at[LOOP_ARGS];
+    npy_intp count = l->count;
+    (void)err;
+    memcpy(at, l->at, sizeof at);
+    l->run(at, &count, l->steps, l->data);
+    return FAN_OK;
+}
+
+static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
+
+/* is_flat: whether one inner loop covers all of `a`, laid out like `out`. */
+static bool is_flat(PyArrayObject *a, PyArrayObject *out)
+{
+    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
+    return both & NPY_ARRAY_ALIGNED && both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
+           PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
+}
+
+/* type_of: the type of an argument in the loop; of a number the result's. */
+static char type_of(PyObject *x, PyArrayObject *out)
+{
+    return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
+}
+
+/* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
+static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
+{
+    for (int i = 0; i < f->ntypes; i++) {
+        bool same = f->functions[i] != NULL;
+        for (int j = 0; same && j < f->nargs; j++)
+            same = f->types[i * f->nargs + j] == type_of(args[j], out);
+        if (same)
+            return i;
+    }
+    return -1;
+}
+
+/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a number with floats. */
+static bool loop_takes(PyObject *x, PyArrayObject *out)
+{
+    if (!PyArray_CheckExact(x))
+        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+    PyArrayObject *a = (PyArrayObject *)x;
+    bool disjoint =
+        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
+                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && is_flat(a, out) && disjoint;
+}
+
+/* loop_argument: sets the address and step of the i-th argument: 0, or -1 with an exception. */
+static int loop_argument(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
+{
+    if (PyArray_Check(x)) {
+        l->at[i] = PyArray_BYTES((PyArrayObject *)x);
+        l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)x);
+        return 0;
+    }
+    l->at[i] = l->numbers[i];
+    return PyArray_SETITEM(out, l->numbers[i], x);
+}
+
+/* loop_new: the direct loop of a call; NULL, without an exception: there is none. */
+static inner_loop *loop_new(PyObject *call)
+{
+    PyObject *const *args = ((PyTupleObject *)call)->ob_item + FAN_CALL_ARGS;
+    Py_ssize_t n = Py_SIZE(call) - FAN_CALL_ARGS;
+    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+        return NULL;
+    const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
+    if (f->core_enabled || f->nargs != n || f->nout != 1)
+        return NULL;
+    PyArrayObject *out = (PyArrayObject *)args[n - 1];
+    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
+    for (Py_ssize_t i = 0; i < n && simple; i++)
+        simple = loop_takes(args[i], out);
+    int which = simple ? loop_of(f, args, out) : -1;
+    inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->run = f->functions[which];
+    l->data = f->data ? f->data[which] : NULL;
+    l->count = PyArray_SIZE(out);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (loop_argument(l, i, args[i], out) < 0) {
+            PyErr_Clear();
+            PyMem_RawFree(l);
+            return NULL;
+        }
+    return l;
+}
+
+bool fan_call_loop(PyObject *call, fan_cpu_call *how)
+{
+    inner_loop *l = loop_new(call);
+    if (!l)
+        return false;
+    how->run = run_loop;
+    how->drop = drop_loop;
+    how->ctx = l;
+    return true;
+}
+
+/* ---- functions of graph trees ---- */
+
+/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the direct loop. A view
+ * holds the whole memory that it lies in, the arena or the operand's, so a kept view never reads freed memory; keeping
+ * one is an error anyway. */
+typedef struct tree_kernel {
+    PyObject *name, *call; /* held; call NULL: */
+    fan_cpu_call loop;
+} tree_kernel;
+
+static void kernel_drop(void *ctx)
+{
+    tree_kernel *k = ctx;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return; /* the interpreter has ended; the process frees it */
+    if (k->loop.drop)
+        k->loop.drop(k->loop.ctx);
+    Py_XDECREF(k->call);
+    Py_XDECREF(k->name);
+    fan_free(k);
+    fan_gil_leave(&gil);
+}
+
+static fan_status kernel_run(void *ctx, fan_error *err)
+{
+    tree_kernel *k = ctx;
+    fan_gil gil;
+    if (!k->call)
+        return k->loop.run(k->loop.ctx, err);
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python kernel cannot run");
+    fan_status status = fan_call_run(k->call, err);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY)); }
+
+/* view_of: an array of fanin's on the CPU as an ndarray for a kernel. */
+static PyObject *view_of(const fan_array *a, bool write)
+{
+    fan_storage *whole = fan_tree_memory_under(a);
+    PyObject *base = PyCapsule_New(whole ? whole : a->storage, FAN_KERNEL_MEMORY, drop_storage), *made;
+    if (!base)
+        return NULL;
+    fan_storage_hold(whole ? whole : a->storage);
+    made = fan_ndarray_over(a, write, base);
+    Py_DECREF(base);
+    return made;
+}
+
+/* argument: converts an argument of a launch for its kernel; new reference. */
+static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, bool write, Py_ssize_t i)
+{
+    fan_device *d = NULL;
+    const fan_array *a = fan_array_arg(x, &d);
+    if (a && d == fan_cpu()) {
+        if (fan_array_usable(a) < 0)
+            return NULL;
+        if (!write || a->writable)
+            return view_of(a, write);
+        return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
+    }
+    if (PyArray_CheckExact(x) && (!write || PyArray_ISWRITEABLE((PyArrayObject *)x)))
+        return fan_ndarray_check_known(x, PyUnicode_AsUTF8(name)) < 0 ? NULL
+                                                                      : PyArray_View((PyArrayObject *)x, NULL, NULL);
+    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
+        return Py_NewRef(x);
+    if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
+                            "np.asarray(x) to the function as an operand, or give its numbers one by one",
+                            name, i, FAN_TYPE_TEXT(x));
+    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name,
+                        write ? "writes" : "reads", i,
+                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
+}
+
+/* record_call: adds a call to this thread's recording; it runs at each launch. */
+static fan_status record_call(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_error *err)
+{
+    tree_kernel *k = fan_calloc(sizeof *k);
+    if (!k)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
+    if (!fan_call_loop(call, &k->loop))
+        k->call = Py_NewRef(call);
+    return fan_call_record(r, call, reads, (fan_cpu_call){.run = kernel_run, .drop = kernel_drop, .ctx = k}, err);
+}
+
+/* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
+static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *fn, *name, *lists[2], *call;
+    fan_recording *r = fan_recording_here();
+    fan_error err = {0};
+    if (!PyArg_ParseTuple(args, "OUO!O!:cpu_launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
+        !(call = fan_call_new(fn, name, lists, argument, NULL)))
+        return NULL;
+    fan_status status =
+        r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(lists[0]), &err) : fan_call_run(call, &err);
+    Py_DECREF(call);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */
+static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *shape, *dtype, *made = NULL;
+    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
+    fan_dtype d;
+    fan_array *a = NULL;
+    fan_error err = {0};
+    int ndim;
+    if (!PyArg_ParseTuple(args, "OO:cpu_empty", &shape, &dtype) || (ndim = fan_shape_tuple(shape, dims)) < 0 ||
+        fan_dtype_parse(dtype, &d) < 0)
+        return NULL;
+    fan_status status = fan_device_array(fan_cpu(), NULL, d, ndim, dims, NULL, &a, &err);
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    made = fan_array_wrap(a, fan_cpu());
+    fan_array_drop(a);
+    return made;
+}
+
+static PyObject *cpu_wants_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(fan_wants_handles(NULL));
+}
+
+PyMethodDef fan_cpu_kernel_functions[] = {
+    {"cpu_launch", cpu_launch, METH_VARARGS,
+     "cpu_launch($module, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes) on the CPU, now, or in each "
+     "replay of this thread's recording."},
+    {"cpu_empty", cpu_empty, METH_VARARGS,
+     "cpu_empty($module, shape, dtype, /)\n--\n\nA new array of fanin's on the CPU; inside a function of a graph "
+     "tree in the tree's memory."},
+    {"cpu_wants_handles", cpu_wants_handles, METH_NOARGS,
+     "cpu_wants_handles($module, /)\n--\n\nWhether this thread is in a function of a graph tree on the CPU."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,715 @@
+/* graph_function: a function of a graph tree: converts operands and results between Python and the core. */
+#include "py/graph/tree_object.h"
+#include "py/base/handles.h"
+#include "py/arrays/arrays.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct graph_function {
+    PyObject_HEAD vectorcallfunc call;
+    fan_tree_function *f;        /* held */
+    fan_graph_tree_object *tree; /* held */
+    PyObject *fn, *name;         /* held */
+    PyObject *key;               /* a callable, or NULL */
+    PyObject *keys;              /* a dict: key -> number, the one used last at the end */
+    uint64_t key_count;          /* of all keys so far */
+    PyObject *outside;           /* verify=: a dict: recording -> the values that fn read besides its operands */
+    uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
+    size_t nroles;
+    bool keeps;
+    bool called;
+    fan_tree_report last;
+    fan_tree_result scratch; /* room for a result, between calls */
+    PyObject *weakrefs;
+} graph_function;
+
+static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
+
+static int function_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(function_self(o)->fn);
+    Py_VISIT(function_self(o)->key);
+    Py_VISIT(function_self(o)->keys);
+    Py_VISIT(function_self(o)->outside);
+    Py_VISIT(function_self(o)->tree);
+    return 0;
+}
+
+static int function_clear(PyObject *o)
+{
+    Py_CLEAR(function_self(o)->fn);
+    Py_CLEAR(function_self(o)->key);
+    Py_CLEAR(function_self(o)->keys);
+    Py_CLEAR(function_self(o)->outside);
+    return 0;
+}
+
+static void function_dealloc(PyObject *o)
+{
+    graph_function *self = function_self(o);
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    (void)function_clear(o);
+    Py_CLEAR(self->name);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_function_drop(self->f);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(self->tree);
+    fan_tree_result_fini(&self->scratch);
+    fan_free(self->roles);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+/* ---- a body ---- */
+
+typedef struct body {
+    graph_function *self;
+    PyObject *const *args;
+    size_t n;
+    fan_array *const *in;
+    PyObject *result;  /* of the function; NULL: it did not run */
+    PyObject *raised;  /* by a warning */
+    PyObject *outside; /* verify=: what the function read besides its operands; NULL: it did not run */
+} body;
+
+static int result_add(body *b, PyObject *o, fan_tree_result *out)
+{
+    fan_device *d = NULL;
+    fan_array *a = o == Py_None ? NULL : fan_array_arg(o, &d);
+    char text[32];
+    if (o != Py_None && (!a || d != b->self->tree->d)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
+                     "list of them",
+                     b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
+        return -1;
+    }
+    if (fan_grow((void **)&out->at, &out->cap, out->n + 1, sizeof(fan_array *))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    out->at[out->n++] = a ? fan_array_hold(a) : NULL;
+    return 0;
+}
+
+enum { FORM_NONE, FORM_ONE, FORM_TUPLE, FORM_LIST };
+
+static int result_read(body *b, PyObject *o, fan_tree_result *out)
+{
+    while (out->n > 0)
+        fan_array_drop(out->at[--out->n]);
+    out->form = o == Py_None            ? FORM_NONE
+                : PyTuple_CheckExact(o) ? FORM_TUPLE
+                : PyList_CheckExact(o)  ? FORM_LIST
+                                        : FORM_ONE;
+    if (out->form == FORM_NONE)
+        return 0;
+    if (out->form == FORM_ONE)
+        return result_add(b, o, out);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++)
+        if (result_add(b, PySequence_Fast_GET_ITEM(o, i), out) < 0)
+            return -1;
+    return 0;
+}
+
+/* on_cpu: inside a function on the CPU operands are handles: operations on ndarrays could not be recorded. */
+static bool on_cpu(const graph_function *self) { return !self->tree->d->backend->has_streams; }
+
+static PyObject *body_args(const body *b, fan_array *const *in)
+{
+    PyObject *args = PyTuple_New((Py_ssize_t)b->n);
+    for (size_t i = 0; args && i < b->n; i++) {
+        bool same = in[i] == b->in[i] && !(in[i] && PyArray_CheckExact(b->args[i]));
+        PyObject *o = same ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
+        if (!o)
+            Py_CLEAR(args);
+        else
+            PyTuple_SET_ITEM(args, (Py_ssize_t)i, o);
+    }
+    return args;
+}
+
+/* call_outside: fanin.graph.trees.outside(fn), or .changed(fn, before). */
+static PyObject *call_outside(const graph_function *self, const char *name, PyObject *before)
+{
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
+    PyObject *made = !module  ? NULL
+                     : before ? PyObject_CallMethod(module, name, "OO", self->fn, before)
+                              : PyObject_CallMethod(module, name, "O", self->fn);
+    Py_XDECREF(module);
+    return made;
+}
+
+static bool operand_stays(const fan_handles_scope *s, size_t i)
+{
+    uint8_t role = s->roles[s->each ? i : 0];
+    return role == FAN_TREE_STATIC || role == FAN_TREE_ACCUMULATE;
+}
+
+static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
+{
+    body *b = ctx;
+    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name),
+                               b->in,
+                               b->n,
+                               operand_stays,
+                               FAN_TREE_FOREIGN,
+                               b->self->roles,
+                               b->self->nroles > 0};
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
+    if (b->self->tree->verify)
+        Py_XSETREF(b->outside, call_outside(b->self, "outside", NULL));
+    PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
+    if (on_cpu(b->self))
+        fan_handles_begin(&scope);
+    PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
+    if (on_cpu(b->self))
+        fan_handles_end(&scope);
+    Py_XDECREF(args);
+    Py_XSETREF(b->result, result);
+    if (!result || result_read(b, result, out) < 0)
+        status = fan_from_python(err);
+    if (on_cpu(b->self))
+        Py_CLEAR(b->result); /* handles; the caller gets other objects */
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void body_warn(void *ctx, const char *text)
+{
+    body *b = ctx;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text, 1) < 0)
+        Py_XSETREF(b->raised, fan_exception_take());
+    fan_gil_leave(&gil);
+}
+
+static void body_collect(void *ctx)
+{
+    fan_gil gil;
+    (void)ctx;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyGC_Collect();
+    fan_gil_leave(&gil);
+}
+
+/* keep_outside: for a new recording. */
+static void keep_outside(graph_function *self, int node, PyObject *values)
+{
+    PyObject *number = PyLong_FromLong(node);
+    if (number && (self->outside || (self->outside = PyDict_New())))
+        (void)PyDict_SetItem(self->outside, number, values);
+    PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
+    Py_XDECREF(number);
+}
+
+static void body_cause(void *ctx, int node, char *buf, size_t size)
+{
+    const graph_function *self = ((body *)ctx)->self;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *number = PyLong_FromLong(node);
+    PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
+    PyObject *words = before ? call_outside(self, "changed", before) : NULL;
+    const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
+    if (text)
+        snprintf(buf, size, "%s", text);
+    PyErr_Clear(); /* only the difference counts */
+    Py_XDECREF(number);
+    Py_XDECREF(words);
+    fan_gil_leave(&gil);
+}
+
+/* ---- a call ---- */
+
+static const char *const role_names[] = {"auto", "copy", "static", "accumulate"};
+
+static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
+{
+    char text[32];
+    PyErr_Format(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name, i,
+                 role_names[self->roles[self->nroles ? i : 0]], fan_device_text(self->tree->d, text, sizeof text),
+                 Py_TYPE(o)->tp_name);
+    return -1;
+}
+
+/* ---- keys ---- */
+
+static PyObject *distinct(const graph_function *self, PyObject *o);
+
+static PyObject *distinct_items(const graph_function *self, PyObject *o)
+{
+    PyObject *made = PyTuple_New(PyTuple_GET_SIZE(o));
+    for (Py_ssize_t i = 0; made && i < PyTuple_GET_SIZE(o); i++) {
+        PyObject *one = distinct(self, PyTuple_GET_ITEM(o, i));
+        if (one)
+            PyTuple_SET_ITEM(made, i, one);
+        else
+            Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* distinct: a key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+ */
+static PyObject *distinct(const graph_function *self, PyObject *o)
+{
+    PyObject *value;
+    if (PyArray_IsScalar(o, Generic)) {
+        PyObject *bytes = PyObject_CallMethod(o, "tobytes", NULL);
+        value = bytes ? Py_BuildValue("(NN)", bytes, PyObject_GetAttrString(o, "dtype")) : NULL;
+    } else if (PyFloat_Check(o)) {
+        double d = PyFloat_AS_DOUBLE(o);
+        value = PyBytes_FromStringAndSize((const char *)&d, sizeof d);
+    } else if (PyComplex_Check(o)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        value = PyBytes_FromStringAndSize((const char *)&c, sizeof c);
+    } else if (PyTuple_Check(o)) {
+        if (Py_EnterRecursiveCall(" in a key of a graph tree"))
+            return NULL;
+        value = distinct_items(self, o);
+        Py_LeaveRecursiveCall();
+    } else if (PyObject_HasAttrString((PyObject *)Py_TYPE(o), "__dlpack__")) {
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: arguments that are no operands select the recording by value, got a %.80s, whose "
+                            "values may change: pass an array on the tree's device, or numbers",
+                            self->name, Py_TYPE(o)->tp_name);
+    } else if (PyObject_Hash(o) == -1) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: arguments that are no arrays, and the result of key=, select the recording, so they "
+                            "must be hashable, got %R",
+                            self->name, o);
+    } else {
+        value = Py_NewRef(o);
+    }
+    return value ? Py_BuildValue("(ON)", Py_TYPE(o), value) : NULL;
+}
+
+/* ndarray_operand: an ndarray as an array of the core, with a hold; NULL with an exception. */
+static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject *o)
+{
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)o);
+    fan_dtype dtype = fan_dtype_of_descr(d);
+    fan_array *a = NULL;
+    if (dtype == FAN_DT_NONE)
+        PyErr_Format(
+            fan_state_get()->dtype_error,
+            "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
+            "or complex in native byte order: x.astype(..)",
+            self->name, i, (PyObject *)d);
+    else if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
+        (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
+    return a;
+}
+
+/* operands_drop: drops the results of ndarray_operand. */
+static void operands_drop(const graph_function *self, PyObject *const *args, size_t n, fan_array **in)
+{
+    for (size_t i = 0; on_cpu(self) && i < n; i++)
+        if (in[i] && PyArray_CheckExact(args[i]))
+            fan_array_drop(in[i]);
+}
+
+/* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL: none. */
+static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
+{
+    PyTypeObject *type = fan_state_get()->array_type;
+    *others = NULL;
+    for (size_t i = 0; i < n; i++) {
+        bool is_array = Py_TYPE(args[i]) == type;
+        fan_device *d = is_array ? fan_array_self(args[i])->d : NULL;
+        char here[32], there[32];
+        in[i] = is_array ? fan_array_self(args[i])->a : NULL;
+        if (is_array && d == self->tree->d)
+            continue;
+        if (on_cpu(self) && PyArray_CheckExact(args[i])) {
+            if (!(in[i] = ndarray_operand(self, i, args[i])))
+                return -1;
+            continue;
+        }
+        if (in[i]) {
+            PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, but the graph tree is of %s (of its machine)",
+                         self->name, i, fan_device_text(d, there, sizeof there),
+                         fan_device_text(self->tree->d, here, sizeof here));
+            return -1;
+        }
+        if ((self->nroles == 0 || i < self->nroles) &&
+            (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i])))
+            return refuse_operand(self, i, args[i]);
+        if (!*others && !(*others = PyList_New(0)))
+            return -1;
+        PyObject *value = distinct(self, args[i]), *one = value ? Py_BuildValue("(nN)", (Py_ssize_t)i, value) : NULL;
+        if (!one || PyList_Append(*others, one) < 0) {
+            Py_XDECREF(one);
+            return -1;
+        }
+        Py_DECREF(one);
+    }
+    return 0;
+}
+
+#define KEYS 64 /* kept per function; one more evicts the least recently used */
+
+/* key_of: a number for the arguments that are no arrays and the result of key=; 0: there is neither. */
+static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
+{
+    *out = 0;
+    if (!others && !self->key)
+        return 0;
+    PyObject *given = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *value = given ? distinct(self, given) : NULL;
+    PyObject *rest = value ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
+    PyObject *key = rest ? PyTuple_Pack(2, value, rest) : NULL, *known = NULL, *number = NULL, *oldest;
+    Py_ssize_t first = 0;
+    int result = -1;
+    if (!key)
+        goto done;
+    known = PyDict_GetItemWithError(self->keys, key);
+    if (!known && PyErr_Occurred())
+        goto done;
+    *out = known ? PyLong_AsUnsignedLongLong(known) : self->key_count + 1;
+    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* moves to the end */
+        number = PyLong_FromUnsignedLongLong(*out);
+        if (!number || (known && PyDict_DelItem(self->keys, key) < 0) || PyDict_SetItem(self->keys, key, number) < 0)
+            goto done;
+        self->key_count += !known;
+    }
+    if (PyDict_GET_SIZE(self->keys) > KEYS && PyDict_Next(self->keys, &first, &oldest, NULL)) {
+        Py_INCREF(oldest);
+        bool gone = PyDict_DelItem(self->keys, oldest) == 0;
+        Py_DECREF(oldest);
+        if (!gone)
+            goto done;
+    }
+    result = 0;
+done:
+    Py_XDECREF(number);
+    Py_XDECREF(given);
+    Py_XDECREF(value);
+    Py_XDECREF(rest);
+    Py_XDECREF(key);
+    return result;
+}
+
+/* object_of: an output: the caller's own object if it is an operand. */
+static PyObject *object_of(const body *b, fan_array *a)
+{
+    if (!a)
+        return Py_NewRef(Py_None);
+    for (size_t i = 0; i < b->n; i++)
+        if (b->in[i] == a)
+            return Py_NewRef(b->args[i]);
+    return fan_array_wrap(a, b->self->tree->d);
+}
+
+static PyObject *result_of(const body *b, const fan_tree_result *r)
+{
+    if (r->form == FORM_NONE)
+        Py_RETURN_NONE;
+    if (r->form == FORM_ONE)
+        return object_of(b, r->at[0]);
+    PyObject *made = r->form == FORM_TUPLE ? PyTuple_New((Py_ssize_t)r->n) : PyList_New((Py_ssize_t)r->n);
+    for (size_t i = 0; made && i < r->n; i++) {
+        PyObject *o = object_of(b, r->at[i]);
+        if (!o)
+            Py_CLEAR(made);
+        else if (r->form == FORM_TUPLE)
+            PyTuple_SET_ITEM(made, (Py_ssize_t)i, o);
+        else
+            PyList_SET_ITEM(made, (Py_ssize_t)i, o);
+    }
+    return made;
+}
+
+/* add_note: adds the function's name to the live exception. */
+static void add_note(const graph_function *self)
+{
+    PyObject *raised = fan_exception_take();
+    PyObject *note = PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
+    PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(note);
+    Py_XDECREF(done);
+    fan_exception_put(raised);
+}
+
+static PyObject *call_with(graph_function *self, body *b, uint64_t key)
+{
+    char call_site[96];
+    fan_error err = {0};
+    fan_status status;
+    fan_tree_report report = {.node = -1};
+    fan_tree_result result = self->scratch;
+    fan_tree_args a = {.in = b->in,
+                       .n = b->n,
+                       .key = key,
+                       .call_site = call_site,
+                       .body = {body_run, body_warn, body_collect, body_cause, b}};
+    PyObject *made = NULL;
+    self->scratch = (fan_tree_result){0};
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_function_call(self->f, &a, &result, &report, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK) {
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+        self->last = report;
+        self->called = true;
+        if (report.outcome == FAN_TREE_RECORD && b->outside)
+            keep_outside(self, report.node, b->outside);
+        if (b->raised)
+            fan_exception_put(Py_NewRef(b->raised));
+        else if (b->result && !self->keeps &&
+                 (report.outcome == FAN_TREE_WARM || (report.outcome == FAN_TREE_EAGER && !report.handed)))
+            made = Py_NewRef(b->result);
+        else
+            made = result_of(b, &result);
+    }
+    while (result.n > 0)
+        fan_array_drop(result.at[--result.n]);
+    if (self->scratch.at)
+        fan_tree_result_fini(&result);
+    else
+        self->scratch = result;
+    if (status != FAN_OK) {
+        fan_raise_sim(status, &err);
+        if (status == FAN_ERR_EXTERN)
+            add_note(self);
+    }
+    return made;
+}
+
+#define OPERANDS_ON_STACK 32
+
+static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    graph_function *self = function_self(o);
+    size_t n = (size_t)PyVectorcall_NARGS(nargsf);
+    fan_array *on_stack[OPERANDS_ON_STACK], **in = on_stack;
+    PyObject *others = NULL, *made = NULL;
+    uint64_t key;
+    if (kwnames && PyTuple_GET_SIZE(kwnames))
+        return PyErr_Format(PyExc_TypeError, "%U: pass operands by position, in the order of roles=", self->name);
+    if (n > OPERANDS_ON_STACK && !(in = fan_alloc(n * sizeof *in)))
+        return PyErr_NoMemory();
+    Py_INCREF(o);
+    if (on_cpu(self))
+        memset(in, 0, n * sizeof *in);
+    if (operands_of(self, args, n, in, &others) == 0 && key_of(self, args, n, others, &key) == 0) {
+        body b = {.self = self, .args = args, .n = n, .in = in};
+        made = call_with(self, &b, key);
+        Py_XDECREF(b.result);
+        Py_XDECREF(b.raised);
+        Py_XDECREF(b.outside);
+    }
+    Py_XDECREF(others);
+    operands_drop(self, args, n, in);
+    if (in != on_stack)
+        fan_free(in);
+    Py_DECREF(o);
+    return made;
+}
+
+FAN_STEP_VECTOR(function, function_call)
+
+/* ---- GraphTree.function ---- */
+
+static int role_arg(PyObject *o, uint8_t *out)
+{
+    for (size_t i = 0; PyUnicode_Check(o) && i < sizeof role_names / sizeof *role_names; i++)
+        if (PyUnicode_CompareWithASCIIString(o, role_names[i]) == 0) {
+            *out = (uint8_t)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "roles are \"auto\", \"copy\", \"static\" and \"accumulate\", not %R", o);
+    return -1;
+}
+
+/* roles_arg: one for all, or one for each. */
+static int roles_arg(graph_function *self, PyObject *roles)
+{
+    bool one = PyUnicode_Check(roles);
+    PyObject *all = one ? PyTuple_Pack(1, roles) : PySequence_Tuple(roles);
+    int result = -1;
+    if (!all) {
+        PyErr_Format(PyExc_TypeError, "roles= is one word for all operands, or one for each, not %R", roles);
+        return -1;
+    }
+    self->nroles = one ? 0 : (size_t)PyTuple_GET_SIZE(all);
+    if (!(self->roles = fan_calloc((size_t)PyTuple_GET_SIZE(all) + 1)))
+        PyErr_NoMemory();
+    else
+        result = 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_GET_SIZE(all); i++)
+        result = role_arg(PyTuple_GET_ITEM(all, i), &self->roles[i]);
+    Py_DECREF(all);
+    return result;
+}
+
+/* keep_arg: True, False, or one of them for each output; *keep is the caller's to free. */
+static int keep_arg(PyObject *o, bool **keep, size_t *n)
+{
+    *keep = NULL;
+    *n = o == Py_True ? SIZE_MAX : 0;
+    if (o == Py_True || o == Py_False)
+        return 0;
+    PyObject *all = PyUnicode_Check(o) ? NULL : PySequence_Tuple(o);
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
+        if (!PyBool_Check(PyTuple_GET_ITEM(all, i))) {
+            Py_CLEAR(all);
+            break;
+        }
+    if (!all) {
+        PyErr_Format(PyExc_TypeError, "keep= is True, False, or one of them for each output, not %R", o);
+        return -1;
+    }
+    *n = (size_t)PyTuple_GET_SIZE(all);
+    *keep = fan_calloc(*n + 1);
+    if (!*keep)
+        PyErr_NoMemory();
+    for (size_t i = 0; *keep && i < *n; i++)
+        (*keep)[i] = PyTuple_GET_ITEM(all, i) == Py_True;
+    Py_DECREF(all);
+    return *keep ? 0 : -1;
+}
+
+static PyObject *name_of(PyObject *fn)
+{
+    PyObject *name = PyObject_GetAttrString(fn, "__name__");
+    if (name && PyUnicode_Check(name) && PyUnicode_AsUTF8(name))
+        return name;
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString("function");
+}
+
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a)
+{
+    enum { FN, ROLES, KEEP, KEY };
+    PyObject *fn = a[FN], *roles = a[ROLES], *keep = a[KEEP] ? a[KEEP] : Py_False, *key = a[KEY] ? a[KEY] : Py_None;
+    PyTypeObject *type = fan_state_get()->graph_function_type;
+    bool *keeps = NULL;
+    size_t nkeep = 0;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyCallable_Check(fn) || (key != Py_None && !PyCallable_Check(key)))
+        return PyErr_Format(PyExc_TypeError, "function: expected %s, not a %.80s",
+                            PyCallable_Check(fn) ? "key= to be called with the operands" : "a function of arrays",
+                            Py_TYPE(PyCallable_Check(fn) ? key : fn)->tp_name);
+    graph_function *self = (graph_function *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->call = function_vector_step;
+    self->tree = (fan_graph_tree_object *)Py_NewRef((PyObject *)tree);
+    self->fn = Py_NewRef(fn);
+    self->key = key == Py_None ? NULL : Py_NewRef(key);
+    self->keys = PyDict_New();
+    self->name = name_of(fn);
+    PyObject *every = roles ? Py_NewRef(roles) : PyUnicode_FromString("auto");
+    bool good = self->keys && self->name && every && roles_arg(self, every) == 0 && keep_arg(keep, &keeps, &nkeep) == 0;
+    Py_XDECREF(every);
+    if (good) {
+        self->keeps = nkeep > 0;
+        status = fan_tree_function_new(tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles, keeps, nkeep,
+                                       &self->f, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+    }
+    fan_free(keeps);
+    if (!self->f)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* ---- the type ---- */
+
+static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
+{
+    static const char *const outcomes[] = {"warmed", "recorded", "replayed", "raw", "failed"};
+    const fan_tree_report last = function_self(o)->last, *w = &last; /* a copy: another thread may call */
+    fan_state *st = fan_state_get();
+    PyObject *type, *rules, *node, *made = NULL;
+    if (!function_self(o)->called)
+        Py_RETURN_NONE;
+    type = fan_lazy(&st->outcome_type, "fanin.graph.trees", "Outcome");
+    rules = type ? PyList_New(0) : NULL;
+    for (unsigned i = 1; rules && i <= FAN_TREE_RULES; i++) {
+        PyObject *rule = w->rules & FAN_T(i) ? PyUnicode_FromFormat("T%u", i) : NULL;
+        if (rule && PyList_Append(rules, rule) < 0)
+            Py_CLEAR(rules);
+        Py_XDECREF(rule);
+    }
+    if (rules) {
+        PyObject *all = PyList_AsTuple(rules);
+        node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
+        if (all && node)
+            made =
+                PyObject_CallFunction(type, "szOO", outcomes[w->outcome], w->reason[0] ? w->reason : NULL, node, all);
+        Py_XDECREF(node);
+        Py_XDECREF(all);
+    }
+    Py_XDECREF(rules);
+    return made;
+}
+
+static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    static const char *const outcomes[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
+                                           "failed"};
+    const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
+    char rules[128] = "";
+    if (!function_self(o)->called)
+        return PyUnicode_FromFormat("%U has not been called yet", function_self(o)->name);
+    for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
+        if (last.rules & FAN_T(i))
+            fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
+    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, outcomes[last.outcome],
+                                last.reason[0] ? ": " : "", last.reason, rules);
+}
+
+static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
+
+static PyObject *function_repr(PyObject *o)
+{
+    return PyUnicode_FromFormat("<fanin.GraphFunction %U>", function_self(o)->name);
+}
+
+#include "py/declared/GraphFunction.h"
+
+static PyMemberDef function_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(graph_function, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot function_slots[] = {
+    {Py_tp_doc, (void *)function_doc},   {Py_tp_dealloc, function_dealloc},
+    {Py_tp_traverse, function_traverse}, {Py_tp_clear, function_clear},
+    {Py_tp_repr, function_repr},         {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getset, function_getset},     {Py_tp_methods, function_methods},
+    {Py_tp_members, function_members},   {0, NULL},
+};
+
+PyType_Spec fan_graph_function_spec = {
+    .name = "fanin._core.GraphFunction",
+    .basicsize = sizeof(graph_function),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = function_slots,
+};

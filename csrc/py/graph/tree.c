@@ -1,0 +1,318 @@
+/* graph_tree: fanin.GraphTree, and its steps. */
+#include "py/graph/tree_object.h"
+#include "py/device/backends.h"
+#include "py/base/args.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
+
+static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
+{
+    enum { DEVICE, MEMORY, LIMIT, STRICT, VERIFY };
+    PyObject *where = a[DEVICE];
+    int64_t memory = (int64_t)64 << 20, limit = 8, verify = 0;
+    fan_device *d = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
+        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 ||
+        fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
+        return NULL;
+    if (verify < 0 || verify > INT_MAX)
+        return PyErr_Format(PyExc_ValueError,
+                            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
+                            (long long)verify);
+    if (memory < 256 || limit < 1 || limit > 1 << 20)
+        return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
+                            memory < 256 ? "memory is a number of bytes, at least 256"
+                                         : "limit is how often a function is recorded anew, 1 to 2**20");
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d)
+        return PyErr_Format(PyExc_TypeError, "GraphTree: expected a device, as in \"sim:0\", not None");
+    fan_graph_tree_object *self = (fan_graph_tree_object *)type->tp_alloc(type, 0);
+    if (!self) {
+        fan_device_drop(d);
+        return NULL;
+    }
+    self->d = d;
+    self->verify = (unsigned)verify;
+    fan_tree_options options = {.memory = (uint64_t)memory,
+                                .limit = (unsigned)limit,
+                                .strict = a[STRICT] == Py_True,
+                                .verify = (unsigned)verify};
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_new(d, &options, &self->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void tree_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    if (tree_self(o)->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_drop(tree_self(o)->t);
+        fan_device_drop(tree_self(o)->d);
+    Py_END_ALLOW_THREADS
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+/* ---- steps ---- */
+
+typedef struct graph_step {
+    PyObject_HEAD PyObject *tree; /* held */
+    unsigned entered;
+    uint64_t thread; /* that entered it */
+} graph_step;
+
+static void step_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    graph_step *self = (graph_step *)o;
+    for (; self->entered > 0; self->entered--) { /* ends it here */
+        Py_BEGIN_ALLOW_THREADS
+            fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
+        Py_END_ALLOW_THREADS
+    }
+    Py_XDECREF(self->tree);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    graph_step *self = (graph_step *)o;
+    fan_error err = {0};
+    fan_status status;
+    if (self->entered && self->thread != fan_thread_id())
+        return PyErr_Format(PyExc_RuntimeError,
+                            "the step was begun on another thread: use `with tree.step():` on each");
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    self->entered++;
+    self->thread = fan_thread_id();
+    return Py_NewRef(o);
+}
+
+static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
+{
+    graph_step *self = (graph_step *)o;
+    char call_site[96];
+    if (!self->entered)
+        return PyErr_Format(PyExc_RuntimeError, "the step was not begun: use `with tree.step():`");
+    if (self->thread != fan_thread_id())
+        return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: end it there");
+    self->entered--;
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(tree_self(self->tree)->t, call_site);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+#include "py/declared/GraphStep.h"
+
+static PyType_Slot step_slots[] = {
+    {Py_tp_doc, (void *)step_doc},
+    {Py_tp_dealloc, step_dealloc},
+    {Py_tp_methods, step_methods},
+    {0, NULL},
+};
+
+PyType_Spec fan_graph_step_spec = {
+    .name = "fanin._core.GraphStep",
+    .basicsize = sizeof(graph_step),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = step_slots,
+};
+
+static PyObject *tree_step(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    PyTypeObject *type = fan_state_get()->graph_step_type;
+    graph_step *made = (graph_step *)type->tp_alloc(type, 0);
+    if (made)
+        made->tree = Py_NewRef(o);
+    return (PyObject *)made;
+}
+
+/* ---- functions, close, plot, statistics ---- */
+
+static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    char call_site[96];
+    fan_error err = {0};
+    fan_status status;
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_close(tree_self(o)->t, call_site, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+
+static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a)) { return tree_close(o, NULL); }
+
+static PyObject *tree_function(PyObject *o, PyObject *const *a) { return fan_graph_function_make(tree_self(o), a); }
+
+static PyObject *tree_plot(PyObject *o, PyObject *const *a)
+{
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
+    PyObject *made = module ? PyObject_CallMethod(module, "plot", "OO", o, a[0] ? a[0] : Py_None) : NULL;
+    Py_XDECREF(module);
+    return made;
+}
+
+static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_tree_stats s;
+    PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin.graph.trees", "GraphStats");
+    if (!type)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyObject_CallFunction(type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
+                                 (unsigned long long)s.in_use, (unsigned long long)s.high_water,
+                                 (unsigned long long)s.warmed, (unsigned long long)s.recorded,
+                                 (unsigned long long)s.replayed, (unsigned long long)s.eager,
+                                 (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
+}
+
+/* A list of structs, collected without the interpreter's lock, which a body on another thread may need. */
+typedef struct structs {
+    char *all;
+    size_t n, cap;
+    bool failed;
+} structs;
+
+static void structs_add(structs *found, const void *one, size_t size)
+{
+    if (fan_grow((void **)&found->all, &found->cap, found->n + 1, size))
+        found->failed = true;
+    else
+        memcpy(found->all + found->n++ * size, one, size);
+}
+
+/* structs_list: a Python list of show(struct); frees the structs. */
+static PyObject *structs_list(structs *found, size_t size, PyObject *(*show)(const void *one))
+{
+    PyObject *list = found->failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)found->n);
+    for (size_t i = 0; list && i < found->n; i++) {
+        PyObject *one = show(found->all + i * size);
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+    fan_free(found->all);
+    return list;
+}
+
+static void recording_add(void *ctx, const fan_tree_recording_info *s) { structs_add(ctx, s, sizeof *s); }
+
+static PyObject *recording_show(const void *one)
+{
+    const fan_tree_recording_info *s = one;
+    return Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
+                         (unsigned long long)s->reaches, (unsigned long long)s->replays,
+                         s->current ? Py_True : Py_False);
+}
+
+static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    structs found = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit(tree_self(o)->t, recording_add, &found);
+    Py_END_ALLOW_THREADS
+    return structs_list(&found, sizeof(fan_tree_recording_info), recording_show);
+}
+
+typedef struct piece {
+    int node;
+    bool owns;
+    uint64_t lo, hi;
+} piece;
+
+static void piece_add(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
+{
+    structs_add(ctx, &(piece){node, owns, lo, hi}, sizeof(piece));
+}
+
+static PyObject *piece_show(const void *one)
+{
+    const piece *s = one;
+    return Py_BuildValue("(iKKO)", s->node, (unsigned long long)s->lo, (unsigned long long)s->hi,
+                         s->owns ? Py_True : Py_False);
+}
+
+static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    structs found = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit_memory(tree_self(o)->t, piece_add, &found);
+    Py_END_ALLOW_THREADS
+    return structs_list(&found, sizeof(piece), piece_show);
+}
+
+static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
+{
+    bool closed;
+    Py_BEGIN_ALLOW_THREADS
+        closed = fan_tree_closed(tree_self(o)->t);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(closed);
+}
+
+static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(tree_self(o)->d, text, sizeof text));
+}
+
+static PyObject *tree_repr(PyObject *o)
+{
+    char text[32];
+    fan_tree_stats s;
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
+                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
+}
+
+#include "py/declared/GraphTree.h"
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fan_graph_tree_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)tree_doc}, {Py_tp_new, tree_new_door},
+    {Py_tp_dealloc, tree_dealloc}, {Py_tp_repr, tree_repr_step},
+    {Py_tp_methods, tree_methods}, {Py_tp_members, members},
+    {Py_tp_getset, tree_getset},   {0, NULL},
+};
+
+PyType_Spec fan_graph_tree_spec = {
+    .name = "fanin.GraphTree",
+    .basicsize = sizeof(fan_graph_tree_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,18 @@
+/* tree_object: what the files of graph trees share. */
+#ifndef FAN_PY_TREE_OBJECT_H
+#define FAN_PY_TREE_OBJECT_H
+
+#include "graph/tree.h"
+#include "py/base/py.h"
+
+typedef struct fan_graph_tree_object {
+    PyObject_HEAD fan_tree *t; /* held */
+    fan_device *d;             /* held */
+    PyObject *weakrefs;
+    unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
+} fan_graph_tree_object;
+
+/* fan_graph_function_make: GraphTree.function, with its parameters. */
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);
+
+#endif

@@ -1,0 +1,162 @@
+/* options: process-wide switches and counters. */
+#include "py/device/backends.h"
+#include "py/buffer/buffer_object.h"
+#include "py/base/args.h"
+
+#include "array/sum_isa.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/workers.h"
+
+#include <math.h>
+
+static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    size_t pool = fan_pool_get().limit;
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
+                         "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
+                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
+                         fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
+                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
+                         PyBool_FromLong(fan_state_get()->detect));
+}
+
+/* isa_arg: the name of an instruction set that this machine has. */
+static const char *isa_arg(PyObject *o)
+{
+    char names[64] = "";
+    const char *wish = PyUnicode_Check(o) ? fan_word_of(o) : NULL;
+    if (!wish && PyErr_Occurred())
+        return NULL;
+    for (size_t i = 0; fan_sum_isa_at(i); i++) {
+        if (wish && strcmp(fan_sum_isa_at(i), wish) == 0)
+            return fan_sum_isa_at(i);
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", fan_sum_isa_at(i));
+    }
+    PyErr_Format(PyExc_ValueError, "isa=%R: this machine has %s", o, names);
+    return NULL;
+}
+
+/* threads_arg: how many; 0, which Python's side does not let through, is the default. */
+static int threads_arg(PyObject *o)
+{
+    long n = PyLong_CheckExact(o) ? PyLong_AsLong(o) : -1;
+    if (n >= 0 && n <= FAN_WORKERS_MOST)
+        return (int)n;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o, FAN_WORKERS_MOST);
+    return -1;
+}
+
+/* set_pool: of the host's memory, and of each device's. */
+static void set_pool(size_t most)
+{
+    fan_pool_set_limit(most);
+    Py_BEGIN_ALLOW_THREADS
+        fan_backends_keep(most);
+    Py_END_ALLOW_THREADS
+}
+
+/* pool_arg: a number of bytes that may be held, math.inf for no bound. */
+static int pool_arg(PyObject *o, size_t *out)
+{
+    double f = -1;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "pool_bytes: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        f = PyFloat_AS_DOUBLE(o);
+    } else {
+        PyObject *i = PyNumber_Index(o);
+        int positive = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_GE) : -1;
+        if (positive > 0) {
+            *out = PyLong_AsSize_t(i);
+            if (*out == (size_t)-1 && PyErr_Occurred())
+                PyErr_Clear(); /* more than any machine has: no bound */
+        }
+        Py_XDECREF(i);
+        if (positive != 0)
+            return positive < 0 ? -1 : 0;
+    }
+    if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+        return fan_refuse(PyExc_ValueError,
+                          "pool_bytes: expected a non-negative whole number of bytes, or math.inf, got %R", o);
+    *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
+    return 0;
+}
+
+/* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
+static PyObject *set_options(PyObject *module, PyObject *const *a)
+{
+    PyObject *debug = a[0], *warn = a[1], *budget = a[2], *isa = a[3], *threads = a[4], *pool = a[5], *redirect = a[6],
+             *detect = a[7];
+    const char *set = NULL;
+    int count = 0;
+    uint64_t bytes = 0;
+    size_t most = 0;
+    bool on = debug == Py_True, warns = warn == Py_True, redirects = redirect == Py_True, detects = detect == Py_True;
+    fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
+    if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
+        (pool != Py_None && pool_arg(pool, &most) < 0))
+        return NULL;
+    if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
+        return NULL;
+    PyObject *before = get_options(module, NULL);
+    if (!before)
+        return NULL;
+    if (debug != Py_None) {
+        fan_set_debug(on);
+#ifndef FAN_TEST /* where it is always on */
+        fan_pool_set_poison(on);
+#endif
+    }
+    if (pool != Py_None)
+        set_pool(most);
+    if (warn != Py_None)
+        fan_set_warn_mismatch(warns);
+    if (redirect != Py_None)
+        fan_set_capture_redirect(redirects);
+    if (detect != Py_None)
+        fan_state_get()->detect = detects;
+    if (budget != Py_None)
+        fan_state_get()->budget = bytes;
+    if (set)
+        (void)fan_sum_set_isa(set);
+    if (threads != Py_None) {
+        Py_BEGIN_ALLOW_THREADS
+            fan_workers_set(count); /* waits for a sum under way */
+        Py_END_ALLOW_THREADS
+    }
+    return before;
+}
+
+static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
+    return fan_process_counters();
+}
+
+static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_pool_counts n = fan_pool_get();
+    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak,
+                         "pool_hits", (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    size_t gone;
+    if (fan_state_get())
+        fan_buffer_freelist_free(fan_state_get());
+    Py_BEGIN_ALLOW_THREADS
+        gone = fan_pool_trim() + fan_backends_trim();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(gone);
+}
+
+static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLong(fan_workers_get());
+}
+
+#include "py/declared/options.h"

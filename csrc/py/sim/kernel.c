@@ -1,0 +1,381 @@
+/* kernel: a kernel of the user's on a simulated machine.
+ *
+ * It waits in a queue with its function and the geometry of its arrays, not with the arrays: what keeps memory alive
+ * until the work has run is the rules' business, and holding it here would hide their faults.
+ *
+ * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the
+ * moment after. Each has an owner, a capsule that holds the machine; keeping a view, or a view of it, keeps
+ * that owner: so once the kernel is through, an owner that still has other references shows a view that was kept, and
+ * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
+ * traceback of a kernel that raised show what was there then.
+ */
+#include "py/base/args.h"
+#include "py/arrays/arrays.h"
+#include "py/sim/machine_object.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* Kernels */
+
+void fan_kernel_unlink(fan_kernel *k)
+{
+    if (k->prev)
+        k->prev->next = k->next;
+    else if (k->owner)
+        k->owner->kernels = k->next;
+    if (k->next)
+        k->next->prev = k->prev;
+    k->prev = k->next = NULL;
+    k->owner = NULL;
+}
+
+static void kernel_free(fan_kernel *k)
+{
+    for (size_t i = 0; i < k->n; i++)
+        fan_array_drop(k->views[i]);
+    Py_XDECREF(k->fn);
+    Py_XDECREF(k->name);
+    fan_free(k);
+}
+
+static void kernel_fini(void *ctx)
+{
+    fan_kernel *k = ctx;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return; /* too late for Python: left to the end of the process */
+    fan_kernel_unlink(k);
+    kernel_free(k);
+    fan_gil_leave(&gil);
+}
+
+static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
+
+static PyObject *owner_new(fan_kernel *k)
+{
+    PyObject *made = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
+    if (!made)
+        fan_sim_drop(k->m);
+    return made;
+}
+
+/* kept: the first view whose owner has other references (Kept views), or -1. */
+static Py_ssize_t kept(PyObject *owners)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
+        if (Py_REFCNT(PyTuple_GET_ITEM(owners, i)) > 1)
+            return i;
+    return -1;
+}
+
+/* check_kept: 0, or -1 with an exception where a view outlives its kernel. An unreachable cycle is taken
+ * apart first. */
+static int check_kept(const fan_kernel *k, PyObject *owners)
+{
+    Py_ssize_t i = kept(owners);
+    if (i < 0)
+        return 0;
+    int was = PyGC_Enable();
+    PyGC_Collect();
+    if (!was)
+        PyGC_Disable();
+    if ((i = kept(owners)) < 0)
+        return 0;
+    bool write = (size_t)i >= k->reads;
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
+        k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
+    return -1;
+}
+
+/* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
+static PyObject *snapshot(const fan_array *a, const char **lo)
+{
+    const char *first = a->data, *last = a->data;
+    for (int i = 0; i < a->ndim && a->size; i++) { /* of nothing, steps lead out of the memory */
+        int64_t way = (a->shape[i] - 1) * a->strides[i];
+        first += way < 0 ? way : 0;
+        last += way > 0 ? way : 0;
+    }
+    *lo = first;
+    return PyBytes_FromStringAndSize(first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
+}
+
+static void redirect(PyObject *o, const PyObject *bytes, const char *lo)
+{
+    PyArrayObject_fields *array = (PyArrayObject_fields *)o;
+    ptrdiff_t at = array->data - lo;
+    if (at >= 0 && at < PyBytes_GET_SIZE(bytes))
+        array->data = PyBytes_AS_STRING(bytes) + at;
+}
+
+/* redirect_parts: the views of `view` that the frames of a traceback hold. */
+static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *bytes, const char *lo)
+{
+    PyObject *at = PyException_GetTraceback(raised);
+    while (at && PyTraceBack_Check(at)) {
+        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame),
+                 *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
+        PyObject *values = locals ? PyMapping_Values(locals) : NULL;
+        for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
+            PyObject *o = PyList_GET_ITEM(values, i);
+            if (PyArray_Check(o) && PyArray_BASE((PyArrayObject *)o) == view)
+                redirect(o, bytes, lo);
+        }
+        PyErr_Clear();
+        Py_XDECREF(values);
+        Py_XDECREF(locals);
+        Py_XINCREF(next);
+        Py_SETREF(at, next);
+    }
+    Py_XDECREF(at);
+}
+
+#define CONTEXTS 100
+
+/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there
+ * then, and no other array's bytes. What was made of them elsewhere keeps their memory mapped (Kept views). */
+static void end_views(const fan_kernel *k, PyObject *args)
+{
+    PyObject *raised = fan_exception_take();
+    for (size_t i = 0; i < k->n; i++) {
+        PyArrayObject_fields *view = (PyArrayObject_fields *)PyTuple_GET_ITEM(args, (Py_ssize_t)i);
+        const char *lo;
+        PyObject *bytes = Py_REFCNT(view) > 1 ? snapshot(k->views[i], &lo) : NULL;
+        PyObject *base = bytes ? PyTuple_Pack(2, bytes, view->base) : NULL;
+        if (base) {
+            redirect((PyObject *)view, bytes, lo);
+            PyObject *e = Py_NewRef(raised);
+            for (int far = 0; e && far < CONTEXTS; far++) { /* .. and what it was raised in the handling of */
+                redirect_parts(e, (PyObject *)view, bytes, lo);
+                Py_SETREF(e, PyException_GetContext(e));
+            }
+            Py_XDECREF(e);
+            Py_SETREF(view->base, base);
+        }
+        Py_XDECREF(bytes);
+    }
+    PyErr_Clear(); /* for want of memory they show what comes */
+    fan_exception_put(raised);
+}
+
+static PyObject *kernel_call(fan_kernel *k)
+{
+    PyObject *fn = k->fn, *args, *owners, *result = NULL;
+    if (!fn && k->lost)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "kernel %R cannot run: its machine was collected with it: keep a reference to the machine",
+                            k->name);
+    if (!fn)
+        return Py_NewRef(Py_None);
+    Py_INCREF(fn);
+    args = PyTuple_New((Py_ssize_t)k->n);
+    owners = PyTuple_New((Py_ssize_t)k->n);
+    for (size_t i = 0; args && owners && i < k->n; i++) {
+        PyObject *owner = owner_new(k), *view = owner ? fan_ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
+        if (owner)
+            PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
+        if (!view)
+            Py_CLEAR(args);
+        else
+            PyTuple_SET_ITEM(args, (Py_ssize_t)i, view);
+    }
+    if (args && owners && !(result = PyObject_Call(fn, args, NULL)))
+        end_views(k, args);
+    Py_XDECREF(args);
+    Py_DECREF(fn);
+    if (result) { /* what it returned is let go of: it may be a view */
+        Py_SETREF(result, Py_NewRef(Py_None));
+        if (check_kept(k, owners) < 0)
+            Py_CLEAR(result);
+    }
+    Py_XDECREF(owners);
+    return result;
+}
+
+static fan_status kernel_run(void *ctx, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_gil gil;
+    PyObject *live, *result;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
+    live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
+    result = kernel_call(ctx);
+    if (!result && live) {
+        PyErr_WriteUnraisable(((fan_kernel *)ctx)->fn);
+        status = FAN_ERR_EXTERN;
+    } else if (!result) {
+        status = fan_from_python(err);
+    }
+    Py_XDECREF(result);
+    if (live)
+        fan_exception_put(live);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+/* arrays_arg: a tuple, so that no other code removes an array while it is read. */
+static PyObject *arrays_arg(PyObject *o, const char *words)
+{
+    PyObject *made = NULL;
+    if (Py_TYPE(o) == fan_state_get()->array_type)
+        PyErr_SetString(PyExc_TypeError, words);
+    else
+        made = PySequence_Tuple(o);
+    if (!made && PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_SetString(PyExc_TypeError, words);
+    return made;
+}
+
+/* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
+static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel *k, fan_array **arrays)
+{
+    static const char *const what[] = {"reads", "writes"};
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq); i++) {
+        PyObject *o = PyTuple_GET_ITEM(seq, i);
+        fan_device *d = NULL;
+        fan_array *a = fan_array_arg(o, &d);
+        PyArray_Descr *descr;
+        fan_storage *st;
+        fan_error err = {0};
+        fan_status status = FAN_ERR_NOMEM;
+        if (!a) {
+            PyErr_Format(PyExc_TypeError,
+                         "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
+                         i, Py_TYPE(o)->tp_name);
+            return -1;
+        }
+        if (fan_sim_of(d) != self->m) {
+            PyErr_Format(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
+            return -1;
+        }
+        if (fan_array_usable(a) < 0)
+            return -1;
+        if (write && !a->writable) {
+            PyErr_Format(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
+            return -1;
+        }
+        if (!(descr = fan_descr_of_dtype(a->dtype)))
+            return -1;
+        Py_DECREF(descr);
+        st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
+        if (st)
+            status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write, &k->views[k->n], &err);
+        fan_storage_drop(st);
+        if (status != FAN_OK) {
+            fan_raise(status, &err);
+            return -1;
+        }
+        arrays[k->n++] = a;
+        k->reads += !write;
+    }
+    return 0;
+}
+
+/* name_of: what a kernel is called: `name`, or the function's own; new reference. */
+static PyObject *name_of(PyObject *name, PyObject *fn)
+{
+    PyObject *own;
+    if (name != Py_None)
+        return PyUnicode_Check(name)
+                   ? Py_NewRef(name)
+                   : PyErr_Format(PyExc_TypeError, "launch: name is a string, not %.80s", Py_TYPE(name)->tp_name);
+    own = PyObject_GetAttrString(fn, "__name__");
+    if (own && PyUnicode_Check(own))
+        return own;
+    Py_XDECREF(own);
+    PyErr_Clear();
+    return PyUnicode_FromString("kernel");
+}
+
+/* operands_of: the arrays of a launch, as a new kernel has them; *arrays is the caller's to free. NULL with an
+ * exception.
+ */
+static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *writes, fan_array ***arrays)
+{
+    size_t n = (size_t)(PyTuple_GET_SIZE(reads) + PyTuple_GET_SIZE(writes));
+    fan_kernel *k = fan_calloc(sizeof *k + n * sizeof(fan_array *));
+    *arrays = fan_alloc((n + 1) * sizeof **arrays);
+    if (!k || !*arrays) {
+        fan_free(k);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    k->m = self->m;
+    if (views_of(self, reads, false, k, *arrays) == 0 && views_of(self, writes, true, k, *arrays) == 0)
+        return k;
+    kernel_free(k);
+    return NULL;
+}
+
+/* queue_kernel: k is the machine's from now on, or gone; -1 with an exception. */
+static int queue_kernel(machine_object *self, fan_stream *s, fan_kernel *k, fan_array **arrays, double us)
+{
+    fan_error err = {0};
+    fan_status status;
+    k->owner = self;
+    k->next = self->kernels;
+    if (k->next)
+        k->next->prev = k;
+    self->kernels = k;
+    fan_sim_kernel job = {.name = PyUnicode_AsUTF8(k->name),
+                          .fn = kernel_run,
+                          .fini = kernel_fini,
+                          .ctx = k,
+                          .reads = arrays,
+                          .nreads = k->reads,
+                          .writes = arrays + k->reads,
+                          .nwrites = k->n - k->reads,
+                          .us = us};
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_launch(self->m, s, &job, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK)
+        return 0;
+    fan_kernel_unlink(k);
+    fan_raise(status, &err);
+    kernel_free(k);
+    return -1;
+}
+
+PyObject *fan_machine_launch(PyObject *o, PyObject *args)
+{
+    machine_object *self = fan_machine_self(o);
+    PyObject *where, *fn, *reads, *writes, *name, *title = NULL, *result = NULL;
+    double us;
+    fan_stream *s = NULL;
+    fan_kernel *k = NULL;
+    fan_array **arrays = NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOd:_launch", &where, &fn, &reads, &writes, &name, &us))
+        return NULL;
+    if (!PyCallable_Check(fn))
+        return PyErr_Format(PyExc_TypeError,
+                            "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called",
+                            Py_TYPE(fn)->tp_name);
+    reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
+    writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
+    title = writes ? name_of(name, fn) : NULL;
+    if (!title || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
+        goto done;
+    if (!s || fan_sim_of(s->device) != self->m) {
+        PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);
+        goto done;
+    }
+    if (!(k = operands_of(self, reads, writes, &arrays)))
+        goto done;
+    k->fn = Py_NewRef(fn);
+    k->name = Py_NewRef(title);
+    if (queue_kernel(self, s, k, arrays, us) == 0)
+        result = Py_NewRef(Py_None);
+done:
+    fan_free(arrays);
+    fan_stream_drop(s);
+    Py_XDECREF(title);
+    Py_XDECREF(reads);
+    Py_XDECREF(writes);
+    return result;
+}

@@ -1,0 +1,63 @@
+/* machine_object: what the files of the simulated machine share: the machine, its kernels, graphs and searches. */
+#ifndef FAN_PY_MACHINE_OBJECT_H
+#define FAN_PY_MACHINE_OBJECT_H
+
+#include "device/sim/explore.h"
+#include "py/base/py.h"
+
+typedef struct machine_object machine_object;
+
+/* A queued kernel. The list and `fn` belong to the GIL. */
+typedef struct fan_kernel {
+    struct fan_kernel *prev, *next; /* among its machine's */
+    machine_object *owner;          /* NULL once that is gone */
+    fan_sim *m;                     /* no hold: the caller that runs it has one */
+    PyObject *fn;                   /* NULL: forgotten, it does nothing */
+    bool lost;                      /* .. its machine was collected: running it raises that */
+    PyObject *name;                 /* a str */
+    size_t reads, n;
+    fan_array *views[]; /* reads, then writes; geometry alone */
+} fan_kernel;
+
+/* Who acts next among the host threads. */
+typedef struct chooser {
+    enum { BY_SEED, FOLLOW, GIVE_UP } mode;
+    PyObject *search; /* FOLLOW: the capsule, held */
+    fan_explore *x;   /* FOLLOW: what is in it */
+} chooser;
+
+struct machine_object {
+    PyObject_HEAD fan_sim *m; /* held */
+    int devices;
+    fan_kernel *kernels;
+    chooser chooser;
+};
+
+static inline machine_object *fan_machine_self(PyObject *o) { return (machine_object *)o; }
+
+/* fan_sim_done: None, or NULL with the exception. */
+static inline PyObject *fan_sim_done(fan_status status, const fan_error *err)
+{
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, err);
+}
+
+/* ---- kernel.c ---- */
+
+/* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
+void fan_kernel_unlink(fan_kernel *k);
+PyObject *fan_machine_launch(PyObject *o, PyObject *args);
+
+/* ---- graph.c ---- */
+
+PyObject *fan_machine_begin_capture(PyObject *o, PyObject *args);
+PyObject *fan_machine_end_capture(PyObject *o, PyObject *where);
+PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args);
+
+/* ---- search.c ---- */
+
+/* fan_search_of: what a capsule of explore_new holds. fan_text_filled: a string of unknown length from a function that
+ * truncates. */
+fan_explore *fan_search_of(PyObject *capsule);
+PyObject *fan_text_filled(void (*fill)(const void *from, char *buf, size_t size), const void *from);
+
+#endif

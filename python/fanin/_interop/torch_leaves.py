@@ -1,0 +1,231 @@
+"""torch's parameters as leaves: their gradients are taken before they reach `.grad`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from .._words import type_of
+
+#: The name of each parameter; a number: its index among those given, if it has no name.
+Names = list[str | int]
+
+#: A hook of `AccumulateGrad`: the gradient in, what goes on to .grad out.
+Collector = Callable[[tuple[torch.Tensor | None]], object]
+
+
+def word(name: str | int) -> str:
+    return name if isinstance(name, str) else f"parameters[{name}]"
+
+
+_lock = threading.Lock()  # held while a taking begins
+#: Those that take gradients now. Each holds its parameters, so no other object has their ids.
+_takings: weakref.WeakSet[Taking] = weakref.WeakSet()
+
+
+class Taking:
+    """From `begin` to `end` the gradients of parameters go to collectors, and hooks after accumulation do not run."""
+
+    def __init__(self, call: str, parameters: list[torch.Tensor], names: Names) -> None:
+        for slot, what in sharded(parameters):
+            raise RuntimeError(
+                f"{call}: {word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use"
+                " its own accumulation, as set_requires_gradient_sync(False)"
+            )
+        self.call, self.parameters, self.names = call, parameters, names
+        self._slots = {id(p): slot for slot, p in enumerate(parameters)}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
+        self._grads: list[torch.Tensor | None] = []
+
+    def begin(self, collectors: Sequence[Collector]) -> None:
+        """Install a collector for each parameter; ValueError if another takes the gradient of one."""
+        with _lock:
+            for other in _takings:
+                shared = self._slots.keys() & other._slots.keys()
+                if shared:
+                    slot = min(self._slots[one] for one in shared)
+                    there = other._slots[id(self.parameters[slot])]
+                    raise ValueError(
+                        f"{self.call}: the gradient of {word(self.names[slot])} is collected by another"
+                        f" {'block' if other.call == 'accumulate' else other.call} already, as"
+                        f" {word(other.names[there])}"
+                    )
+            _takings.add(self)
+        self._grads = [p.grad for p in self.parameters]
+        self._nodes = accumulators(self.parameters)
+        for p, node, collect in zip(self.parameters, self._nodes, collectors, strict=True):
+            for key, after in after_hooks(p).items():
+                after_hooks(p)[key] = Later(after, self)
+            self._hooks.append(node.register_prehook(collect))
+
+    def end(self) -> None:
+        """Let gradients reach .grad again. May be repeated. Takes no lock, because Ctrl-C would leave it locked."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._nodes.clear()
+        for p in self.parameters:
+            for key, after in after_hooks(p).items():
+                if isinstance(after, Later) and after.taking is self:
+                    after_hooks(p)[key] = after.hook
+        _takings.discard(self)
+
+    def check(self) -> None:
+        """After `end`: RuntimeError if a .grad was set meanwhile."""
+        grads, self._grads = self._grads, []
+        was_set = [
+            word(name)
+            for p, name, grad in zip(self.parameters, self.names, grads, strict=True)
+            if p.grad is not None and p.grad is not grad
+        ]
+        if was_set:
+            raise RuntimeError(
+                f"{self.call}: .grad of {', '.join(was_set)} was set meanwhile, by an assignment or by"
+                " DistributedDataParallel outside of no_sync(): what was set is no sum over ranks"
+            )
+
+
+class Later:
+    """Replaces a hook until a taking ends: torch runs the hook in each pass, even if no gradient reaches .grad."""
+
+    def __init__(self, hook: Callable[[torch.Tensor], None], taking: Taking) -> None:
+        self.hook, self.taking = hook, taking
+
+    def __call__(self, p: torch.Tensor) -> None:
+        pass
+
+
+def after_hooks(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
+    """The hooks of `register_post_accumulate_grad_hook`."""
+    return p._post_accumulate_grad_hooks or {}
+
+
+def accumulators(parameters: list[torch.Tensor]) -> list[Node]:
+    """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
+
+
+def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:
+    """The dtype of a gradient in .grad."""
+    dtype: torch.dtype | None = getattr(p, "grad_dtype", p.dtype)
+    if dtype is None and into == "grad":
+        beside = ', or give into="main_grad"' if call == "accumulate" else ""
+        raise ValueError(
+            f"{call}: the grad_dtype of {word(name)} is None, so that its gradients may be of any dtype: set it to"
+            f" that of the sum{beside}"
+        )
+    return dtype or p.dtype
+
+
+def leaves_of(
+    call: str, parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]]
+) -> tuple[list[torch.Tensor], Names]:
+    """Each tensor once, and its name."""
+    if isinstance(parameters, torch.Tensor):
+        raise TypeError(f"{call}: expected several tensors, got one: give [tensor]")
+    if isinstance(parameters, torch.nn.Module):
+        raise TypeError(f"{call}: expected tensors, got {type_of(parameters)}: give model.parameters()")
+    tensors: dict[int, torch.Tensor] = {}
+    names: Names = []
+    i = -1
+    for i, one in enumerate(parameters):
+        name, p = (i, one) if not isinstance(one, tuple) or len(one) != 2 else (str(one[0]), one[1])
+        if not isinstance(p, torch.Tensor):
+            raise TypeError(f"{call}: expected tensors, or (name, tensor) pairs, got {type_of(p)} as {word(name)}")
+        if not p.requires_grad or id(p) in tensors:
+            continue
+        if not p.is_leaf:
+            raise TypeError(
+                f"{call}: {word(name)} is no leaf: what an operation made has no .grad; expected the tensor that"
+                " it was made of"
+            )
+        tensors[id(p)] = p
+        names.append(name)
+    if i < 0:
+        used = isinstance(parameters, Iterator)
+        raise ValueError(
+            f"{call}: expected parameters, got none"
+            + (
+                "; an iterator, as model.parameters() gives one, is empty once it has been used: call it again"
+                if used
+                else ""
+            )
+        )
+    return list(tensors.values()), names
+
+
+def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
+    """Which leaves FSDP or DTensor shards."""
+    gathered = {id(p) for p in _gathered()}
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    for i, leaf in enumerate(leaves):
+        if dtensor is not None and isinstance(leaf, dtensor):
+            yield i, "DTensor"
+        elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
+            yield i, "FSDP"
+
+
+def _gathered() -> Iterator[torch.Tensor]:
+    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
+    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    for reference in list(modules.values()):
+        state = reference()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            for one in getattr(group, "fsdp_params", ()):
+                parameter = getattr(one, "_unsharded_param", None)
+                if parameter is not None:
+                    yield parameter
+
+
+class TorchLeaf:
+    """A parameter, as a leaf of `fanin.dist.Reducer`."""
+
+    def __init__(self, p: torch.Tensor, name: str | int) -> None:
+        self.tensor, self.name = p, word(name)
+        if not p.is_leaf:
+            raise TypeError(f"Reducer: {self.name} is no leaf: what an operation made has no .grad")
+        dtype = gradient_dtype("Reducer", p, name)
+        #: What the gradient is like.
+        self.array = p if dtype is p.dtype else torch.empty(p.shape, dtype=dtype, device=p.device)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        return self.tensor.grad
+
+    def collector(self, put: Callable[[Any], None]) -> Collector:
+        """A hook that calls `put` with each gradient, and lets nothing go on to .grad."""
+
+        def collect(gradients: tuple[torch.Tensor | None]) -> tuple[None]:
+            [g] = gradients
+            if g is not None and g.requires_grad:
+                raise RuntimeError(
+                    f"Reducer: the gradient of {self.name} records a graph, as of backward(create_graph=True): a sum"
+                    " over ranks cannot be differentiated"
+                )
+            if g is not None:
+                put(g)
+            return (None,)
+
+        return collect
+
+    def accumulate(self, total: torch.Tensor) -> None:
+        """Add a sum to .grad, and run the hooks after accumulation."""
+        p = self.tensor
+        if p.grad is None:
+            p.grad = total
+        elif p.grad.layout == torch.strided:
+            with torch.no_grad():
+                p.grad.add_(total)
+        else:
+            p.grad = p.grad + total
+        for after in [*after_hooks(p).values()]:
+            after(p)

@@ -1,0 +1,76 @@
+"""What a group has sent, and statistics of sums over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class GroupCounters:
+    """The work of one rank in a group (`Group.counters`)."""
+
+    sums: int = 0  #: buckets and arrays whose sums travelled
+    messages: int = 0  #: messages to other ranks, headers included
+    bytes_sent: int = 0  #: their bytes
+    wait_seconds: float = 0.0  #: in headers: the wait for the last rank
+    data_seconds: float = 0.0  #: from the first byte of a sum's data to the end of the sum
+    hidden_seconds: float = 0.0  #: .. the part during which a backward pass of this rank still ran
+
+    @property
+    def hidden(self) -> float:
+        """The share of `data_seconds` behind backward passes, from 0 to 1; 0 if no data travelled."""
+        return self.hidden_seconds / self.data_seconds if self.data_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class BadTerm:
+    """A contribution with an inf or NaN (`SumStats.bad`)."""
+
+    rank: int  #: the rank that brought it
+    leaf: str  #: the leaf's name
+    elements: int  #: how many of the leaf's elements are inf or NaN
+    contribution: int  #: its place among those of its rank
+    key: int | None  #: its key; None without keys
+
+
+@dataclass(frozen=True)
+class SumStats:
+    """Statistics of the sums of a reducer (`Reducer.stats`)."""
+
+    norm: float  #: the 2-norm, exact but for one rounding; inf if an element is inf or NaN
+    absmax: float  #: the largest magnitude of a finite element
+    nonfinite: int  #: how many elements are inf or NaN
+    #: With `Reducer(stats=True)` the first contribution of the last pass with an inf or NaN: by key, else by rank.
+    bad: BadTerm | None
+
+
+class Tally:
+    """Counters in progress."""
+
+    def __init__(self) -> None:
+        self._so_far = GroupCounters()
+
+    def counters(self) -> GroupCounters:
+        return self._so_far
+
+    def sent(self, sends: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
+        """Count an operation, with the bytes that it sent to each rank."""
+        now = self._so_far
+        self._so_far = replace(
+            now,
+            messages=now.messages + sum(n > 0 for n in sends),
+            bytes_sent=now.bytes_sent + sum(sends),
+            wait_seconds=now.wait_seconds + (end_ns - begin_ns) * 1e-9 * header,
+        )
+
+    def summed(self, begin_ns: int, end_ns: int) -> None:
+        """Count a sum whose data travelled between these times."""
+        now = self._so_far
+        seconds = now.data_seconds + (end_ns - begin_ns) * 1e-9
+        self._so_far = replace(now, sums=now.sums + 1, data_seconds=seconds)
+
+    def passed(self, travels: Sequence[tuple[int, int]], pass_end_ns: int) -> None:
+        """Count the part of a pass's sums that travelled before it ended."""
+        ns = sum(max(0, min(end, pass_end_ns) - begin) for begin, end in travels)
+        self._so_far = replace(self._so_far, hidden_seconds=self._so_far.hidden_seconds + ns * 1e-9)

@@ -1,0 +1,114 @@
+"""How a bucket is summed over ranks, in sentences with the numbers of rules (`Reducer.explain`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fanin._words import counted, size
+
+from .group import Header
+from .layout import Layout, Segment, accumulation, is_inexact, itemsize
+from .sums import Options, order_of, padded
+
+SHOWN = 8  #: names, keys or ranks in a list
+
+
+def listed(words: Iterable[str]) -> str:
+    """The first words, and how many more there are."""
+    every = list(words)
+    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+
+
+def explain(
+    where: str, layout: Layout, options: Options, headers: Sequence[Header] | None, rank: int, only: int | None
+) -> str:
+    """Sentences about a bucket, or about leaf `only` of it; `headers`: of its last sum."""
+    names = listed(leaf.name for leaf in layout.leaves)
+    total = sum(s.size * s.itemsize for s in layout.segments)
+    lines = [f"{where}: {names}: {counted(sum(s.size for s in layout.segments), 'element')}, {size(total)}."]
+    for i, segment in enumerate(layout.segments):
+        places = [p for p in segment.places if only in (None, p.leaf)]
+        if places:
+            lines += owners(segment, layout, only)
+            lines += terms(i, segment, options, headers, rank)
+    if headers and only is not None:
+        without = [str(r) for r, h in enumerate(headers) if not int(h["has"], 16) >> only & 1]
+        if without:
+            lines.append(f"No term of {layout.leaves[only].name} on rank {listed(without)} (N7).")
+    if headers is None:
+        lines.append("No sum of it was made yet: which ranks have terms is not known.")
+    if options.scale is not None:
+        lines.append(f"The owner multiplies the sum by {options.scale} before it rounds (N5).")
+    return "\n".join([*lines, answer(layout, options, rank)])
+
+
+def owners(segment: Segment, layout: Layout, only: int | None) -> list[str]:
+    """Which rank owns which elements."""
+    low, high = 0, segment.size
+    begin = f"{segment.dtype}"
+    if only is not None:
+        low, high = next((p.start, p.stop) for p in segment.places if p.leaf == only)
+        begin = f"{layout.leaves[only].name}, {segment.dtype}"
+    parts = []
+    for r, (a, b) in enumerate(zip(segment.bounds, segment.bounds[1:], strict=False)):
+        a, b = max(a, low) - low, min(b, high) - low
+        if a < b:
+            parts.append(f"rank {r} owns elements {a} to {b - 1}")
+    return [f"{begin}: {listed(parts) or 'no elements'} (N1)."]
+
+
+def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] | None, rank: int) -> list[str]:
+    """Whose terms are summed in which order, and what this rank sends."""
+    counts = [h["terms"] for h in headers] if headers else []
+    order = order_of(options, counts) if headers or options.order else None
+    if order is None:
+        return ['order=None: "key" (N2) if no rank has more than one contribution, else "rank" (N4).']
+    lines = []
+    if counts:
+        lines.append(f"Terms: {listed(f'{n} of rank {r}' for r, n in enumerate(counts))}.")
+    away = segment.size - (segment.bounds[rank + 1] - segment.bounds[rank])
+    mine = counts[rank] if counts else 0
+    if order == "exact" and is_inexact(segment.dtype):
+        lines.append("Each rank adds its terms exactly; the owner adds these sums, and rounds once (N3).")
+        if headers:
+            n = sum(padded(headers[rank]["sizes"].get(str(i), [])))
+            each = f", {n / away:.3g} bytes an element" if away else ""
+            lines.append(f"This rank sent exact sums to owners, packed: {size(n)}{each}.")
+        return lines
+    wide = accumulation(segment.dtype)
+    if order == "key":
+        if headers:
+            keys = in_order(headers)
+            lines.append(f"The owner folds from the left, in {wide}: {listed(keys)} (N2).")
+        wire = segment.dtype
+    else:
+        lines.append(f"Each rank folds its terms in {wide}; the owner folds the ranks' sums in their order (N4).")
+        wire, mine = (wire_of(segment, counts), min(mine, 1)) if counts else (wide, mine)
+    if headers:
+        n = away * itemsize(wire) * mine
+        lines.append(f"This rank sent {wire} to owners: {size(n)}.")
+    return lines
+
+
+def wire_of(segment: Segment, counts: Sequence[int]) -> str:
+    """The dtype in which ranks' sums travel; terms that need no fold travel as they are."""
+    return accumulation(segment.dtype) if max(counts) > 1 else segment.dtype
+
+
+def in_order(headers: Sequence[Header]) -> list[str]:
+    """The terms in the order of the fold."""
+    every = [(k, r) for r, h in enumerate(headers) for k in h["keys"]]
+    if any(k is None for k, _ in every):
+        every = [(n, r) for n, (_, r) in enumerate(every)]
+    return [f"key {k} of rank {r}" for k, r in sorted(every)]
+
+
+def answer(layout: Layout, options: Options, rank: int) -> str:
+    """Who gets the sum."""
+    own = sum(s.itemsize * (s.bounds[rank + 1] - s.bounds[rank]) for s in layout.segments)
+    dtypes = listed(s.dtype for s in layout.segments)
+    if options.into == "shard":
+        return f'into="shard": each owner keeps its part; this rank {size(own)} (N6).'
+    if options.into == "all":
+        return f"Each owner sends its part of the sum to all ranks, as {dtypes}; this rank {size(own)} to each (N6)."
+    return f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6)."

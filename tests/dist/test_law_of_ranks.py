@@ -1,0 +1,35 @@
+"""The law of ranks: 20 steps leave the same weights for any number of ranks, dealing of micro-batches and buckets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fanin import dist
+from kit.ranks import MICRO, alone, train
+
+
+def on_ranks(n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> list[bytes]:
+    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), timeout=60)
+
+
+@pytest.mark.parametrize("order", ["exact", "key"])
+def test_weights_after_twenty_steps_are_those_of_one_process(order: str) -> None:
+    expected = alone(order, 20)
+    dealings: list[Callable[[int], Callable[[int], int]]] = [
+        lambda n: lambda k: k % n,
+        lambda n: lambda k: n - 1 - k * n // MICRO,
+    ]
+    ran = 0
+    for n, bucket, dealing in itertools.product((1, 2, 3, 4, 8), (1, 1000, 25 << 20), dealings):
+        assert on_ranks(n, order, bucket, dealing(n), 20) == [expected] * n, (n, bucket)
+        ran += 1
+    assert ran == 30
+
+
+def test_the_law_of_ranks_finds_another_order() -> None:
+    """By rank the bits change with the dealing: the law above can fail."""
+    assert len({on_ranks(n, "rank", 1000, lambda k, n=n: k % n, 20)[0] for n in (1, 2, 3, 4, 8)}) > 1

@@ -1,0 +1,479 @@
+"""Sums over ranks of torch's gradients: fanin.torch.accumulate(group=) and fanin.torch.backward(reducer=)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fanin
+from dist.test_gloo import on_processes
+from fanin import dist
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.partners
+
+MICRO, STEPS, RATE = 8, 2, 0.125
+Owner = Callable[[int, int], int]
+
+
+def net(dtype: str = "float32") -> Any:
+    n = torch.nn
+    generator = torch.Generator().manual_seed(0)
+    made = n.Sequential(n.Linear(12, 40), n.Tanh(), n.Linear(40, 30), n.Tanh(), n.Linear(30, 3))
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 4)
+    return made.to(getattr(torch, dtype))
+
+
+def batch(k: int, dtype: str = "float32") -> Any:
+    x = torch.randn(6, 12, generator=torch.Generator().manual_seed(k))
+    return x.to(getattr(torch, dtype))
+
+
+def loss_of(model: Any, k: int) -> Any:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return model(batch(k, dtype)).float().square().mean()
+
+
+def step(model: Any) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= RATE * p.grad
+            p.grad = None
+
+
+def weights(model: Any) -> list[Any]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(a: list[Any], b: list[Any]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def alone(dtype: str, order: str) -> list[Any]:
+    """The weights of one process that sums the gradients of all micro-batches."""
+    model = net(dtype)
+    for _ in range(STEPS):
+        grads = [torch.autograd.grad(loss_of(model, k), list(model.parameters())) for k in range(MICRO)]
+        accumulate = "exact" if order == "exact" else None
+        for p, *gs in zip(model.parameters(), *grads, strict=True):
+            p.grad = fanin.add_n(gs, accumulate=accumulate, scale=1 / MICRO)
+        step(model)
+    return weights(model)
+
+
+def torch_backward(loss: Any) -> None:
+    loss.backward()
+
+
+def by_block(group: Any, model: Any, order: str, mine: list[int], keys: bool, backward: Any) -> list[Any]:
+    for _ in range(STEPS):
+        with fanin.torch.accumulate(model.parameters(), group=group, order=order, scale=1 / MICRO) as block:
+            for k in mine:
+                if keys:
+                    block.at(k)
+                backward(loss_of(model, k))
+        step(model)
+    return weights(model)
+
+
+def by_reducer(group: Any, model: Any, order: str, mine: list[int], keys: bool, backward: Any) -> list[Any]:
+    reducer = dist.Reducer(model.parameters(), group, order=order, scale=1 / MICRO, bucket_bytes=1000)  # type: ignore[arg-type]
+    for _ in range(STEPS):
+        for k in mine[:-1]:
+            with reducer.accumulate(k if keys else None):
+                backward(loss_of(model, k))
+        fanin.torch.backward(loss_of(model, mine[-1]), reducer=reducer.at(mine[-1] if keys else None))
+        step(model)
+    return weights(model)
+
+
+def in_runs(k: int, n: int) -> int:
+    return k * n // MICRO
+
+
+def round_robin(k: int, n: int) -> int:
+    return n - 1 - k % n
+
+
+#: order=, the dealing of micro-batches, whether passes have keys
+LAWS: list[tuple[str, Owner, bool]] = [
+    ("exact", in_runs, False),
+    ("exact", round_robin, False),
+    ("key", in_runs, False),
+    ("key", round_robin, True),
+]
+
+
+def law(group: Any) -> list[str]:
+    """Which ways to train give other weights than one process."""
+    wrong = []
+    for dtype in ("float32", "bfloat16"):
+        expected = {order: alone(dtype, order) for order in ("exact", "key")}
+        for order, owner, keys in LAWS:
+            mine = [k for k in range(MICRO) if owner(k, group.size) == group.rank]
+            for way in (by_block, by_reducer):
+                for backward in (torch_backward, fanin.torch.backward):
+                    if not equal(way(group, net(dtype), order, mine, keys, backward), expected[order]):
+                        wrong.append(f"{dtype} {order} {owner.__name__} {way.__name__} {backward.__name__}")
+    return wrong
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_weights_are_those_of_one_process_on_ranks_that_are_threads(n: int) -> None:
+    assert dist.threads(n, law, timeout=60) == [[]] * n
+
+
+def test_the_weights_are_those_of_one_process_on_gloo(tmp_path: Path) -> None:
+    assert on_processes(2, law, tmp_path) == [[]] * 2
+
+
+def test_the_law_finds_another_order() -> None:
+    def other(group: Any) -> bool:
+        mine = [k for k in range(MICRO) if k % 2 == group.rank]
+        return equal(by_block(group, net("float32"), "rank", mine, False, torch_backward), alone("float32", "key"))
+
+    assert dist.threads(2, other) == [False, False]
+
+
+# ---------------------------------------------------------------- one block, one pass
+
+
+def on_ranks(fn: Callable[[Any], Any], n: int = 2) -> list[Any]:
+    return dist.threads(n, fn, timeout=20)
+
+
+def parameters(n: int = 2) -> list[tuple[str, Any]]:
+    return [(f"w{i}", torch.ones(3, requires_grad=True)) for i in range(n)]
+
+
+def total(named: list[tuple[str, Any]], factor: float = 1.0) -> Any:
+    return sum((factor * w).sum() for _, w in named)
+
+
+def test_micro_batches_on_several_threads_of_a_rank_are_summed() -> None:
+    def rank(group: Any) -> Any:
+        model = net()
+        with fanin.torch.accumulate(model.parameters(), group=group, order="exact"):
+            workers = [
+                threading.Thread(target=lambda k=k: loss_of(model, k).backward())
+                for k in range(MICRO)
+                if k % 2 == group.rank
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        grads = [torch.autograd.grad(loss_of(model, k), list(model.parameters())) for k in range(MICRO)]
+        return equal(
+            [p.grad for p in model.parameters()],
+            [fanin.add_n(gs, accumulate="exact") for gs in zip(*grads, strict=True)],
+        )
+
+    assert on_ranks(rank) == [True, True]
+
+
+def test_an_earlier_gradient_stays_and_the_sum_is_added_in_place() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        first = named[0][1].grad = torch.full((3,), 10.0)
+        with fanin.torch.accumulate(named, group=group):
+            total(named).backward()
+            assert named[0][1].grad is first and named[1][1].grad is None
+        return first.tolist(), named[0][1].grad is first, named[1][1].grad.tolist()
+
+    assert on_ranks(rank) == [([12.0] * 3, True, [2.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("way", ["block", "reducer"])
+def test_hooks_of_a_tensor_see_this_ranks_gradient_and_hooks_after_accumulation_the_sum_once(way: str) -> None:
+    def rank(group: Any) -> Any:
+        seen: list[Any] = []
+        named = parameters(1)
+        [(_, w)] = named
+        w.register_hook(lambda g: seen.append(g.tolist()))
+        w.register_post_accumulate_grad_hook(lambda p: seen.append(("after", p.grad.tolist())))
+        if way == "block":
+            with fanin.torch.accumulate(named, group=group):
+                total(named, 1.0 + group.rank).backward()
+        else:
+            fanin.torch.backward(total(named, 1.0 + group.rank), reducer=dist.Reducer(named, group))
+        return seen
+
+    assert on_ranks(rank) == [[[1.0 + r] * 3, ("after", [3.0] * 3)] for r in range(2)]
+
+
+def test_a_sparse_gradient_is_summed_as_a_dense_one() -> None:
+    def rank(group: Any) -> Any:
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        made = []
+        for _ in range(2):
+            table.weight.grad = None
+            with fanin.torch.accumulate(table.parameters(), group=group, order="exact"):
+                table(torch.tensor([1, 1, group.rank])).sum().backward()
+            made.append(table.weight.grad[:, 0].tolist())
+        return made
+
+    assert on_ranks(rank) == [[[1.0, 5.0, 0.0, 0.0]] * 2] * 2
+
+
+def test_a_rank_without_a_pass_takes_part_where_gradients_may_be_missing() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        for order in ("exact", "key", "rank", None):
+            with fanin.torch.accumulate(named, group=group, order=order, missing="skip"):  # type: ignore[arg-type]
+                for _ in range(2 * group.rank):
+                    total(named).backward()
+        return [w.grad.tolist() for _, w in named]
+
+    assert on_ranks(rank) == [[[8.0] * 3] * 2] * 2
+
+
+def test_a_pass_limited_to_inputs_that_it_does_not_reach_takes_part_in_the_sum() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        inputs = [named[1][1]] if group.rank else None
+        reducer = dist.Reducer(named, group, missing="skip")
+        fanin.torch.backward(total(named[:1]), inputs=inputs, reducer=reducer)
+        return named[0][1].grad.tolist()
+
+    assert on_ranks(rank) == [[1.0] * 3] * 2
+
+
+def test_buckets_travel_while_the_pass_goes_on() -> None:
+    def rank(group: Any) -> Any:
+        (_, first), (_, last) = named = parameters()
+        reducer = dist.Reducer(named, group, bucket_bytes=1)
+        sent = threading.Event()
+        real = reducer._sum
+        reducer._sum = lambda call, bucket: (real(call, bucket), sent.set())  # type: ignore[method-assign, func-returns-value, assign]
+        waited: list[bool] = []
+        early = first * 1  # torch runs the newest operation first: `last` has its gradient before this hook
+        early.register_hook(lambda g: waited.append(sent.wait(20)))
+        fanin.torch.backward((early + last * 1).sum(), reducer=reducer)
+        return waited, first.grad.tolist()
+
+    assert on_ranks(rank) == [([True], [2.0] * 3)] * 2
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+class Raises(torch.autograd.Function):
+    """Raises in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        raise ValueError("planted")
+
+
+@pytest.mark.parametrize("way", ["block", "reducer", "user", "before"])
+def test_a_rank_that_raises_ends_the_sum_of_all_and_the_next_one_works(way: str) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        named[0][1].grad = torch.zeros(3)
+        bad = group.rank == 1
+        reducer = dist.Reducer(named, group)
+        kind: Any = fanin.PeerError if not bad else RuntimeError if way == "before" else ValueError
+        with pytest.raises(kind, match="does not require" if way == "before" else "planted") as e:
+            if way == "reducer":
+                fanin.torch.backward(Raises.apply(total(named)) if bad else total(named), reducer=reducer)
+            elif way == "before":
+                fanin.torch.backward(torch.ones(()) if bad else total(named), reducer=reducer)
+            else:
+                with fanin.torch.accumulate(named, group=group):
+                    total(named).backward()
+                    if bad and way == "user":
+                        raise ValueError("planted")
+                    (Raises.apply(total(named)) if bad else total(named)).backward()
+        assert bad or (e.value.rank == 1 and "rank 1 failed" in str(e.value))  # type: ignore[attr-defined]
+        assert named[0][1].grad.tolist() == [0.0] * 3 and named[1][1].grad is None
+        with fanin.torch.accumulate(named, group=group):
+            total(named).backward()
+        return [w.grad.tolist() for _, w in named]
+
+    assert on_ranks(rank, 3) == [[[3.0] * 3] * 2] * 3
+
+
+def test_parameters_that_differ_are_named_with_their_rank() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        if group.rank == 1:
+            named[1] = ("w1", torch.ones(2, requires_grad=True))
+        with (
+            pytest.raises(fanin.PeerError, match=r"rank 1 has w1: float32 of shape \(2,\); rank 0 has w1") as e,
+            fanin.torch.accumulate(named, group=group),
+        ):
+            total(named).backward()
+        return e.value.rank, e.value.leaf
+
+    assert on_ranks(rank) == [(1, "w1")] * 2
+
+
+def test_a_parameter_without_a_gradient_on_one_rank_is_named() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        with (
+            pytest.raises(fanin.PeerError, match=r"w1 has a gradient on ranks \[0\] and none on ranks \[1\]") as e,
+            fanin.torch.accumulate(named, group=group),
+        ):
+            total(named[: 2 - group.rank]).backward()
+        return e.value.rank, e.value.leaf
+
+    assert on_ranks(rank) == [(1, "w1")] * 2
+
+
+def test_a_nan_on_one_rank_is_named_on_every_rank() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        reducer = dist.Reducer(named, group, detect=True)
+        bad = group.rank == 1
+        with pytest.raises(FloatingPointError if bad else fanin.PeerError, match="w1: 3 elements inf or NaN") as e:
+            fanin.torch.backward(total(named[:1]) + total(named[1:], float("nan") if bad else 1.0), reducer=reducer)
+        return bad or (e.value.rank, e.value.leaf) == (1, "w1")  # type: ignore[attr-defined]
+
+    assert on_ranks(rank) == [True, True]
+
+
+def test_two_passes_with_one_key_are_refused() -> None:
+    def rank(group: Any) -> None:
+        named = parameters()
+        with (
+            pytest.raises(ValueError, match=r"w[01] got a second gradient"),
+            fanin.torch.accumulate(named, group=group, order="key") as block,
+        ):
+            block.at(0)
+            total(named).backward()
+            total(named).backward()
+
+    on_ranks(rank, 1)
+
+
+def test_a_gradient_that_is_set_in_the_block_is_an_error_on_every_rank() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        bad = group.rank == 0
+        with (
+            pytest.raises(RuntimeError if bad else fanin.PeerError, match=r"\.grad of w1 was set"),
+            fanin.torch.accumulate(named, group=group),
+        ):
+            total(named).backward()
+            if bad:
+                named[1][1].grad = torch.ones(3)
+        return named[0][1].grad is None
+
+    assert on_ranks(rank) == [True, True]
+
+
+def test_a_parameter_has_one_collector_and_both_are_named() -> None:
+    def rank(group: Any) -> None:
+        named = parameters()
+        over = fanin.torch.accumulate(named, group=group)
+        with fanin.torch.accumulate(named[1:]), pytest.raises(ValueError, match="w1 is collected by another block"):
+            over.__enter__()
+        with over:
+            with pytest.raises(ValueError, match="w0 is collected by another block"):
+                fanin.torch.accumulate(named).__enter__()
+            with pytest.raises(ValueError, match="Reducer: the gradient of w0 is collected by another block"):
+                fanin.torch.backward(total(named), reducer=dist.Reducer(named, group))
+            total(named).backward()
+        assert named[0][1].grad.tolist() == [1.0] * 3
+
+    on_ranks(rank, 1)
+
+
+def test_a_block_that_is_dropped_lets_gradients_reach_grad_again() -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        after: list[Any] = []
+        named[0][1].register_post_accumulate_grad_hook(after.append)
+        block = fanin.torch.accumulate(named, group=group).__enter__()
+        total(named).backward()
+        with pytest.warns(ResourceWarning, match="dropped without its exit"):
+            del block
+            gc.collect()
+        total(named).backward()
+        return named[0][1].grad.tolist(), len(after)
+
+    assert on_ranks(rank, 1) == [([1.0] * 3, 1)]
+
+
+REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda g: fanin.torch.accumulate(parameters(), order="exact"), ValueError, "order= is for sums over ranks"),
+    (lambda g: fanin.torch.accumulate(parameters(), missing="skip"), ValueError, "missing= is for sums over ranks"),
+    (
+        lambda g: fanin.torch.accumulate(parameters(), torch.float32, group=g),
+        ValueError,
+        "dtype= is for sums without ranks",
+    ),
+    (lambda g: fanin.torch.accumulate(parameters(), into="main_grad", group=g), ValueError, "into= is for"),
+    (lambda g: fanin.torch.accumulate(parameters(), budget=0, group=g), ValueError, "budget= is for"),
+    (lambda g: fanin.torch.accumulate(parameters(), group=3), TypeError, "expected an mpi4py communicator"),
+    (lambda g: fanin.torch.accumulate(parameters()).at(3), RuntimeError, r"at\(key\) is for a block over ranks"),
+    (lambda g: fanin.torch.accumulate(parameters(), group=g).at(3), RuntimeError, "call it in the block"),
+    (lambda g: dist.Reducer([torch.ones(2, requires_grad=True) * 2], g), TypeError, "is no leaf"),
+    (lambda g: dist.Reducer([torch.ones(2)], g), ValueError, "none that requires a gradient"),
+    (lambda g: dist.Reducer([torch.ones(2, requires_grad=True)] * 1 + [3], g), TypeError, r"leaves\[1\]"),
+    (lambda g: fanin.torch.backward(total(parameters()), reducer=3), TypeError, "expected a fanin.dist.Reducer"),  # type: ignore[arg-type]
+    (
+        lambda g: fanin.torch.backward(total(parameters()), create_graph=True, reducer=dist.Reducer(parameters(), g)),
+        ValueError,
+        "create_graph",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(call: Any, kind: type[Exception], words: str) -> None:
+    def rank(group: Any) -> None:
+        with pytest.raises(kind, match=words):
+            call(group)
+
+    on_ranks(rank, 1)
+
+
+def test_a_graph_of_gradients_is_refused_in_the_block() -> None:
+    def rank(group: Any) -> None:
+        named = parameters(1)
+        with (
+            pytest.raises(RuntimeError, match="w0 records a graph"),
+            fanin.torch.accumulate(named, group=group),
+        ):
+            (named[0][1] ** 2).sum().backward(create_graph=True)
+
+    on_ranks(rank, 1)
+
+
+def replica(group: Any) -> Any:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    named = list(model.named_parameters())
+    made = []
+    for synced in (True, False):
+        try:
+            with fanin.torch.accumulate(named, group=group):
+                if synced:
+                    model(torch.ones(1, 3)).sum().backward()
+                else:
+                    with model.no_sync():
+                        model(torch.ones(1, 3)).sum().backward()
+            made.append(named[0][1].grad.tolist())
+        except RuntimeError as e:
+            made.append(str(e))
+            model.zero_grad()
+    return made
+
+
+def test_a_replica_of_ddp_is_refused_outside_of_no_sync(tmp_path: Path) -> None:
+    for synced, alone_ in on_processes(2, replica, tmp_path):
+        assert "was set meanwhile" in synced and "DistributedDataParallel" in synced
+        assert alone_ == [[2.0] * 3] * 2
