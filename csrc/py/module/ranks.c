@@ -1,6 +1,5 @@
 /* ranks: what fanin.dist needs of the core besides windows (window.c). */
-#include "py/args.h"
-#include "py/declared.h"
+#include "py/base/args.h"
 
 #include "base/trace.h"
 
