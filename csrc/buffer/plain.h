@@ -16,8 +16,8 @@
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a time, as Python's
  * GIL does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot happens
  * inside the interpreter. The counters are plain numbers for the same reason. The C API has a lock for each buffer in
- * its place (py/base/api_lock.h), and counters of its own. A frontend without such a lock offers no fan_plain_frontend, and
- * has no plain entries.
+ * its place (py/base/api_lock.h), and counters of its own. A frontend without such a lock offers no fan_plain_frontend,
+ * and has no plain entries.
  */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
