@@ -43,6 +43,7 @@ ROWS = (
     "recycling",
     "fresh",
     "passes",
+    "c_api",
     "tape",
     "recorded_steps",
     "graph_trees",

@@ -52,18 +52,26 @@ def read_all(x: Any) -> None:
         raise ValueError("the floor is not what it should be: the array has a byte 0xEE, where reading ends")
 
 
-@functools.cache
+HERE = Path(__file__).resolve().parent
+
+
 def c_nodes() -> Any:
     """The extension of examples/15_c_nodes.c, whose `times(a)` is a node's function in C; None without a compiler."""
+    return extension("c_nodes", HERE.parent / "examples" / "15_c_nodes.c")
+
+
+@functools.cache
+def extension(name: str, source: Path | None = None) -> Any:
+    """An extension of one file in C, by default the one of this folder with its name; None without a compiler."""
     cc = os.environ.get("CC", "cc").split()
     if not shutil.which(cc[0]):
         return None
-    source = Path(__file__).resolve().parent.parent / "examples" / "15_c_nodes.c"
+    source = source or HERE / f"{name}.c"
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, f"c_nodes{sysconfig.get_config_var('EXT_SUFFIX')}")
+        out = Path(folder, f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")
         include = [f"-I{sysconfig.get_path('include')}", f"-I{fanin.get_include()}"]
         subprocess.run([*cc, "-O2", "-shared", "-fPIC", *include, str(source), "-o", str(out)], check=True)
-        spec = importlib.util.spec_from_file_location("c_nodes", out)
+        spec = importlib.util.spec_from_file_location(name, out)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -764,8 +764,8 @@ static void add_plain_count_peak(fan_buffer *b, uint64_t now)
 {
     if (now > b->plain.peak_parked_bytes)
         b->plain.peak_parked_bytes = now;
-    if (now > fan_plain_total.peak_parked_bytes)
-        fan_plain_total.peak_parked_bytes = now;
+    if (now > b->total->peak_parked_bytes)
+        b->total->peak_parked_bytes = now;
 }
 
 /* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed here. It
@@ -1032,7 +1032,7 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
             b->frontend->drop(one.object);
         }
         b->plain.adds--;
-        fan_plain_total.adds--;
+        b->total->adds--;
     }
 }
 
@@ -1045,7 +1045,7 @@ fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool 
     *added = fan_plain_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_plain_sum_all(b, batch)))
         return FAN_OK;
-    uint64_t peak = b->plain.peak_parked_bytes, total_peak = fan_plain_total.peak_parked_bytes;
+    uint64_t peak = b->plain.peak_parked_bytes, total_peak = b->total->peak_parked_bytes;
     for (; k < batch->n; k++) {
         if (batch->far)
             batch->prefetch(batch->ctx, k);
@@ -1060,7 +1060,7 @@ fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool 
     if (!*added) {
         add_plain_take_back(b, batch, k);
         b->plain.peak_parked_bytes = peak;
-        fan_plain_total.peak_parked_bytes = total_peak;
+        b->total->peak_parked_bytes = total_peak;
         return FAN_OK;
     }
     for (k = 0; b->sum_stats && k < batch->n; k++) { /* last of all: of what was taken back all is known still */

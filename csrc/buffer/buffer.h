@@ -71,6 +71,9 @@ typedef struct fan_buffer_config {
     bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
+    /* counts plain entries beside the buffer, under the frontend's lock, which fan_counters_join adds to those of the
+     * process; NULL: the latter themselves, which the interpreter guards */
+    struct fan_counters *total;
 } fan_buffer_config;
 
 /* X(name): the counters. */
@@ -186,6 +189,7 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */
+void fan_counters_join(fan_counters *some); /* adds them to those of the process, and zeroes them */
 
 /* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first
  * non-zero answer. v: the value that it is held as; NULL: as a plain entry, or as a `combine`. */

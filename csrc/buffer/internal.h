@@ -125,8 +125,9 @@ struct fan_buffer {
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
-    fan_counters plain; /* what is counted of plain entries */
-    bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
+    fan_counters plain;  /* what is counted of plain entries */
+    fan_counters *total; /* .. also here: those of the process, or the frontend's (fan_buffer_config) */
+    bool small;          /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 
 /* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are about to be folded
@@ -145,6 +146,12 @@ static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bo
 /* fan_recheck_interval: after the holders of n were checked: how many more must come before the next check. So each is
  * checked a few times at most. */
 static inline size_t fan_recheck_interval(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
+
+/* fan_is_lent: fan_frontend.lent. */
+static inline bool fan_is_lent(const fan_buffer *b, const void *object, const fan_value *v)
+{
+    return b->frontend->lent && b->frontend->lent(object, v);
+}
 
 #define FAN_FORK_INVALID (~0u)
 static inline bool fan_buffer_is_usable(const fan_buffer *b)

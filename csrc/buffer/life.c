@@ -162,6 +162,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
+    b->total = config->total ? config->total : &fan_plain_total;
     b->owner_generation = b->fork_generation = fan_fork_generation();
     b->name = (char *)unnamed;
     set_budget(b, config->budget);

@@ -88,6 +88,16 @@ void fan_counters_total(fan_counters *out)
     counted(&fan_plain_total, out);
 }
 
+void fan_counters_join(fan_counters *some)
+{
+    raise_to(&total.peak_parked_bytes, some->peak_parked_bytes);
+    some->peak_parked_bytes = 0;
+#define X(name) atomic_fetch_add_explicit(&total.name, some->name, memory_order_relaxed);
+    FAN_COUNTER_LIST(X)
+#undef X
+    *some = (fan_counters){.adds = 0};
+}
+
 void fan_touch_budget(const fan_buffer *b, fan_sched_mode how)
 {
     if (fan_sched_active() && b->nlocks)

@@ -15,8 +15,9 @@
  *
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a time, as Python's
  * GIL does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot happens
- * inside the interpreter. The counters are plain numbers for the same reason. A frontend without such a lock offers no
- * fan_plain_frontend, and has no plain entries.
+ * inside the interpreter. The counters are plain numbers for the same reason. The C API has a lock for each buffer in
+ * its place (py/base/api_lock.h), and counters of its own. A frontend without such a lock offers no fan_plain_frontend,
+ * and has no plain entries.
  */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
@@ -32,7 +33,7 @@
 #define FAN_PLAIN_TERMS 64    /* terms of one pass */
 
 /* FAN_PLAIN_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
-#define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), fan_plain_total.name += (k))
+#define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), (b)->total->name += (k))
 
 /* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path. fan_plain_fits: whether
  * arrays of `bytes` each are summed here, of which `acc` is the accumulation dtype. fan_plain_is_flat: whether one

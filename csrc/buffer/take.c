@@ -266,7 +266,7 @@ static fan_take_facts take_facts(const take_op *t, const take_slot *c, bool last
     facts.stats = t->b->sum_stats != NULL;
     facts.out_overlaps_own = facts.has_out && facts.stats && take_out_overlaps_own(c);
     facts.scaled = t->options->scale.on;
-    facts.writable = t->options->writable;
+    facts.writable = t->options->writable || (f->n == 1 && fan_is_lent(t->b, NULL, f->terms[0].v));
     facts.exact = fan_fold_is_exact(f);
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
@@ -862,13 +862,13 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     fan_take_facts facts = {.terms = n,
                             .dense = n,
                             .scaled = options->scale.on,
-                            .writable = options->writable,
+                            .writable = options->writable || (n == 1 && fan_is_lent(b, p->entries[0].object, NULL)),
                             .widened = acc != p->kind.dtype,
                             .whole = n == 1 || take_keys_whole(p),
                             .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
                             .same_dtype = true};
-    if (n == 1 && options->writable)
+    if (n == 1 && facts.writable)
         facts.reuse = fan_plain_may_write(b, slot, 1, p->kind.dtype);
     return fan_plan_take(&facts).way;
 }
@@ -1170,7 +1170,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
     void *to = take_plain_place(b, slot, options, p, n, acc);
-    bool first = to == p->entries[0].object, reads = n > 1 || options->scale.on || options->writable;
+    bool first = to == p->entries[0].object, reads = n > 1 || !first || options->scale.on || options->writable;
     if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_all_unchanged(b, p, n))) {
         if (n > 1 || !first) {
             fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);

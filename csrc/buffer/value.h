@@ -93,6 +93,9 @@ typedef struct fan_frontend {
      * the value that it is held as; NULL: it is parked as a plain entry. A guess: it decides when something is summed,
      * never what. Calls no other code: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
+    /* lent: whether the memory is the lender's again once the sum is taken: such a contribution is copied where others
+     * are handed through (A14). v as in alone. NULL: none is. */
+    bool (*lent)(const void *object, const fan_value *v);
     /* plain_value: makes the value of a plain entry, whose first element is at `data`, with a hold of its
      * own on the object. Calls no other code, unless the kind is checked at use: a lock may be held. *kept: whether
      * the library that was called has a hold on the object now. */

@@ -792,13 +792,11 @@ void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
     fan__device_unlock(m->device);
 }
 
-#ifdef FAN_TEST
 fan_device *fan_memory_device(const fan_storage *st)
 {
     const fan_memory *m = memory_of(st);
     return m ? m->device : NULL;
 }
-#endif
 
 fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
                             const fan_array *like, fan_array **out, fan_error *err)

@@ -90,9 +90,10 @@ fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan
 /* fan_stats_out_read: reads the statistics after all that s has queued. Blocks; FAN_ERR_CAPTURE if s is captured. */
 fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err);
 
-#ifdef FAN_TEST
 /* fan_memory_device: returns its device, not held. NULL: the host. */
 fan_device *fan_memory_device(const fan_storage *st);
+
+#ifdef FAN_TEST
 /* fan_memory_users: writes up to `cap` streams that used it (no holds), its owner first; returns how many there are. 0
  * for host storages. */
 size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap);

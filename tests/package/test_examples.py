@@ -208,6 +208,31 @@ def test_every_example_is_here() -> None:
     assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted(every)
 
 
+#: examples/native: extensions built against fanin.h; without their compiler they print what they need.
+NATIVE = {
+    "two_threads.py": """\
+2000 gradients of two threads: float32 (8,) 22.456404
+the same bits as one after the other: True
+whichever thread is faster: True
+ValueError: two threads: slot 0: expect takes a count >= 0, got -2
+""",
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_example_is_built_and_prints_what_it_should(name: str) -> None:
+    done = run_python(["-W", "error", str(EXAMPLES / "native" / name)])
+    if done.stdout.startswith("this example needs "):
+        pytest.skip(done.stdout.strip())
+    prints(f"native/{name}", NATIVE[name])
+
+
+def test_every_native_example_is_here_and_is_short() -> None:
+    files = [p for p in (EXAMPLES / "native").iterdir() if p.is_file()]
+    assert sorted(p.name for p in files if p.suffix == ".py" and p.name != "building.py") == sorted(NATIVE)
+    assert {p.name for p in files if len(p.read_text().splitlines()) > 150} == set()
+
+
 @pytest.mark.parametrize("name", WITH_A_COMPILER)
 def test_an_example_in_c_is_compiled_and_prints_what_it_should(name: str) -> None:
     if not compiler():

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.core
 LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "py": 5}
 SAID = "base < array < device < buffer < {engine, graph} < py"
 #: The same of the rooms of py/.
-ROOMS = {"base": 0, "device": 1, "arrays": 2, "buffer": 3, "engine": 4, "graph": 4, "sim": 4, "module": 5}
-ROOMS_SAID = "py: base < device < arrays < buffer < {engine, graph, sim} < module"
+ROOMS = {"base": 0, "device": 1, "arrays": 2, "buffer": 3, "engine": 4, "graph": 4, "sim": 4, "api": 5, "module": 6}
+ROOMS_SAID = "py: base < device < arrays < buffer < {engine, graph, sim} < api < module"
 
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
 

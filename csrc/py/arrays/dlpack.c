@@ -119,7 +119,7 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
 
 /* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can
  * read them. */
-static int inside(const fan_array *a, const fan_device *d)
+static fan_status inside(const fan_array *a, const fan_device *d, fan_error *err)
 {
     uintptr_t at = (uintptr_t)a->data, end;
     size_t item = fan_dtype_size(a->dtype), align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
@@ -127,68 +127,74 @@ static int inside(const fan_array *a, const fan_device *d)
     int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
     if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
-        return fan_refuse(PyExc_ValueError, "the tensor's strides leave the address space");
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
     for (int i = 0; i < a->ndim; i++)
         aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
     if (d->backend->has_streams && a->size > 0 && !aligned)
-        return fan_refuse(
-            PyExc_BufferError,
+        return fan_fail(
+            err, FAN_ERR_BUFFER,
             "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
-    return 0;
+    return FAN_OK;
 }
 
-/* keep_if_inside: 0, or -1 with an exception, and *out is dropped. */
-static int keep_if_inside(fan_array **out, const fan_device *d)
+/* keep_if_inside: on failure *out is dropped. */
+static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
 {
-    if (inside(*out, d) == 0)
-        return 0;
-    fan_array_drop(*out);
-    *out = NULL;
-    return -1;
+    fan_status status = inside(*out, d, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
-/* geometry: the tensor as a view into `st`, which is not yet over any memory: fills in its address. */
-static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
+                       fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0;
-    fan_error err = {0};
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
     uintptr_t at = (uintptr_t)t->data;
-    fan_status status;
+    *out = NULL;
     if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
-        return fan_refuse(
-            fan_state_get()->dtype_error,
+        return fan_fail(
+            err, FAN_ERR_TYPE,
             "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed; expected "
             "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
             (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
-        return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
     if (t->ndim > 0 && !t->shape)
-        return fan_refuse(PyExc_ValueError, "the tensor has %d axes and no shape", (int)t->ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes and no shape", (int)t->ndim);
     for (int i = 0; i < t->ndim; i++)
         shape[i] = t->shape[i];
-    status = fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, &err);
-    if (status != FAN_OK)
-        return fan_refuse_error(status, &err);
+    FAN_TRY(fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, err));
     fan_dense_strides(t->ndim, shape, fan_dtype_size(dtype), NULL, strides);
     /* An empty tensor's address and strides mean nothing and may be anything. */
     for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
         if (__builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
-            return fan_refuse(PyExc_ValueError,
-                              "the tensor's stride %lld along axis %d is more than can be counted in bytes",
-                              (long long)t->strides[i], i);
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "the tensor's stride %lld along axis %d is more than can be counted in bytes",
+                            (long long)t->strides[i], i);
     if (size > 0 && !t->data)
-        return fan_refuse(PyExc_ValueError, "the tensor has %lld elements at address NULL", (long long)size);
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL", (long long)size);
     if (size > 0 && (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
-        return fan_refuse(PyExc_ValueError, "the tensor's byte_offset %llu leaves the address space",
-                          (unsigned long long)t->byte_offset);
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor's byte_offset %llu leaves the address space",
+                        (unsigned long long)t->byte_offset);
     if (size == 0)
         at = 0;
     st->data = (void *)at;
-    status = fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, &err);
-    if (status != FAN_OK)
-        return fan_refuse_error(status, &err);
-    return keep_if_inside(out, d);
+    FAN_TRY(fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, err));
+    return keep_if_inside(out, d, err);
+}
+
+/* geometry: fan_dl_view, with an exception. */
+static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
+{
+    fan_error err = {0};
+    fan_status status = fan_dl_view(t, writable, st, d, out, &err);
+    if (status == FAN_ERR_TYPE)
+        return fan_refuse(fan_state_get()->dtype_error, "%s", err.text);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 }
 
 /* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
@@ -372,5 +378,6 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     fan_storage_drop(st);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    return keep_if_inside(out, d);
+    status = keep_if_inside(out, d, &err);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 }

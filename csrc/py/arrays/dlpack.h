@@ -107,6 +107,10 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
 
+/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and check_at_use; false: it
+ * is none. import_plain.c. */
+bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data);
+
 /* fan_dl_dtype_for: the other way round. */
 fan_dl_dtype fan_dl_dtype_for(fan_dtype d);
 
@@ -129,6 +133,11 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
  * give away. */
 int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
                      fan_device *d, fan_array **out);
+/* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is where it lies.
+ * FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure *out is NULL. Needs no
+ * interpreter. */
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
+                       fan_error *err);
 /* fan_address_take: the same for an address that `owner` declares as its own (__cuda_array_interface__); strides in
  * bytes, NULL: C order. `owner` is kept alive. */
 int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,

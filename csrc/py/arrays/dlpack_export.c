@@ -62,16 +62,15 @@ static bool countable(const fan_array *a)
     return true;
 }
 
-/* dlpack_offer: a capsule over the memory of `a`, which it holds. */
-static PyObject *dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool copied)
+/* sent_new: NULL: out of memory. */
+static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
     fan_dl_tensor tensor = {
         .data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
-    PyObject *capsule;
     if (!s)
-        return PyErr_NoMemory();
+        return NULL;
     tensor.shape = s->dims;
     tensor.strides = s->dims + ndim;
     for (size_t i = 0; i < ndim; i++) {
@@ -88,6 +87,26 @@ static PyObject *dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bo
         .tensor = tensor,
     };
     s->legacy = (fan_dl_managed){.tensor = tensor, .ctx = s, .deleter = delete_legacy};
+    return s;
+}
+
+fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err)
+{
+    sent *s = countable(a) ? sent_new(a, at, false) : NULL;
+    *out = s ? &s->versioned : NULL;
+    if (s)
+        return FAN_OK;
+    return countable(a) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory")
+                        : fan_fail(err, FAN_ERR_BUFFER, "a stride is no whole number of elements: give a copy");
+}
+
+/* dlpack_offer: a capsule over the memory of `a`, which it holds. */
+static PyObject *dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool copied)
+{
+    sent *s = sent_new(a, at, copied);
+    PyObject *capsule;
+    if (!s)
+        return PyErr_NoMemory();
     capsule = versioned ? PyCapsule_New(&s->versioned, "dltensor_versioned", capsule_gone)
                         : PyCapsule_New(&s->legacy, "dltensor", capsule_gone);
     if (!capsule)

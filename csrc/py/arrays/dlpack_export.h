@@ -5,6 +5,9 @@
 
 #include "py/arrays/dlpack.h"
 
+/* fan_dlpack_send: an array as a tensor that holds it, without a capsule and without the interpreter. FAN_ERR_NOMEM,
+ * FAN_ERR_BUFFER. */
+fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err);
 /* fan_dlpack_capsule: a capsule over a tensor that it takes over, unless NULL comes back. */
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
 

@@ -148,13 +148,8 @@ static fan_status plain_value(void *object, char *data, const fan_plain_kind *ki
 
 static bool plain_drop_if_shared(void *object)
 {
-    if (fan_is_unboxed(object)) {
-        fan_array *a = fan_unboxed_array(object);
-        bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
-        if (!calls)
-            fan_array_drop(a);
-        return !calls;
-    }
+    if (fan_is_unboxed(object))
+        return fan_unboxed_drop_if_shared(object);
     if (Py_REFCNT((PyObject *)object) == 1)
         return false;
     Py_DECREF((PyObject *)object);

@@ -46,33 +46,39 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
     return false;
 }
 
+bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data)
+{
+    int64_t run = 1;
+    bool in_c_order = true;
+    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM || !t->data ||
+        (t->ndim && !t->shape) || t->byte_offset > INT64_MAX)
+        return false;
+    kind->dtype = fan_dl_dtype_of(t->dtype);
+    if (kind->dtype == FAN_DT_NONE)
+        return false;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        kind->shape[i] = t->shape[i];
+        in_c_order = in_c_order && (t->shape[i] <= 1 || !t->strides || t->strides[i] == run);
+        if (t->shape[i] < 0 || __builtin_mul_overflow(run, t->shape[i], &run))
+            return false;
+    }
+    kind->order = 0;
+    if (!in_c_order && !fan_plain_order(t->ndim, t->shape, t->strides, 1, gaps, &kind->order))
+        return false;
+    kind->ndim = (int8_t)t->ndim;
+    kind->scalar = kind->weak = kind->inside = false;
+    *data = (char *)t->data + t->byte_offset;
+    return run > 0 && run <= INT64_MAX / 16;
+}
+
 static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
     fan_dl_tensor t;
-    int64_t run = 1;
-    bool in_c_order = true;
-    if (!fan_tensor_look(st, o, &t))
-        return false;
-    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
-        t.ndim > FAN_PLAIN_NDIM || !t.data)
-        return false;
-    kind->dtype = fan_dl_dtype_of(t.dtype);
-    if (kind->dtype == FAN_DT_NONE)
-        return false;
-    for (int i = t.ndim - 1; i >= 0; i--) {
-        kind->shape[i] = t.shape[i];
-        in_c_order = in_c_order && (t.shape[i] <= 1 || !t.strides || t.strides[i] == run);
-        run *= t.shape[i];
-    }
-    kind->order = 0;
-    if (!in_c_order && !fan_plain_order(t.ndim, t.shape, t.strides, 1, gaps, &kind->order))
+    if (!fan_tensor_look(st, o, &t) || t.dtype.code == FAN_DL_COMPLEX)
         return false;
     kind->origin = st->torch_origin;
-    kind->ndim = (int8_t)t.ndim;
     kind->check_at_use = true;
-    kind->scalar = kind->weak = kind->inside = false;
-    *data = (char *)t.data + t.byte_offset;
-    return run > 0;
+    return fan_dl_plain(&t, gaps, kind, data);
 }
 
 static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)

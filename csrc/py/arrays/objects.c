@@ -39,6 +39,15 @@ bool fan_unboxed_is_unique(void *object)
            fan_storage_only_ours(a->storage);
 }
 
+bool fan_unboxed_drop_if_shared(void *object)
+{
+    fan_array *a = fan_unboxed_array(object);
+    bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
+    if (!calls)
+        fan_array_drop(a);
+    return !calls;
+}
+
 fan_value fan_unboxed_value(void *object)
 {
     fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());

@@ -20,6 +20,8 @@ bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data);
 void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data);
 /* fan_unboxed_is_unique: one hold on the array and on its memory, which the core owns. */
 bool fan_unboxed_is_unique(void *object);
+/* fan_unboxed_drop_if_shared: as fan_plain_frontend has it. */
+bool fan_unboxed_drop_if_shared(void *object);
 /* fan_unboxed_value: a value with a hold of its own. */
 fan_value fan_unboxed_value(void *object);
 

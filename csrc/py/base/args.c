@@ -307,6 +307,14 @@ int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
     return *exact ? 0 : fan_dtype_parse(o, dtype);
 }
 
+void fan_scale_finish(fan_take *how)
+{
+    fan_scale *s = &how->scale;
+    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
+    if (how->integral)
+        s->i = (int64_t)s->re;
+}
+
 /* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how)
 {
@@ -349,9 +357,7 @@ int fan_scale_arg(PyObject *o, fan_take *how)
         if (!number)
             return -1;
     }
-    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
-    if (how->integral)
-        s->i = (int64_t)s->re;
+    fan_scale_finish(how);
     return 0;
 }
 

@@ -151,6 +151,8 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out);
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
 /* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how);
+/* fan_scale_finish: fills in the integer of a scale whose real part is set (how->real). */
+void fan_scale_finish(fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
 int fan_plans_arg(PyObject *words, uint64_t *bits);
 

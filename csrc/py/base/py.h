@@ -135,14 +135,15 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 /* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
+    bool left;  /* .. and unlocked a buffer of the C API meanwhile (api_lock.h) */
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);
 bool fan_finalizing(void);      /* the interpreter is gone or going: what others gave may be gone, too */
 bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
-/* fan_allow_threads_begin: other threads may run from here to the end; what it gives is handed on there. A thread that
- * has no GIL to give, a device's for one, gives none. */
+/* fan_allow_threads_begin: other threads may run from here to the end, which gets the result. A thread that has no GIL
+ * to release, a device's for one, releases none, and then NULL is returned. */
 void *fan_allow_threads_begin(void);
 void fan_allow_threads_end(void *left);
 
@@ -235,6 +236,6 @@ void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_for_tests_functions[];
 #endif
-int fan_c_api_add(PyObject *m); /* c_api.c; -1 with an exception */
+int fan_c_api_add(PyObject *m); /* api/table.c; -1 with an exception */
 
 #endif

@@ -1,5 +1,6 @@
 /* state: the module's state, NumPy's C API, and whether a thread may call Python. */
 #define FAN_PY_IMPORTS_NUMPY
+#include "py/base/api_lock.h"
 #include "py/base/py.h"
 
 int fan_numpy_import(void) { return PyArray_ImportNumPyAPI(); }
@@ -44,7 +45,7 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
 
 PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
 
-/* ---- the GIL ---- */
+/* ---- the GIL, and the lock of a buffer of the C API (api_lock.h) ---- */
 
 #if PY_VERSION_HEX >= 0x030D0000
 #define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()
@@ -65,11 +66,12 @@ bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
 
 bool fan_gil_enter(fan_gil *g)
 {
-    g->taken = false;
+    g->taken = g->left = false;
     if (fan_gil_held())
         return true;
     if (fan_finalizing())
         return false;
+    g->left = fan_api_leave(); /* a thread that has the GIL may wait for this lock */
     g->state = PyGILState_Ensure();
     g->taken = true;
     return true;
@@ -79,16 +81,20 @@ void fan_gil_leave(fan_gil *g)
 {
     if (g->taken)
         PyGILState_Release(g->state);
+    fan_api_return(g->left);
 }
 
 void *fan_allow_threads_begin(void)
 {
-    /* A thread that has no GIL to give, a device's for one, gives none. */
-    return fan_gil_held() ? PyEval_SaveThread() : NULL;
+    /* A thread that has no lock to give, a device's for one, gives none. */
+    uintptr_t left = fan_api_leave();
+    return (void *)((fan_gil_held() ? (uintptr_t)PyEval_SaveThread() : 0) | left);
 }
 
 void fan_allow_threads_end(void *left)
 {
-    if (left)
-        PyEval_RestoreThread(left);
+    uintptr_t in_api = (uintptr_t)left & 1;
+    if ((uintptr_t)left != in_api)
+        PyEval_RestoreThread((PyThreadState *)((uintptr_t)left - in_api));
+    fan_api_return(in_api);
 }

@@ -103,6 +103,15 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     return bad ? -1 : 0;
 }
 
+fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_error *err)
+{
+    FAN_TRY(fan_value_use(&c->value, "add", c->donate, err));
+    fan_status status = fan_buffer_add(core, slot, c, err);
+    if (status != FAN_OK && c->donate)
+        fan_value_returned(&c->value);
+    return status;
+}
+
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
@@ -116,9 +125,7 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     if (library)
         status = fan_stream_push(library, &err);
     if (status == FAN_OK) {
-        status = fan_value_use(&c->value, "add", c->donate, &err);
-        if (status == FAN_OK && (status = fan_buffer_add(core, slot, c, &err)) != FAN_OK && c->donate)
-            fan_value_returned(&c->value);
+        status = fan_add_used(core, slot, c, &err);
         if (library)
             fan_stream_pop(library);
     }

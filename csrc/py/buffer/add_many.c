@@ -53,17 +53,41 @@ static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fa
     return status;
 }
 
+fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n, fan_error *err)
+{
+    slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
+    size_t *order = fan_alloc((n ? n : 1) * sizeof *order), used = 0;
+    fan_status status = sorted && order ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (status == FAN_OK) {
+        for (size_t i = 0; i < n; i++)
+            sorted[i] = (slot_order){slots[i], i};
+        qsort(sorted, n, sizeof *sorted, by_slot);
+        for (size_t i = 0; i < n; i++)
+            order[i] = sorted[i].at;
+    }
+    while (status == FAN_OK && used < n)
+        if ((status = fan_value_use(&c[used].value, "add", c[used].donate, err)) == FAN_OK)
+            used++;
+    if (status == FAN_OK)
+        status = fan_buffer_add_many(core, c, slots, order, n, err);
+    while (status != FAN_OK && used-- > 0)
+        if (c[used].donate)
+            fan_value_returned(&c[used].value);
+    fan_free(order);
+    fan_free(sorted);
+    return status;
+}
+
 static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *stream, bool donate, bool copy)
 {
     size_t n = (size_t)t->n, made = 0;
     fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
-    size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
+    size_t *slots = fan_alloc((n ? n : 1) * sizeof *slots);
     fan_memory_leave_begin();
-    slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
     FAN_UNINITIALIZED fan_error err;
     int result = -1;
-    if (!c || !slots || !sorted || !own) {
+    if (!c || !slots || !own) {
         PyErr_NoMemory();
         goto done;
     }
@@ -78,25 +102,15 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
         int bad =
             fan_contribution_of(self, slots[made], gradient, t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
-        sorted[made] = (slot_order){slots[made], made};
         if (bad || fan_library_stream(&c[made].value, made ? own[made - 1] : NULL, &own[made]) < 0) {
             made++;
             goto done;
         }
     }
-    qsort(sorted, n, sizeof *sorted, by_slot);
-    for (size_t i = 0; i < n; i++)
-        order[i] = sorted[i].at;
     fan_error_clear(&err);
     fan_status status = batch_push(c, own, n, &err);
-    size_t used = 0;
-    while (status == FAN_OK && used < n)
-        if ((status = fan_value_use(&c[used].value, "add", donate, &err)) == FAN_OK)
-            used++;
     if (status == FAN_OK)
-        status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
-    while (status != FAN_OK && donate && used > 0)
-        fan_value_returned(&c[--used].value);
+        status = fan_add_many_used(self->core, c, slots, n, &err);
     if (status == FAN_OK)
         result = 0;
     else
@@ -111,7 +125,6 @@ done:
     }
     fan_free(c);
     fan_free(slots);
-    fan_free(sorted);
     fan_free(own);
     fan_memory_leave_end();
     return result;

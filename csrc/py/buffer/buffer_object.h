@@ -77,6 +77,8 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
+/* fan_add_used: fan_buffer_add of memory that its device may know to be donated. Needs no interpreter. */
+fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_error *err);
 /* fan_buffer_add_plain: adds args[1] to slot args[0] where it is a plain contribution. fan_plain_add_only: the same to
  * a buffer of one slot, with a key (-1: none). 1: added; 0: it is not plain, and nothing happened; -1 with an
  * exception.
@@ -97,6 +99,8 @@ typedef struct fan_batch_args {
     Py_ssize_t n;
 } fan_batch_args;
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a);
+/* fan_add_many_used: fan_buffer_add_many, as fan_add_used. */
+fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n, fan_error *err);
 
 /* ---- take.c ---- */
 
@@ -116,6 +120,11 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
 /* ---- view.c ---- */
 
 PyObject *fan_buffer_explain(PyObject *o, PyObject *which);
+/* fan_slot_look: reads the state of a slot: *items is as long as v->items and the caller's to free. Needs no
+ * interpreter. fan_slot_text: explains it; new reference. */
+fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items, fan_error *err);
+PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
+                        const fan_item_view *items);
 PyObject *fan_buffer_repr(PyObject *o);
 
 #endif

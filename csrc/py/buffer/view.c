@@ -21,30 +21,22 @@ static PyObject *view_of_item(const fan_item_view *v)
                          PyBool_FromLong(v->ready));
 }
 
-/* look: reads the state of a slot: *items is as long as v->items and the caller's to free. -1 with an exception. */
-static int look(const buffer_object *self, size_t slot, fan_slot_view *v, fan_item_view **items)
+fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items, fan_error *err)
 {
-    FAN_UNINITIALIZED fan_error err;
     size_t cap = 0;
     *items = NULL;
     for (;;) { /* others may add meanwhile: until the room suffices */
-        fan_error_clear(&err);
         memset(v, 0, sizeof *v);
-        fan_status status = fan_buffer_look(self->core, slot, v, *items, cap, &err);
+        fan_status status = fan_buffer_look(core, slot, v, *items, cap, err);
         if (status == FAN_OK && v->items <= cap)
-            return 0;
+            return FAN_OK;
         fan_free(*items);
         *items = NULL;
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            return -1;
-        }
+        FAN_TRY(status);
         cap = v->items + 8;
         *items = fan_calloc(cap * sizeof **items);
-        if (!*items) {
-            PyErr_NoMemory();
-            return -1;
-        }
+        if (!*items)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     }
 }
 
@@ -62,42 +54,52 @@ static PyObject *list_of_items(const fan_item_view *items, size_t n)
 }
 
 /* view_of: the state of a slot, as a dict for fanin._trace.explain. */
-static PyObject *view_of(const buffer_object *self, size_t slot)
+static PyObject *view_of(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
+                         const fan_item_view *items)
 {
-    fan_slot_view v;
-    fan_item_view *items;
-    PyObject *name = fan_slot_name(self, slot), *d;
-    if (look(self, slot, &v, &items) < 0)
-        return NULL;
-    d = Py_BuildValue(
-        "{s:s,s:n,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,s:K,s:s,s:N}",
-        "buffer", fan_buffer_name(self->core), "slot", (Py_ssize_t)slot, "name", name ? name : Py_None, "rules",
-        (unsigned long long)v.rules, "consumer", (unsigned long long)v.consumer, "accum", (unsigned long long)v.accum,
-        "ready", (unsigned long long)v.ready, "event", PyBool_FromLong(v.event), "has_value",
-        PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_owned), "poisoned", v.poisoned, "budget",
-        fan_budget_wrap(v.budget), "limits", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held,
-        "parked_bytes", (unsigned long long)v.parked, "alone_bytes", (unsigned long long)v.alone, "how", &v.how,
-        (Py_ssize_t)(v.how != 0), "value_form", form_word(v.value_form), "dtype", fan_dtype_name(v.dtype), "accumulate",
-        fan_dtype_name(v.accumulate), "count", (long long)v.count, "expected", (long long)v.expected, "next_key",
-        (long long)v.next_key, "next_action", fan_action_word(v.next.action), "next_rules",
-        (unsigned long long)v.next.rules, "reuse", fan_reuse_words(v.next.reuse), "items",
-        list_of_items(items, v.items));
-    fan_free(items);
-    return d;
+    return Py_BuildValue(
+        "{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,s:K,s:s,s:N}",
+        "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
+        (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum", (unsigned long long)v->accum,
+        "ready", (unsigned long long)v->ready, "event", PyBool_FromLong(v->event), "has_value",
+        PyBool_FromLong(v->has_value), "value_ours", PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget",
+        fan_budget_wrap(v->budget), "limits", (unsigned long long)v->limits.alone, (unsigned long long)v->limits.held,
+        "parked_bytes", (unsigned long long)v->parked, "alone_bytes", (unsigned long long)v->alone, "how", &v->how,
+        (Py_ssize_t)(v->how != 0), "value_form", form_word(v->value_form), "dtype", fan_dtype_name(v->dtype),
+        "accumulate", fan_dtype_name(v->accumulate), "count", (long long)v->count, "expected", (long long)v->expected,
+        "next_key", (long long)v->next_key, "next_action", fan_action_word(v->next.action), "next_rules",
+        (unsigned long long)v->next.rules, "reuse", fan_reuse_words(v->next.reuse), "items",
+        list_of_items(items, v->items));
+}
+
+PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
+                        const fan_item_view *items)
+{
+    PyObject *view = view_of(buffer, slot, name, v, items),
+             *module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL,
+             *text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
+    Py_XDECREF(module);
+    Py_XDECREF(view);
+    return text;
 }
 
 PyObject *fan_buffer_explain(PyObject *o, PyObject *which)
 {
-    PyObject *module, *view, *text;
+    const buffer_object *self = fan_buffer_self(o);
+    FAN_UNINITIALIZED fan_error err;
+    PyObject *text;
+    fan_slot_view v;
+    fan_item_view *items;
     size_t slot;
-    if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
+    if (fan_slot_arg(self, which, &slot) < 0)
         return NULL;
-    fan_buffer_seen_parked(fan_buffer_of(o));
-    view = view_of(fan_buffer_self(o), slot);
-    module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL;
-    text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
-    Py_XDECREF(module);
-    Py_XDECREF(view);
+    fan_buffer_seen_parked(self->core);
+    fan_error_clear(&err);
+    fan_status status = fan_slot_look(self->core, slot, &v, &items, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    text = fan_slot_text(fan_buffer_name(self->core), slot, fan_slot_name(self, slot), &v, items);
+    fan_free(items);
     return text;
 }
 

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "device/cpu/recording.h"
 #include "py/arrays/arrays.h"
+#include "py/base/api_failure.h"
 
 #include <string.h>
 
@@ -55,20 +56,21 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 /* raise_failure: the function's error as an exception; -1. */
 __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status, const fanin_error *err)
 {
-    PyObject *const classes[] = {PyExc_SystemError, PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError};
+    const fan_status core = fan_api_core_status(status);
+    FAN_UNINITIALIZED fan_error failed;
     char name[128];
     if (status == FANIN_ERR_PYTHON && PyErr_Occurred())
         return -1;
-    if (status == FANIN_ERR_NOMEM && !err->text[0])
+    if (status == FANIN_ERR_NOMEM && !err->text[0]) {
         PyErr_NoMemory();
-    else if (status == FANIN_ERR_NOMEM)
-        PyErr_Format(PyExc_MemoryError, "%s: %.500s", node_text(n, name, sizeof name), err->text);
-    else if (status >= FANIN_ERR_TYPE && status <= FANIN_ERR_STATE)
-        PyErr_Format(classes[status], "%s: %.500s", node_text(n, name, sizeof name),
-                     err->text[0] ? err->text : "its function failed without a message");
-    else
+    } else if (core == FAN_ERR_EXTERN) {
         PyErr_Format(PyExc_SystemError, "%s: its function returned %d without an exception",
                      node_text(n, name, sizeof name), (int)status);
+    } else {
+        (void)fan_fail(&failed, core, "%s: %.500s", node_text(n, name, sizeof name),
+                       err->text[0] ? err->text : "its function failed without a message");
+        (void)fan_raise_sim(core, &failed);
+    }
     return -1;
 }
 

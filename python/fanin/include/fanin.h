@@ -1,14 +1,16 @@
-/* fanin.h: nodes of fanin's engine in C (docs/c-api.md).
+/* fanin.h: the C API of fanin (docs/c-api.md): buffers, nodes. C11, C++17.
  *
  *   #include <Python.h>
  *   #include <fanin.h>                               found by fanin.get_include(); nothing is linked
  *
  *   static const fanin_api *api;                     once, when the module is made: api = fanin_import()
  *
- * A node's function gets the sums of its node's slots, and gives one gradient for each of its edges. Between two
- * functions in C no object of Python's is made.
+ * A buffer sums gradients. It is made by `buffer_new`, holds no Python object, and is used on any thread, with or
+ * without the interpreter's lock. A node's function gets the sums of its node's slots and returns one gradient for each
+ * of its edges; between two functions in C no Python object is made.
  *
- * What this header declares stays as it is: later versions add to the end of structs that say their size.
+ * Stable: nothing that this header declares changes its place or its meaning. Later versions append to the table, and
+ * to structs that begin with their size.
  */
 #ifndef FANIN_H
 #define FANIN_H
@@ -16,7 +18,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FANIN_API_VERSION 1
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FANIN_API_VERSION 2
 
 typedef struct _object fanin_object; /* a PyObject */
 
@@ -27,13 +33,33 @@ typedef enum fanin_status {
     FANIN_ERR_STATE = 3,  /* RuntimeError */
     FANIN_ERR_NOMEM = 4,  /* MemoryError */
     FANIN_ERR_PYTHON = 5, /* an exception is set already; for functions that have the interpreter */
+    FANIN_ERR_INDEX = 6,  /* IndexError: no such slot */
+    FANIN_ERR_OVERFLOW = 7,
+    FANIN_ERR_BUFFER = 8,    /* BufferError: an array that cannot be imported */
+    FANIN_ERR_RACE = 9,      /* fanin.RaceError: the simulated machine found a race */
+    FANIN_ERR_DEADLOCK = 10, /* fanin.sim.DeadlockError */
+    FANIN_ERR_DEVICE = 11,   /* fanin.DeviceError: a driver's call failed */
+    FANIN_ERR_DEVICE_NOMEM = 12,
+    FANIN_ERR_CAPTURE = 13, /* fanin.CaptureError */
     FANIN_STATUS_SIZE = 0x7fffffff
 } fanin_status;
 
-/* What went wrong, in words; empty where the status says it all. */
+/* The message of a node's function, and of functions on values; empty where the status is enough. */
 typedef struct fanin_error {
     char text[512];
 } fanin_error;
+
+/* The error of all other functions. The caller sets struct_size; the rest is written on failure alone. */
+typedef struct fanin_failure {
+    size_t struct_size; /* sizeof(fanin_failure) */
+    fanin_status status;
+    int32_t code;        /* the driver's, with FANIN_ERR_DEVICE; else 0 */
+    int64_t slot, key;   /* -1: none */
+    char object[128];    /* the buffer's name; "": none */
+    char slot_name[128]; /* "": none */
+    char expected[128], got[128];
+    char text[1024]; /* the whole message */
+} fanin_failure;
 
 typedef enum fanin_dtype {
     FANIN_BOOL = 0,
@@ -58,8 +84,8 @@ typedef enum fanin_dtype {
 
 typedef struct fanin_array fanin_array; /* counted; what it shows does not change, but for its elements */
 
-/* An array on the CPU; all zero: undefined (None). Who makes one, by a function of the table, owns it until it is
- * dropped, or given to the engine; what a node's function gets as sums is borrowed. */
+/* An array; all zero: undefined (None). The caller that makes one, by a function of the table, owns it until it drops
+ * it or passes it to the engine. A node's function borrows its sums, which are on the CPU. */
 typedef struct fanin_value {
     fanin_array *array;
     void *data;             /* the first element; NULL where there is none */
@@ -68,8 +94,9 @@ typedef struct fanin_value {
     int64_t size;           /* elements */
     fanin_dtype dtype;
     int32_t ndim;
-    int32_t contiguous; /* not 0: in C order, without gaps */
-    int32_t reserved;
+    int32_t contiguous;  /* not 0: in C order, without gaps */
+    int16_t device_type; /* where `data` lies, as DLPack numbers it; 0: the CPU, or undefined */
+    int16_t device_id;
 } fanin_value;
 
 /* fanin_node_fn: sums[i] is the finished sum of slot i, undefined where nothing came; out[i], undefined before, gets
@@ -100,10 +127,161 @@ typedef struct fanin_edge {
     uint32_t slot;
 } fanin_edge;
 
+/* ---- version 2 ---- */
+
+/* DLPack's structs. Include dlpack.h before this header, and they are its own. */
+#ifdef DLPACK_MAJOR_VERSION
+typedef DLTensor fanin_tensor;
+typedef DLManagedTensorVersioned fanin_managed;
+#else
+typedef struct fanin_dl_device {
+    int32_t device_type; /* 1: CPU, 2: CUDA */
+    int32_t device_id;
+} fanin_dl_device;
+
+typedef struct fanin_dl_dtype {
+    uint8_t code; /* 0: int, 1: uint, 2: float, 4: bfloat, 5: complex, 6: bool */
+    uint8_t bits;
+    uint16_t lanes; /* 1 */
+} fanin_dl_dtype;
+
+typedef struct fanin_tensor {
+    void *data;
+    fanin_dl_device device;
+    int32_t ndim;
+    fanin_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: C order */
+    uint64_t byte_offset;
+} fanin_tensor;
+
+typedef struct fanin_dl_version {
+    uint32_t major, minor;
+} fanin_dl_version;
+
+typedef struct fanin_managed {
+    fanin_dl_version version; /* 1, x */
+    void *manager_ctx;
+    void (*deleter)(struct fanin_managed *self);
+    uint64_t flags; /* 1: read-only, 2: copied */
+    fanin_tensor dl_tensor;
+} fanin_managed;
+#endif
+
+#define FANIN_DEVICE_SIM 12 /* device_type of the simulated machine: DLPack's number for extensions */
+
+/* A stream: of a device, its handle: a cudaStream_t, or the number of a simulated one. 0 and 1: the legacy default. */
+typedef struct fanin_stream {
+    int32_t device_type;
+    int32_t device_id;
+    uintptr_t handle;
+} fanin_stream;
+
+typedef struct fanin_buffer fanin_buffer;
+typedef struct fanin_target fanin_target;
+
+/* What a slot takes: the fields that `declares` names. */
+#define FANIN_SLOT_SHAPE 1u
+#define FANIN_SLOT_DTYPE 2u
+#define FANIN_SLOT_DEVICE 4u
+#define FANIN_SLOT_ACCUMULATE 8u /* the sum runs in this dtype (A11) */
+#define FANIN_SLOT_EXACT 16u     /* the exact sum, rounded once (A11) */
+typedef struct fanin_slot {
+    size_t struct_size; /* sizeof(fanin_slot) */
+    uint32_t declares;
+    int32_t ndim;
+    const int64_t *shape; /* copied */
+    fanin_dtype dtype;
+    fanin_dtype accumulate;
+    int32_t device_type;
+    int32_t device_id;
+    const char *name; /* copied; NULL: none */
+} fanin_slot;
+
+#define FANIN_BUDGET_AUTO 0u
+#define FANIN_BUDGET_EAGER (UINT64_MAX - 1) /* each gradient is summed when it comes */
+#define FANIN_BUDGET_FUSED UINT64_MAX       /* all at the take */
+#define FANIN_BUFFER_LEAF 1u                /* the consumer accumulates into a .grad (S6) */
+#define FANIN_BUFFER_STATS 2u               /* buffer_stats may be called */
+#define FANIN_BUFFER_ACCUMULATE 4u          /* `accumulate` is of slots that declare none */
+#define FANIN_BUFFER_EXACT 8u
+typedef struct fanin_buffer_options {
+    size_t struct_size;         /* sizeof(fanin_buffer_options) */
+    const char *name;           /* copied; NULL: "InputBuffer" */
+    const fanin_slot *slots;    /* as many as the buffer has; NULL: none declares anything */
+    uint64_t budget;            /* bytes that wait before they are summed; or FANIN_BUDGET_.. */
+    const fanin_stream *stream; /* the consumer's; NULL: the current one when a slot gets its first gradient (S5) */
+    fanin_dtype accumulate;
+    uint32_t flags;
+} fanin_buffer_options;
+
+#define FANIN_ADD_KEY 1u    /* `key` is given: the sum is in the order of keys */
+#define FANIN_ADD_DONATE 2u /* the buffer may write the memory: the caller does not touch it again */
+#define FANIN_ADD_COPY 4u   /* the memory is the caller's again when the call returns */
+typedef struct fanin_add_options {
+    size_t struct_size; /* sizeof(fanin_add_options) */
+    uint32_t flags;
+    uint32_t reserved; /* 0 */
+    int64_t key;
+    const fanin_stream *stream; /* the producer's; NULL: the current one of the gradient's device (S4) */
+} fanin_add_options;
+
+/* One gradient of `buffer_add_many`: a view or a value; both NULL: undefined. */
+typedef struct fanin_gradient {
+    size_t struct_size; /* sizeof(fanin_gradient) */
+    size_t slot;
+    int64_t key; /* read with FANIN_ADD_KEY */
+    const fanin_tensor *view;
+    const fanin_value *value;
+} fanin_gradient;
+
+#define FANIN_TAKE_WRITABLE 1u /* what others may hold is copied */
+#define FANIN_TAKE_SCALE 2u    /* `scale` multiplies before the one rounding */
+typedef struct fanin_take_options {
+    size_t struct_size; /* sizeof(fanin_take_options) */
+    uint32_t flags;
+    uint32_t reserved;              /* 0 */
+    const fanin_stream *stream;     /* the one that uses the sums; NULL: the buffer's (S18) */
+    const fanin_tensor *const *out; /* for each sum memory to write it into, or NULL; NULL: none */
+    double scale, scale_imag;
+} fanin_take_options;
+
+/* The statistics of a sum. The caller sets struct_size. */
+typedef struct fanin_stats {
+    size_t struct_size;    /* sizeof(fanin_stats) */
+    uint64_t count;        /* elements */
+    double sumsq, absmax;  /* of the finite elements */
+    uint64_t nonfinite;    /* elements that are inf or NaN */
+    int64_t first_bad_key; /* of the first gradient that has one; -1: none, or it has no key */
+    int32_t defined;       /* 0: the sum was undefined, and all else is 0 */
+    int32_t has_bad;       /* not 0: some gradient has an inf or NaN */
+} fanin_stats;
+
+/* X(name): the counters of a buffer, in their order (fanin.Counters). */
+#define FANIN_COUNTERS(X) \
+    X(adds)               \
+    X(copies)             \
+    X(in_place)           \
+    X(folds)              \
+    X(passes)             \
+    X(bytes_read)         \
+    X(bytes_written)      \
+    X(events)             \
+    X(waits)              \
+    X(waits_elided)       \
+    X(mismatches)         \
+    X(peak_parked_bytes)
+typedef struct fanin_counters {
+    size_t struct_size; /* sizeof(fanin_counters) */
+#define FANIN_COUNTER(name) uint64_t name;
+    FANIN_COUNTERS(FANIN_COUNTER)
+#undef FANIN_COUNTER
+} fanin_counters;
+
 /* The table. Later versions are longer. */
 typedef struct fanin_api {
     uint32_t version; /* FANIN_API_VERSION of the fanin that runs */
-    uint32_t reserved;
+    uint32_t size;    /* bytes of its table; 0 in version 1 */
 
     /* ---- values: on any thread, inside the interpreter or not ---- */
 
@@ -133,6 +311,63 @@ typedef struct fanin_api {
      * or None, as a value over the same memory. */
     fanin_object *(*to_python)(const fanin_value *v);
     int (*of_python)(fanin_object *o, fanin_value *out);
+
+    /* ======== version 2 ======== */
+
+    /* ---- arrays of other libraries: on any thread, with or without the interpreter ---- */
+
+    /* of_managed: a value over a tensor's memory, which owns the tensor from then on, also on failure. The deleter is
+     * called once, on any thread, without a lock of fanin's and perhaps without the interpreter; on a device after all
+     * streams that used the memory. */
+    fanin_status (*of_managed)(fanin_managed *tensor, fanin_value *out, fanin_failure *why);
+    /* to_managed: a tensor over the value's memory, which holds it until its deleter is called. */
+    fanin_status (*to_managed)(const fanin_value *v, fanin_managed **out, fanin_failure *why);
+
+    /* ---- the buffer: on any thread, with or without the interpreter, but for explain ---- */
+
+    /* buffer_new: an empty buffer. options NULL: all defaults. buffer_free: drops all that it holds; no other call is
+     * in progress. NULL: nothing. */
+    fanin_status (*buffer_new)(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
+                               fanin_failure *why);
+    void (*buffer_free)(fanin_buffer *b);
+    /* buffer_add: adds memory of the CPU, which the caller keeps as it is until the sum is taken or the buffer is
+     * cleared (FANIN_ADD_COPY: until the call returns). NULL: an undefined gradient. The sum never is that memory,
+     * unless it was donated; then it must outlive the value that take returns. A small add of the slot's shape and
+     * dtype allocates nothing. On failure all is as before. options NULL: none. */
+    fanin_status (*buffer_add)(fanin_buffer *b, size_t slot, const fanin_tensor *gradient,
+                               const fanin_add_options *options, fanin_failure *why);
+    /* buffer_add_value: adds a value, on any device; the buffer takes a hold of its own. The sum of one gradient is
+     * that value itself. */
+    fanin_status (*buffer_add_value)(fanin_buffer *b, size_t slot, const fanin_value *gradient,
+                                     const fanin_add_options *options, fanin_failure *why);
+    /* buffer_add_many: adds all or none. `options` are of all; its key is not read. */
+    fanin_status (*buffer_add_many)(fanin_buffer *b, const fanin_gradient *gradients, size_t n,
+                                    const fanin_add_options *options, fanin_failure *why);
+    /* buffer_expect: a slot takes n gradients in each pass from now on (A16). buffer_ready: whether all have come. */
+    fanin_status (*buffer_expect)(fanin_buffer *b, size_t slot, int64_t n, fanin_failure *why);
+    fanin_status (*buffer_ready)(fanin_buffer *b, size_t slot, int *ready, fanin_failure *why);
+    /* buffer_take: all sums, n as many as slots, which the caller owns; the buffer is empty then. With `out`, the value
+     * shows the caller's memory. On failure no sum is lost. buffer_take_one: of one slot; `out` has one entry. */
+    fanin_status (*buffer_take)(fanin_buffer *b, const fanin_take_options *options, fanin_value *sums, size_t n,
+                                fanin_failure *why);
+    fanin_status (*buffer_take_one)(fanin_buffer *b, size_t slot, const fanin_take_options *options, fanin_value *sum,
+                                    fanin_failure *why);
+    /* buffer_target: an array in the accumulation dtype that the caller adds into, for a slot that declares shape and
+     * dtype; *out is borrowed until target_end. Of the options, key and stream are read. target_end: good: it becomes a
+     * contribution; 0: it is dropped, or poisons the slot whose running sum it is. Called by the same thread; *t is
+     * gone then. */
+    fanin_status (*buffer_target)(fanin_buffer *b, size_t slot, const fanin_add_options *options, fanin_target **t,
+                                  fanin_value *out, fanin_failure *why);
+    fanin_status (*target_end)(fanin_target *t, int good, fanin_failure *why);
+    /* buffer_clear: empties it, poisoned slots too. */
+    fanin_status (*buffer_clear)(fanin_buffer *b, fanin_failure *why);
+    /* buffer_stats: of the last taken sum of a slot, until the next add to it; needs FANIN_BUFFER_STATS.
+     * buffer_counters: of all passes. */
+    fanin_status (*buffer_stats)(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why);
+    fanin_status (*buffer_counters)(fanin_buffer *b, fanin_counters *out, fanin_failure *why);
+    /* buffer_explain: what a slot holds and what its next sum will do, in sentences with the numbers of rules: a str,
+     * new reference; NULL: an exception. Inside the interpreter. */
+    fanin_object *(*buffer_explain)(fanin_buffer *b, size_t slot);
 } fanin_api;
 
 #define FANIN_CAPSULE "fanin._core._C_API"
@@ -150,6 +385,10 @@ static inline const fanin_api *fanin_import(void)
         api = NULL;
     }
     return api;
+}
+#endif
+
+#ifdef __cplusplus
 }
 #endif
 

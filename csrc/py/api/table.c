@@ -1,4 +1,6 @@
-/* c_api: the function table of include/fanin.h, in a capsule. */
+/* table: the function table of include/fanin.h, in a capsule. */
+#include "py/api/api.h"
+#include "py/base/api_lock.h"
 #include "py/engine/node_object.h"
 
 #include "base/mem.h"
@@ -18,7 +20,7 @@ static fanin_status status_of(fan_status status, const fan_error *from, fanin_er
         return FANIN_OK;
     if (err)
         snprintf(err->text, sizeof err->text, "%.511s", from->text);
-    return status == FAN_ERR_NOMEM ? FANIN_ERR_NOMEM : status == FAN_ERR_TYPE ? FANIN_ERR_TYPE : FANIN_ERR_VALUE;
+    return fan_api_status(status);
 }
 
 static fanin_status no_dtype(fanin_dtype dtype, fanin_error *err)
@@ -75,8 +77,11 @@ static void wrapped_gone(fan_storage *s)
 {
     const wrapped w = *(wrapped *)s->ctx;
     fan_free(s->ctx);
-    if (w.release)
-        w.release(w.ctx);
+    if (!w.release)
+        return;
+    bool left = fan_api_leave();
+    w.release(w.ctx);
+    fan_api_return(left);
 }
 
 static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
@@ -149,6 +154,7 @@ static int api_of_python(fanin_object *o, fanin_value *out) { return fan_c_impor
 
 static const fanin_api table = {
     .version = FANIN_API_VERSION,
+    .size = sizeof(fanin_api),
     .empty = api_empty,
     .like = api_like,
     .share = api_share,
@@ -159,6 +165,23 @@ static const fanin_api table = {
     .node_new = api_node_new,
     .to_python = api_to_python,
     .of_python = api_of_python,
+    .of_managed = fan_api_of_managed,
+    .to_managed = fan_api_to_managed,
+    .buffer_new = fan_api_buffer_new,
+    .buffer_free = fan_api_buffer_free,
+    .buffer_add = fan_api_buffer_add,
+    .buffer_add_value = fan_api_buffer_add_value,
+    .buffer_add_many = fan_api_buffer_add_many,
+    .buffer_expect = fan_api_buffer_expect,
+    .buffer_ready = fan_api_buffer_ready,
+    .buffer_take = fan_api_buffer_take,
+    .buffer_take_one = fan_api_buffer_take_one,
+    .buffer_target = fan_api_buffer_target,
+    .target_end = fan_api_target_end,
+    .buffer_clear = fan_api_buffer_clear,
+    .buffer_stats = fan_api_buffer_stats,
+    .buffer_counters = fan_api_buffer_counters,
+    .buffer_explain = fan_api_buffer_explain,
 };
 
 int fan_c_api_add(PyObject *m)

@@ -1,0 +1,831 @@
+/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter.
+ *
+ * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays the caller's, of
+ * which the entry's address is all that is kept. A small add is a plain entry (buffer/plain.h), so it allocates
+ * nothing.
+ */
+#include "py/api/api.h"
+#include "py/base/api_lock.h"
+#include "py/buffer/buffer_object.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+
+struct fanin_buffer {
+    fan_api_lock lock;
+    fan_buffer *core;
+    fan_counters total; /* of plain entries since the last take (fan_buffer_config) */
+};
+
+struct fanin_target {
+    fanin_buffer *buffer;
+    fan_target t;
+};
+
+static const uint64_t lent; /* its address is even */
+#define LENT ((void *)(uintptr_t)&lent)
+
+/* ---- the frontend ---- */
+
+static void api_hold(void *object)
+{
+    if (object != LENT)
+        fan_array_hold(fan_unboxed_array(object));
+}
+
+static void api_drop(void *object)
+{
+    if (object != LENT)
+        fan_array_drop(fan_unboxed_array(object));
+}
+
+static bool api_drop_if_shared(void *object) { return object == LENT || fan_unboxed_drop_if_shared(object); }
+
+static bool api_unshared(void *object) { return object != LENT && fan_unboxed_is_unique(object); }
+
+static bool api_alone(void *object, const fan_value *v)
+{
+    const fan_array *a = object == LENT ? NULL : fan_unboxed_array(object);
+    (void)v;
+    return a && atomic_load_explicit(&a->refs, memory_order_relaxed) == 1 &&
+           atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
+}
+
+static bool api_lent(const void *object, const fan_value *v)
+{
+    return v ? v->form == FAN_FORM_DENSE && fan_api_is_lent(v->array) : object == LENT;
+}
+
+static bool api_is_unchanged(void *object, const fan_plain_kind *kind, const char *data)
+{
+    (void)object, (void)kind, (void)data;
+    return true; /* what an array shows does not change */
+}
+
+static bool api_writable(void *object, const fan_plain_kind *kind)
+{
+    (void)kind;
+    return object != LENT && fan_unboxed_array(object)->writable;
+}
+
+/* api_fresh: in the order of the kind's axes. */
+static void *api_fresh(void *like, const fan_plain_kind *kind, char **data)
+{
+    int64_t strides[FAN_PLAIN_NDIM], shape[FAN_PLAIN_NDIM];
+    fan_array order = {.dtype = kind->dtype, .ndim = kind->ndim, .shape = shape, .strides = strides}, *a;
+    (void)like;
+    memcpy(shape, kind->shape, sizeof shape);
+    if (kind->order)
+        fan_plain_strides(kind, (int64_t)fan_dtype_size(kind->dtype), strides);
+    if (fan_array_new(kind->dtype, kind->ndim, shape, kind->order ? &order : NULL, &a, NULL) != FAN_OK)
+        return NULL;
+    *data = a->data;
+    return fan_unboxed(a);
+}
+
+static void *api_copy(void *of, const fan_plain_kind *kind, char **data)
+{
+    const char *from = *data;
+    void *made = api_fresh(of, kind, data);
+    if (made)
+        memcpy(*data, from, (size_t)fan_plain_bytes(kind));
+    return made;
+}
+
+static fan_status api_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
+                                  fan_error *err)
+{
+    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
+    fan_array *a;
+    *kept = false;
+    if (object != LENT) {
+        *out = fan_unboxed_value(object);
+        return FAN_OK;
+    }
+    memcpy(shape, kind->shape, sizeof shape);
+    fan_plain_strides(kind, (int64_t)fan_dtype_size(kind->dtype), strides);
+    FAN_TRY(fan_api_lend(data, kind->dtype, kind->ndim, shape, strides, &a, err));
+    *out = fan_value_dense(a, fan_cpu());
+    out->origin = FAN_FROM_NDARRAY;
+    return FAN_OK;
+}
+
+/* Entries of a kind that is checked at use, numbers, and arrays of libraries that count writes do not occur. */
+static const fan_plain_frontend plain_frontend = {
+    .hold = api_hold,
+    .drop_if_shared = api_drop_if_shared,
+    .is_unchanged = api_is_unchanged,
+    .unshared = api_unshared,
+    .writable = api_writable,
+    .fresh = api_fresh,
+    .copy = api_copy,
+};
+
+static const fan_frontend frontend = {
+    .hold = api_hold,
+    .drop = api_drop,
+    .unshared = api_unshared,
+    .alone = api_alone,
+    .lent = api_lent,
+    .plain_value = api_plain_value,
+    .allow_threads_begin = fan_allow_threads_begin,
+    .allow_threads_end = fan_allow_threads_end,
+    .plain = &plain_frontend,
+};
+
+/* ---- calls ---- */
+
+/* A call in progress. */
+typedef struct api_call {
+    fan_api_place was;
+    bool turn; /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
+} api_call;
+
+/* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all). */
+static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, api_call *call, fan_error *err)
+{
+    fan_error_clear(err);
+    call->turn = fan_sched_active();
+    if (call->turn && !fan_sched_enter())
+        return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
+    call->was = fan_api_enter(&b->lock);
+    if (!call->turn)
+        return FAN_OK;
+    fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
+    fan_buffer_seen(b->core, slot, mode);
+    return FAN_OK;
+}
+
+static void call_end(fanin_buffer *b, const api_call *call)
+{
+    fan_api_exit(&b->lock, call->was);
+    if (call->turn)
+        fan_sched_leave();
+}
+
+/* ---- new, free ---- */
+
+/* dtype_of: a dtype that a struct of the caller's names. */
+static fan_status dtype_of(fanin_dtype d, const char *what, fan_dtype *out, fan_error *err)
+{
+    *out = (fan_dtype)d;
+    return (unsigned)d < FAN_DT_COUNT ? FAN_OK : fan_fail(err, FAN_ERR_TYPE, "%s: there is no dtype %d", what, (int)d);
+}
+
+#define SLOT_FLAGS (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | FANIN_SLOT_EXACT)
+
+/* slot_spec: reads what a slot declares; the device is a hold of the caller's. */
+static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_error *err)
+{
+    fanin_slot s;
+    int64_t size;
+    *out = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+    FAN_TRY(fan_api_options(given, sizeof s, sizeof s, "fanin_slot", &s, err));
+    FAN_TRY(fan_api_flags(s.declares, SLOT_FLAGS, "fanin_slot", err));
+    out->name = s.name;
+    out->has_shape = s.declares & FANIN_SLOT_SHAPE;
+    out->exact = s.declares & FANIN_SLOT_EXACT;
+    if (out->has_shape) {
+        out->ndim = s.ndim;
+        out->shape = s.shape;
+        FAN_TRY(fan_shape_check(s.ndim, s.shape, 16, &size, err));
+    }
+    if (s.declares & FANIN_SLOT_DTYPE)
+        FAN_TRY(dtype_of(s.dtype, "fanin_slot", &out->dtype, err));
+    if (out->exact && (s.declares & FANIN_SLOT_ACCUMULATE))
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected one of accumulate and exact, got both");
+    if (s.declares & FANIN_SLOT_ACCUMULATE)
+        FAN_TRY(dtype_of(s.accumulate, "fanin_slot", &out->accumulate, err));
+    return s.declares & FANIN_SLOT_DEVICE ? fan_api_device(s.device_type, s.device_id, &out->device, err) : FAN_OK;
+}
+
+#define BUFFER_FLAGS (FANIN_BUFFER_LEAF | FANIN_BUFFER_STATS | FANIN_BUFFER_ACCUMULATE | FANIN_BUFFER_EXACT)
+
+static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
+{
+    FAN_TRY(fan_api_flags(o->flags, BUFFER_FLAGS, "fanin_buffer_options", err));
+    c->name = o->name;
+    c->budget = o->budget == FANIN_BUDGET_AUTO ? FAN_BUDGET_AUTO : o->budget == FANIN_BUDGET_EAGER ? 0 : o->budget;
+    c->leaf = o->flags & FANIN_BUFFER_LEAF;
+    c->stats = o->flags & FANIN_BUFFER_STATS;
+    c->exact = o->flags & FANIN_BUFFER_EXACT;
+    if (c->exact && (o->flags & FANIN_BUFFER_ACCUMULATE))
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_buffer_options: expected one of accumulate and exact, got both");
+    if (o->flags & FANIN_BUFFER_ACCUMULATE)
+        FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
+    return fan_api_stream(o->stream, NULL, &c->stream, err);
+}
+
+static fan_status buffer_specs(const fanin_slot *slots, size_t n, fan_slot_spec **out, fan_error *err)
+{
+    fan_slot_spec *specs = *out = slots && n ? fan_calloc(n * sizeof *specs) : NULL;
+    if (!slots || !n)
+        return FAN_OK;
+    if (!specs)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++) /* each is as long as its author's version had it */
+        FAN_TRY(slot_spec((const void *)((const char *)slots + i * slots->struct_size), &specs[i], err));
+    return FAN_OK;
+}
+
+fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
+                                fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_buffer_config config = {
+        .slots = slots, .budget = FAN_BUDGET_AUTO, .accumulate = FAN_DT_NONE, .frontend = &frontend};
+    fanin_buffer_options o;
+    fan_slot_spec *specs = NULL;
+    fanin_buffer *b = fan_calloc(sizeof *b);
+    bool locked = b && fan_api_lock_init(&b->lock) == 0;
+    *out = NULL;
+    fan_error_clear(&err);
+    fan_status status = !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
+                        : !locked ? fan_fail(&err, FAN_ERR_STATE, "a lock could not be made")
+                                  : fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, &err);
+    if (status == FAN_OK)
+        status = buffer_config(&o, &config, &err);
+    if (status == FAN_OK)
+        status = buffer_specs(o.slots, slots, &specs, &err);
+    if (status == FAN_OK) {
+        config.specs = specs;
+        config.total = &b->total;
+        status = fan_buffer_new(&config, &b->core, &err);
+    }
+    for (size_t i = 0; specs && i < slots; i++)
+        fan_device_drop(specs[i].device);
+    fan_free(specs);
+    fan_stream_drop(config.stream);
+    if (status != FAN_OK) {
+        if (locked)
+            fan_api_lock_fini(&b->lock);
+        fan_free(b);
+        b = NULL;
+    }
+    *out = b;
+    return fan_api_fail(why, status, &err);
+}
+
+void fan_api_buffer_free(fanin_buffer *b)
+{
+    if (!b)
+        return;
+    fan_buffer_free(b->core);
+    fan_counters_join(&b->total);
+    fan_api_lock_fini(&b->lock);
+    fan_free(b);
+}
+
+/* ---- add ---- */
+
+#define ADD_FLAGS (FANIN_ADD_KEY | FANIN_ADD_DONATE | FANIN_ADD_COPY)
+
+/* add_options: the checked options of an add; keyed: with its key. */
+static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o, fan_error *err)
+{
+    FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_add_options", o, err));
+    FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
+    if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
+        return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld", (long long)o->key);
+    if (o->flags & FANIN_ADD_DONATE && o->flags & FANIN_ADD_COPY)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
+                        "give one of them");
+    return FAN_OK;
+}
+
+/* view_plain: what a plain entry of a view is; false: it is none. Of memory with gaps an entry would not be enough. */
+static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind, char **data)
+{
+    if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data) ||
+        (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype)))
+        return false;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->check_at_use = false;
+    return true;
+}
+
+/* add_plain: the plain entry of a gradient, both NULL: undefined, and of options that are none but key, donate, copy;
+ * false: it is for the general path. */
+static inline bool add_plain(const fanin_tensor *view, const fanin_value *value, const fanin_add_options *o,
+                             fan_plain_kind *kind, fan_entry *one)
+{
+    uint32_t flags = o ? o->flags : 0;
+    int64_t key = flags & FANIN_ADD_KEY ? o->key : -1;
+    void *object = view ? LENT : value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
+    char *data = NULL;
+    if (o && (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->stream || key > FAN_ENTRY_KEY_MAX ||
+              (flags & FANIN_ADD_KEY && key < 0) || (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
+        return false;
+    if (view ? !view_plain(view, flags, kind, &data)
+             : object && (fan_api_device_of(value) != fan_cpu() || !fan_unboxed_plain(object, kind, &data)))
+        return false;
+    *one = fan_entry_of(object, data, key, false, false);
+    if (object && flags & FANIN_ADD_DONATE) /* bits that are written one by one delay the next read of the entry */
+        one->donated = true;
+    if (object && flags & FANIN_ADD_COPY)
+        one->copy = true;
+    return true;
+}
+
+/* contribution_of: a gradient for the general path; c->value and c->stream are the caller's to drop. */
+static fan_status contribution_of(const fanin_tensor *view, const fanin_value *value, const fanin_add_options *o,
+                                  fan_contribution *c, fan_error *err)
+{
+    fan_array *a = NULL;
+    fan_device *d = value ? fan_api_device_of(value) : fan_cpu();
+    *c = (fan_contribution){.key = o->flags & FANIN_ADD_KEY ? o->key : -1,
+                            .donate = o->flags & FANIN_ADD_DONATE,
+                            .copy = o->flags & FANIN_ADD_COPY,
+                            .value = {.dtype = FAN_DT_NONE}};
+    if (view)
+        FAN_TRY(fan_api_view(view, !c->donate, &a, err));
+    else if (value && value->array)
+        a = fan_array_hold(fan_c_array(value));
+    if (a) {
+        c->value = fan_value_dense(a, d);
+        c->value.origin = FAN_FROM_NDARRAY;
+    }
+    return fan_api_stream(o->stream, d, &c->stream, err);
+}
+
+static void contribution_drop(fan_contribution *c)
+{
+    fan_value_drop(&frontend, &c->value);
+    fan_stream_drop(c->stream);
+}
+
+static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view, const fanin_value *value,
+                          const fanin_add_options *given, fan_error *err)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    fan_entry one;
+    fan_contribution c = {.value = {.dtype = FAN_DT_NONE}};
+    fanin_add_options o;
+    FAN_UNINITIALIZED api_call call;
+    bool added = false, plain = slot < b->core->nslots && add_plain(view, value, given, &kind, &one);
+    fan_error_clear(err);
+    fan_status status = add_options(given, true, &o, err);
+    if (status == FAN_OK)
+        status = contribution_of(view, value, &o, &c, err);
+    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err)) == FAN_OK) {
+        if (plain) /* as far as a scheduled thread did not try it */
+            status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, err);
+        if (!added && status == FAN_OK)
+            status = fan_add_used(b->core, slot, &c, err);
+        call_end(b, &call);
+    }
+    contribution_drop(&c);
+    return status;
+}
+
+static inline __attribute__((always_inline)) fanin_status add_one(fanin_buffer *b, size_t slot,
+                                                                  const fanin_tensor *view, const fanin_value *value,
+                                                                  const fanin_add_options *o, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_plain_kind kind;
+    FAN_UNINITIALIZED fan_error err;
+    fan_entry one;
+    fan_status status = FAN_OK;
+    bool added = false;
+    if (!fan_sched_active() && slot < b->core->nslots && add_plain(view, value, o, &kind, &one)) {
+        fan_error_clear(&err);
+        fan_api_place was = fan_api_enter(&b->lock);
+        status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, &err);
+        fan_api_exit(&b->lock, was);
+        if (added && status == FAN_OK)
+            return FANIN_OK;
+    }
+    if (status == FAN_OK)
+        status = add_any(b, slot, view, value, o, &err);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_add(fanin_buffer *b, size_t slot, const fanin_tensor *gradient,
+                                const fanin_add_options *options, fanin_failure *why)
+{
+    return add_one(b, slot, gradient, NULL, options, why);
+}
+
+fanin_status fan_api_buffer_add_value(fanin_buffer *b, size_t slot, const fanin_value *gradient,
+                                      const fanin_add_options *options, fanin_failure *why)
+{
+    return add_one(b, slot, NULL, gradient, options, why);
+}
+
+/* ---- add_many ---- */
+
+/* gradient_at: the k-th of an array, whose items are as long as their author's version had them. */
+static const fanin_gradient *gradient_at(const fanin_gradient *all, size_t k)
+{
+    return (const void *)((const char *)all + k * all->struct_size);
+}
+
+typedef struct many {
+    const fanin_gradient *all;
+    fanin_add_options o;
+    size_t nslots;
+} many;
+
+static bool many_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, fan_entry *one)
+{
+    many *m = ctx;
+    const fanin_gradient *g = gradient_at(m->all, k);
+    m->o.key = g->key;
+    *slot = g->slot;
+    return g->slot < m->nslots && !(g->view && g->value) && !(m->o.flags & FANIN_ADD_COPY) &&
+           add_plain(g->view, g->value, &m->o, kind, one);
+}
+
+static void *many_again(void *ctx, size_t k, size_t *slot)
+{
+    const many *m = ctx;
+    const fanin_gradient *g = gradient_at(m->all, k);
+    *slot = g->slot;
+    return g->view ? LENT : g->value && g->value->array ? fan_unboxed(fan_c_array(g->value)) : NULL;
+}
+
+/* many_any: for the general path, inside the buffer. */
+static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t *slots, size_t n, fan_error *err)
+{
+    for (size_t k = 0; k < n; k++) {
+        const fanin_gradient *g = gradient_at(m->all, k);
+        m->o.key = g->key;
+        if (g->view && g->value)
+            return fan_fail(err, FAN_ERR_VALUE, "gradient %zu: expected a view or a value, got both", k);
+        if (m->o.flags & FANIN_ADD_KEY && g->key < 0)
+            return fan_fail(err, FAN_ERR_VALUE, "gradient %zu: key: expected a non-negative integer, got %lld", k,
+                            (long long)g->key);
+        slots[k] = g->slot;
+        FAN_TRY(contribution_of(g->view, g->value, &m->o, &c[k], err));
+    }
+    return fan_add_many_used(b->core, c, slots, n, err);
+}
+
+static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
+{
+    fan_plain_batch batch = {.n = n, .read = many_read, .again = many_again, .ctx = m};
+    fan_contribution *c = NULL;
+    size_t *slots = NULL;
+    bool added = false;
+    FAN_TRY(m->o.stream ? FAN_OK : fan_plain_add_many(b->core, &batch, &added, err));
+    if (added)
+        return FAN_OK;
+    c = fan_calloc(n * sizeof *c);
+    slots = fan_alloc(n * sizeof *slots);
+    for (size_t k = 0; c && k < n; k++)
+        c[k].value.dtype = FAN_DT_NONE;
+    fan_status status = c && slots ? many_any(b, m, c, slots, n, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t k = 0; c && k < n; k++)
+        contribution_drop(&c[k]);
+    fan_free(c);
+    fan_free(slots);
+    return status;
+}
+
+fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *gradients, size_t n,
+                                     const fanin_add_options *options, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    many m = {.all = gradients, .nslots = b->core->nslots};
+    fanin_gradient first;
+    FAN_UNINITIALIZED api_call call;
+    fan_error_clear(&err);
+    fan_status status = add_options(options, false, &m.o, &err);
+    m.o.struct_size = sizeof m.o;
+    for (size_t k = 0; status == FAN_OK && k < n; k++)
+        status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first, "fanin_gradient", &first, &err);
+    if (status == FAN_OK && n && (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = add_many(b, &m, n, &err);
+        call_end(b, &call);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+/* ---- take ---- */
+
+#define TAKE_FLAGS (FANIN_TAKE_WRITABLE | FANIN_TAKE_SCALE)
+#define TAKE_FEW 8
+
+/* One take: of all slots, or of one. */
+typedef struct api_take {
+    fan_take how;
+    fan_span span;
+    size_t n;
+    fan_array **outs;      /* held; NULL: none */
+    fan_value *out_values; /* of the general path, borrowed from outs */
+    void **results;
+    void *few_results[TAKE_FEW];
+} api_take;
+
+static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
+                                   uint64_t *bytes)
+{
+    const api_take *t = ctx;
+    FAN_UNINITIALIZED fan_plain_kind is;
+    fan_array *a = t->outs[slot - t->span.first];
+    if (!a)
+        return FAN_PLAIN_NOWHERE;
+    if (!fan_unboxed_plain(fan_unboxed(a), &is, data) || (kind && !fan_plain_same(&is, kind)))
+        return FAN_PLAIN_REFUSED;
+    *object = fan_unboxed(fan_array_hold(a));
+    *bytes = fan_plain_bytes(&is);
+    return FAN_PLAIN_THERE;
+}
+
+static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t, fan_error *err)
+{
+    fanin_take_options o;
+    FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
+    FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
+    t->how.writable = o.flags & FANIN_TAKE_WRITABLE;
+    t->how.real = true;
+    if (o.flags & FANIN_TAKE_SCALE) {
+        t->how.scale.on = true;
+        t->how.scale.re = o.scale;
+        t->how.scale.im = o.scale_imag;
+        t->how.real = o.scale_imag == 0;
+        fan_scale_finish(&t->how);
+    }
+    if (t->n > TAKE_FEW && !(t->results = fan_alloc(t->n * sizeof *t->results)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    memset(t->results, 0, t->n * sizeof *t->results);
+    FAN_TRY(fan_api_stream(o.stream, b->core->stream ? b->core->stream->device : NULL, &t->how.stream, err));
+    if (!o.out)
+        return FAN_OK;
+    t->outs = fan_calloc(t->n * sizeof *t->outs);
+    t->out_values = fan_calloc(t->n * sizeof *t->out_values);
+    if (!t->outs || !t->out_values)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; i < t->n; i++) {
+        t->out_values[i].dtype = FAN_DT_NONE;
+        if (!o.out[i])
+            continue;
+        FAN_TRY(fan_api_view(o.out[i], false, &t->outs[i], err));
+        t->out_values[i] = fan_value_dense(t->outs[i], fan_cpu());
+        t->out_values[i].origin = FAN_FROM_NDARRAY;
+    }
+    t->how.out = t->out_values;
+    return FAN_OK;
+}
+
+/* take_run: inside the buffer. */
+static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_error *err)
+{
+    fan_plain_outs places = {take_out_at, t};
+    if (!t->how.stream && fan_plain_take(b->core, t->span, &t->how, t->outs ? &places : NULL, t->results)) {
+        for (size_t i = 0; i < t->n; i++)
+            fan_c_show(t->results[i] ? fan_unboxed_array(t->results[i]) : NULL, &sums[i]);
+        return FAN_OK;
+    }
+    fan_value *values = fan_calloc(t->n * sizeof *values);
+    if (!values)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; i < t->n; i++)
+        values[i].dtype = FAN_DT_NONE;
+    fan_status status = fan_buffer_take(b->core, &t->how, values, err);
+    for (size_t i = 0; i < t->n; i++) {
+        if (status == FAN_OK && values[i].form == FAN_FORM_DENSE)
+            fan_api_show(fan_array_hold(values[i].array), values[i].device, &sums[i]);
+        fan_value_drop(&frontend, &values[i]);
+    }
+    fan_free(values);
+    return status;
+}
+
+static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fanin_take_options *options,
+                              fanin_value *sums, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    FAN_UNINITIALIZED api_take t;
+    FAN_UNINITIALIZED api_call call;
+    t.how = (fan_take){.one = one, .slot = span.first};
+    t.span = span;
+    t.n = span.end - span.first;
+    t.outs = NULL;
+    t.out_values = NULL;
+    t.results = t.few_results;
+    fan_error_clear(&err);
+    for (size_t i = 0; i < t.n; i++)
+        fan_c_show(NULL, &sums[i]);
+    fan_status status = take_prepare(b, options, &t, &err);
+    if (status == FAN_OK &&
+        (status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = take_run(b, &t, sums, &err);
+        fan_counters_join(&b->total);
+        call_end(b, &call);
+    }
+    for (size_t i = 0; t.outs && i < t.n; i++)
+        fan_array_drop(t.outs[i]);
+    fan_free(t.outs);
+    fan_free(t.out_values);
+    if (t.results != t.few_results)
+        fan_free(t.results);
+    fan_stream_drop(t.how.stream);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *options, fanin_value *sums, size_t n,
+                                 fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    size_t slots = b->core->nslots;
+    if (n == slots)
+        return take_some(b, (fan_span){0, n}, false, options, sums, why);
+    fan_error_clear(&err);
+    return fan_api_fail(why,
+                        fan_fail_at(&err, FAN_ERR_VALUE, 0, fan_buffer_place(b->core),
+                                    "take: expected room for %zu sum%s, one for each slot, got %zu", slots,
+                                    FAN_PLURAL(slots), n),
+                        &err);
+}
+
+fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_take_options *options, fanin_value *sum,
+                                     fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    fan_status status = fan_slot_check(b->core, slot, &err);
+    if (status == FAN_OK)
+        return take_some(b, (fan_span){slot, slot + 1}, true, options, sum, why);
+    fan_c_show(NULL, sum);
+    return fan_api_fail(why, status, &err);
+}
+
+/* ---- target ---- */
+
+fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add_options *options, fanin_target **out,
+                                   fanin_value *lent_value, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fanin_add_options o;
+    fan_stream *stream = NULL;
+    fanin_target *t = fan_calloc(sizeof *t);
+    FAN_UNINITIALIZED api_call call;
+    fan_c_show(NULL, lent_value);
+    *out = NULL;
+    fan_error_clear(&err);
+    fan_status status = t ? add_options(options, true, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    if (status == FAN_OK)
+        status = fan_api_stream(o.stream, NULL, &stream, &err);
+    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = fan_buffer_target(b->core, slot, o.flags & FANIN_ADD_KEY ? o.key : -1, stream, &t->t, &err);
+        call_end(b, &call);
+    }
+    fan_stream_drop(stream);
+    if (status == FAN_OK) {
+        t->buffer = b;
+        fan_api_show(t->t.array, t->t.device, lent_value);
+        *out = t;
+    } else {
+        fan_free(t);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fanin_buffer *b = t->buffer;
+    FAN_UNINITIALIZED api_call call;
+    fan_status status = call_begin(b, t->t.slot, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_target_end(b->core, &t->t, good != 0, FAN_FROM_NDARRAY, &err);
+        call_end(b, &call);
+        fan_free(t);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+/* ---- the rest ---- */
+
+fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    FAN_UNINITIALIZED api_call call;
+    fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_expect(b->core, slot, n, &err);
+        call_end(b, &call);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    FAN_UNINITIALIZED api_call call;
+    bool is = false;
+    fan_status status = call_begin(b, slot, FAN_SCHED_READ, &call, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_ready(b->core, slot, &is, &err);
+        if (!is)
+            fan_sched_not_ready();
+        call_end(b, &call);
+    }
+    *ready = is;
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    FAN_UNINITIALIZED api_call call;
+    fan_status status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_clear(b->core, &err);
+        fan_counters_join(&b->total);
+        call_end(b, &call);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+/* result_size: the size of a struct that is to be filled in; FAN_ERR_VALUE: it is none. */
+static fan_status result_size(size_t given, size_t least, size_t size, const char *what, fan_error *err)
+{
+    return given >= least && given <= size
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu", what, what, size,
+                          given);
+}
+
+fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    size_t size = out->struct_size;
+    bool some = false, bad = false;
+    fan_stats s;
+    int64_t key = -1;
+    FAN_UNINITIALIZED api_call call;
+    fan_error_clear(&err);
+    fan_status status = result_size(size, sizeof *out, sizeof *out, "fanin_stats", &err);
+    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
+        status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
+        call_end(b, &call);
+    }
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    *out = (fanin_stats){.struct_size = size, .first_bad_key = some && bad ? key : -1};
+    if (some) {
+        out->count = s.count;
+        out->sumsq = s.sumsq;
+        out->absmax = s.absmax;
+        out->nonfinite = s.nonfinite;
+        out->defined = 1;
+        out->has_bad = bad;
+    }
+    return FANIN_OK;
+}
+
+fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_counters n;
+    FAN_UNINITIALIZED api_call call;
+    fan_error_clear(&err);
+    fan_status status = result_size(out->struct_size, sizeof *out, sizeof *out, "fanin_counters", &err);
+    if (status == FAN_OK && (status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
+        if (call.turn)
+            fan_buffer_seen_counters(b->core);
+        fan_buffer_counters(b->core, &n);
+        call_end(b, &call);
+#define X(name) out->name = n.name;
+        FAN_COUNTER_LIST(X)
+#undef X
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+#define X(name) +1
+_Static_assert(0 FANIN_COUNTERS(X) == 0 FAN_COUNTER_LIST(X), "fanin.h lists the counters as the core does");
+#undef X
+
+fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_slot_view v;
+    fan_item_view *items = NULL;
+    char *poisoned = NULL;
+    PyObject *text, *name = NULL;
+    FAN_UNINITIALIZED api_call call;
+    fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
+        status = fan_slot_look(b->core, slot, &v, &items, &err);
+        if (status == FAN_OK && v.poisoned && (poisoned = fan_alloc(strlen(v.poisoned) + 1)))
+            strcpy(poisoned, v.poisoned);
+        call_end(b, &call);
+    }
+    if (status != FAN_OK)
+        return (fanin_object *)fan_raise(status, &err);
+    v.poisoned = v.poisoned && !poisoned ? "out of memory for the reason" : poisoned;
+    if (b->core->slots[slot].spec->name)
+        name = PyUnicode_DecodeUTF8(b->core->slots[slot].spec->name,
+                                    (Py_ssize_t)strlen(b->core->slots[slot].spec->name), "replace");
+    PyErr_Clear();
+    text = fan_slot_text(fan_buffer_name(b->core), slot, name, &v, items);
+    Py_XDECREF(name);
+    fan_free(poisoned);
+    fan_free(items);
+    return (fanin_object *)text;
+}

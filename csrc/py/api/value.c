@@ -1,0 +1,170 @@
+/* value: arrays and streams of the C API: what lies where, and tensors of other libraries. */
+#include "py/api/api.h"
+#include "py/base/api_lock.h"
+#include "py/device/backends.h"
+#include "py/arrays/dlpack_export.h"
+
+#include "base/mem.h"
+
+#include <limits.h>
+
+extern const fan_backend_entry fan_sim_entry;
+
+/* ---- devices and streams ---- */
+
+static int32_t device_type(const fan_device *d)
+{
+    return d->backend->dlpack[0] ? d->backend->dlpack[0] : FANIN_DEVICE_SIM;
+}
+
+fan_device *fan_api_device_of(const fanin_value *v)
+{
+    fan_device *d = v->array ? fan_memory_device(fan_c_array(v)->storage) : NULL;
+    return d ? d : fan_cpu();
+}
+
+void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out)
+{
+    fan_c_show(a, out);
+    if (!a || !d || d == fan_cpu())
+        return;
+    out->device_type = (int16_t)device_type(d);
+    out->device_id = (int16_t)d->index;
+}
+
+fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err)
+{
+    const fan_backend_entry *b = type == FANIN_DEVICE_SIM ? &fan_sim_entry : fan_backend_of_dlpack(type);
+    *out = NULL;
+    if (!b)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "no device of type %d is known: expected DLPack's number, or %d for the "
+                        "simulated machine",
+                        (int)type, FANIN_DEVICE_SIM);
+    if (!b->backend->has_streams) {
+        *out = fan_cpu();
+        return FAN_OK;
+    }
+    return b->find(id, out, err);
+}
+
+fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out, fan_error *err)
+{
+    fan_device *d;
+    *out = NULL;
+    if (!s)
+        return FAN_OK;
+    if (near && near->backend->has_streams && device_type(near) == s->device_type && near->index == s->device_id)
+        return near->backend->find_stream(near, s->handle, out, err);
+    FAN_TRY(fan_api_device(s->device_type, s->device_id, &d, err));
+    fan_status status = d->backend->has_streams ? d->backend->find_stream(d, s->handle, out, err)
+                                                : fan_fail(err, FAN_ERR_TYPE, "the CPU has no streams: give NULL");
+    fan_device_drop(d);
+    return status;
+}
+
+/* ---- memory of the caller's ---- */
+
+static void lent_gone(fan_storage *st) { (void)st; }
+static void kept_gone(fan_storage *st) { (void)st; }
+
+bool fan_api_is_lent(const fan_array *a) { return a && a->storage && a->storage->release == lent_gone; }
+
+fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                        fan_array **out, fan_error *err)
+{
+    return fan_array_foreign(&(fan_storage){.data = data, .release = lent_gone}, data, dtype, ndim, shape, strides,
+                             false, out, err);
+}
+
+fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err)
+{
+    const fan_dl_tensor *tensor = fan_api_tensor(t);
+    fan_storage *st;
+    *out = NULL;
+    if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST)
+        return fan_fail(err, FAN_ERR_BUFFER,
+                        "a view is of memory on the CPU, and this one is on device type %d: give the tensor itself "
+                        "(of_managed, buffer_add_value), that its memory stays until its streams have used it",
+                        (int)tensor->device.type);
+    st = fan_storage_wrap(NULL, 0, lent ? lent_gone : kept_gone, NULL);
+    if (!st)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = fan_dl_view(tensor, true, st, fan_cpu(), out, err);
+    fan_storage_drop(st);
+    return status;
+}
+
+/* ---- tensors that own their memory ---- */
+
+static void managed_gone(void *ctx)
+{
+    fan_dl_versioned *m = ctx;
+    bool left = fan_api_leave();
+    if (m->deleter)
+        m->deleter(m);
+    fan_api_return(left);
+}
+
+static void managed_gone_host(fan_storage *st) { managed_gone(st->ctx); }
+
+/* managed_storage: over no memory yet; its end deletes the tensor. */
+static fan_status managed_storage(fan_dl_versioned *m, fan_device *d, fan_storage **out, fan_error *err)
+{
+    if (d->backend->has_streams)
+        return fan_memory_wrap(d, NULL, managed_gone, m, out, err);
+    *out = fan_storage_wrap(NULL, 0, managed_gone_host, m);
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+}
+
+/* managed_check: what can be refused before the tensor is ours. */
+static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
+{
+    if (m->major != FAN_DL_MAJOR) /* no field after the flags may be read */
+        return fan_fail(err, FAN_ERR_BUFFER, "the tensor is of DLPack version %u.%u; expected major version %d",
+                        (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
+    if (m->tensor.device.type == FANIN_DEVICE_SIM)
+        return fan_fail(err, FAN_ERR_BUFFER, "no tensor shows a simulated machine's memory: use its values");
+    return fan_api_device(m->tensor.device.type, m->tensor.device.id, d, err);
+}
+
+fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_failure *why)
+{
+    fan_dl_versioned *m = (void *)tensor;
+    FAN_UNINITIALIZED fan_error err;
+    fan_device *d = NULL;
+    fan_storage *st = NULL;
+    fan_array *a = NULL;
+    fan_error_clear(&err);
+    fan_c_show(NULL, out);
+    fan_status status = managed_check(m, &d, &err);
+    if (status == FAN_OK)
+        status = managed_storage(m, d, &st, &err);
+    if (status == FAN_OK)
+        status = fan_dl_view(&m->tensor, !(m->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)), st, d, &a, &err);
+    fan_api_show(a, d, out);
+    if (st)
+        fan_storage_drop(st);
+    else
+        managed_gone(m);
+    fan_device_drop(d);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status;
+    fan_dl_versioned *m = NULL;
+    fan_error_clear(&err);
+    const fan_device *d = fan_api_device_of(v);
+    if (!v->array)
+        status = fan_fail(&err, FAN_ERR_VALUE, "to_managed: the value is undefined");
+    else if (d->backend->has_streams && !d->backend->dlpack[0])
+        status = fan_fail(&err, FAN_ERR_BUFFER, "no tensor shows a simulated machine's memory: use its values");
+    else
+        status =
+            fan_dlpack_send(fan_c_array(v), (fan_dl_device){device_type(d), d->index < 0 ? 0 : d->index}, &m, &err);
+    *out = (void *)m;
+    return fan_api_fail(why, status, &err);
+}
