@@ -121,15 +121,14 @@ class Segment:
         return [each * (b - a) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
 
     def empty(self) -> tuple[NDArray, Any]:
-        """A flat array as bytes and as elements, filled with the terms that change no sum: -0.0, 0, False."""
-        raw = np.empty(self.size * self.itemsize, np.uint8)
-        elements = typed(raw, self.dtype)
-        if is_inexact(self.dtype):
-            fill = elements.fill if isinstance(elements, np.ndarray) else elements.fill_
-            fill(complex(-0.0, -0.0) if self.dtype.startswith("complex") else -0.0)
-        else:
-            raw.fill(0)
-        return raw, elements
+        """A flat array as bytes and as elements, not written yet."""
+        raw = _core.message_new(self.size * self.itemsize)
+        return raw, typed(raw, self.dtype)
+
+    def leave_out(self, elements: Any) -> None:
+        """Fill elements of a flat array with the term that changes no sum: -0.0, 0, False."""
+        fill = elements.fill if isinstance(elements, np.ndarray) else elements.fill_
+        fill(complex(-0.0, -0.0) if self.dtype.startswith("complex") else -0.0 if is_inexact(self.dtype) else 0)
 
 
 def deal(size: int, ranks: int) -> tuple[int, ...]:
@@ -166,7 +165,9 @@ class Layout:
             if raw is None:
                 raw, elements = segment.empty()
                 for leaf, start, stop in segment.places:
-                    if arrays[leaf] is not None and stop > start:
+                    if arrays[leaf] is None:
+                        segment.leave_out(elements[start:stop])
+                    elif stop > start:
                         place = elements[start:stop].reshape(self.leaves[leaf].shape)
                         _core.add_n([host(arrays[leaf])], out=place)
             made.append(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,14 +22,14 @@ _LARGE = 2**31 - 1
 
 
 class _Request:
-    """An operation in progress; `keep`: its buffers, until it is complete."""
+    """Operations in progress; `keep`: their buffers, until they are complete."""
 
-    def __init__(self, request: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
-        self.request, self.result, self.keep = request, result, keep
+    def __init__(self, requests: list[Any], result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
+        self.requests, self.result, self.keep = requests, result, keep
 
     def wait(self, timeout: float) -> Any:
         begin = time.monotonic()
-        while not self.request.Test():
+        while not MPI.Request.Testall(self.requests):
             spent = time.monotonic() - begin
             if spent > timeout:
                 raise TimeoutError("no answer of a rank")
@@ -37,8 +38,9 @@ class _Request:
         return self.result()
 
 
-def _displacements(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(np.asarray(counts[:-1], np.int64)).tolist()]
+def _parts(raw: NDArray, counts: Sequence[int]) -> list[NDArray]:
+    ends = [0, *itertools.accumulate(counts)]
+    return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
 class MPIEngine:
@@ -66,37 +68,42 @@ class MPIEngine:
             raise RuntimeError(f"the communicator {self.name} was freed")
         return self._comm
 
-    @staticmethod
-    def _check_counts(counts: Sequence[int]) -> None:
-        if sum(counts) > _LARGE and MPI.Get_version() < (4, 0):
+    def _swap(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Request:
+        """Send each rank its array; messages of 0 bytes are left out.
+
+        Point to point, as MPI's own collectives copy a rank's own part, and some their buffers.
+        """
+        comm, requests = self._alive(), []
+        largest = max(map(len, (*sends, *receives)))
+        if largest > _LARGE and MPI.Get_version() < (4, 0):
             raise OverflowError(
-                f"{sum(counts)} bytes in one message: MPI {MPI.Get_version()} has counts up to 2**31 - 1; use smaller"
+                f"{largest} bytes in one message: MPI {MPI.Get_version()} has counts up to 2**31 - 1; use smaller"
                 " buckets, or MPI 4"
             )
+        for step in range(1, self.size):
+            to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
+            if len(receives[origin]):
+                requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin))
+            if len(sends[to]):
+                requests.append(comm.Isend([sends[to], MPI.BYTE], to))
+        return _Request(requests, lambda: None, (sends, receives))
 
     def exchange(self, data: bytes) -> _Request:
         comm, n = self._alive(), len(data)
         send, receive = np.frombuffer(data, np.uint8), np.empty(n * self.size, np.uint8)
         request = comm.Iallgather([send, MPI.BYTE], [receive, MPI.BYTE])
         return _Request(
-            request, lambda: [receive[r * n : (r + 1) * n].tobytes() for r in range(self.size)], (data, send, receive)
+            [request], lambda: [receive[r * n : (r + 1) * n].tobytes() for r in range(self.size)], (data, send, receive)
         )
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
     ) -> _Request:
-        self._check_counts(send_counts)
-        self._check_counts(receive_counts)
-        request = self._alive().Ialltoallv(
-            [send, send_counts, _displacements(send_counts), MPI.BYTE],
-            [receive, receive_counts, _displacements(receive_counts), MPI.BYTE],
-        )
-        return _Request(request, lambda: None, (send, receive))
+        return self._swap(_parts(send, send_counts), _parts(receive, receive_counts))
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Request:
-        self._check_counts(counts)
-        request = self._alive().Iallgatherv(MPI.IN_PLACE, [whole, counts, _displacements(counts), MPI.BYTE])
-        return _Request(request, lambda: None, (whole,))
+        parts = _parts(whole, counts)
+        return self._swap([parts[self.rank]] * self.size, parts)
 
     def abort(self, reason: str) -> None:
         self._ended = True  # MPI cannot cancel collective operations: the other ranks' time limit ends them

@@ -28,7 +28,7 @@ class _Bucket:
         self.number, self.indices, self.layout = number, indices, layout
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
-        self.windows: dict[int, list[object]] = {}  #: exact sums of the terms so far, by segment
+        self.partials: dict[int, sums.Partial] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.start()
@@ -46,7 +46,7 @@ class _Bucket:
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.windows, self.total, self.anywhere = [], [], {}, None, 0
+        self.terms, self.masks, self.partials, self.total, self.anywhere = [], [], {}, None, 0
         self.start()
 
     def put(self, i: int, gradient: Any, detect: bool) -> None:
@@ -68,17 +68,24 @@ class _Bucket:
     def finish(self, key: int | None, order: Order | None) -> None:
         """The contribution is complete: keep it, or add it to the exact sum."""
         flats = list(self.flats)
-        for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
-            if is_inexact(segment.dtype):
-                sums.window_add(self.windows.setdefault(i, sums.windows_of(segment)), segment, [flats[i]])
+        for i, segment in enumerate(self.layout.segments):
+            for leaf, _, _ in segment.places:
+                if not self.mask >> leaf & 1:
+                    segment.leave_out(self.places[leaf])
+            if order == "exact" and is_inexact(segment.dtype):
+                self.partials.setdefault(i, sums.Partial(segment)).waiting.append(flats[i])
                 flats[i] = flats[i][:0]
         self.terms.append(Term(flats, key))
         self.masks.append(self.mask)
 
+    def settle(self) -> None:
+        """Add the contributions so far to the exact sums, so that their memory is free."""
+        for one in self.partials.values():
+            one.settle()
+
     def sent(self, rank: int) -> Sent:
         """The messages to the owners."""
-        packed = {i: sums.pack(windows, rank) for i, windows in self.windows.items()}
-        return Sent(self.terms, packed, self.windows)
+        return Sent(self.terms, {i: (one, *one.pack(rank)) for i, one in self.partials.items()})
 
 
 class Reducer:
@@ -231,6 +238,7 @@ class Reducer:
                     yield
                 for bucket in self._buckets:
                     bucket.finish(number, self._options.order)
+                    bucket.settle()
                     bucket.start()
             except BaseException as e:
                 failed = e
