@@ -48,6 +48,7 @@ ROWS = (
     "graph_trees",
     "overlap",
     "analysis",
+    "ranks",
     "gpu",
 )
 

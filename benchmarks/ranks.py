@@ -1,0 +1,297 @@
+"""Sums over ranks beside MPI_Allreduce and Gloo: what each order costs, for how many ranks.
+
+Ranks are processes under mpiexec, or processes that meet at a file (Gloo), each with one thread; rank 0 reports. A
+variant ends when all ranks have it. The model computes the time of an all-reduce from the latency and bandwidth of
+messages inside a node and between nodes; it is checked against what was measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fanin
+
+from .common import size_text
+from .timing import Result, at_most, measure, peer, pinned
+
+ALLREDUCE, KEY, EXACT = "MPI_Allreduce", 'fanin.dist.add_n, order="key"', 'fanin.dist.add_n, order="exact"'
+LOW = "fanin.dist.add_n of bfloat16, summed in float32"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# ---- ranks that are processes
+
+
+def on_processes(kind: str, ranks: int, quick: bool) -> list[Result]:
+    """What the function PROGRAMS[kind] gives on rank 0 of so many processes; nothing without MPI, or torch."""
+    paths = [str(ROOT), *filter(None, sys.path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.ranks", kind, str(int(quick))]
+    if kind != "mpi":
+        if peer("torch") is None:
+            return []
+        with tempfile.TemporaryDirectory() as folder:
+            meet = str(Path(folder, "meet"))
+            made = [subprocess.Popen([*command, meet, str(r), str(ranks)], env=env, stdout=-1) for r in range(ranks)]
+            outputs = [p.communicate()[0] for p in made]
+        assert not any(p.returncode for p in made), f"ranks of {kind} failed"
+        return list(json.loads(outputs[0]))
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpiexec is None or peer("mpi4py") is None:
+        return []
+    done = subprocess.run([mpiexec, "-n", str(ranks), *command], env=env, stdout=-1, check=True)
+    return list(json.loads(done.stdout))
+
+
+def in_step(barrier: Callable[[], object], work: dict[str, Callable[[], object]]) -> dict[str, Any]:
+    """Work that ends when all ranks have ended it."""
+
+    def whole(fn: Callable[[], object]) -> None:
+        fn()
+        barrier()
+
+    return {name: partial(whole, fn) for name, fn in work.items()}
+
+
+def gradient(n: int, rank: int) -> Any:
+    return np.random.default_rng(rank).standard_normal(n, dtype="f4")
+
+
+def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
+    """MPI_Allreduce of float32 beside the orders of fanin.dist."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    group = fanin.dist.group(Counted(fanin.dist.group(comm)._engine))
+    made = []
+    for size in (1 << 18,) if quick else (1 << 16, 1 << 20, 1 << 26):
+        x, out = gradient(size // 4, comm.rank), np.zeros(size // 4, "f4")
+        work = {
+            ALLREDUCE: lambda x=x, out=out: comm.Allreduce(x, out),
+            KEY: lambda x=x: fanin.dist.add_n([x], group, order="key"),
+            EXACT: lambda x=x: fanin.dist.add_n([x], group, order="exact"),
+        }
+        ml_dtypes = peer("ml_dtypes")
+        if ml_dtypes is not None:
+            low = x.astype(ml_dtypes.bfloat16)
+            work[LOW] = lambda low=low: fanin.dist.add_n([low], group, order="key")
+        sent = {ALLREDUCE: 2 * size * (comm.size - 1) // comm.size}
+        for name in list(work)[1:]:
+            before = group._engine.sent
+            work[name]()
+            sent[name] = group._engine.sent - before
+        targets = [at_most(0.6, KEY, ALLREDUCE), at_most(1.2, EXACT, ALLREDUCE)]
+        made.append(
+            measure(
+                f"{size_text(size)} of float32 on {comm.size} ranks, MPI", in_step(comm.Barrier, work), base=ALLREDUCE,
+                unit="ms", rounds=2 if quick else 15, targets=targets if size >= 1 << 26 and not quick else [],
+                more={"bytes_sent": sent, "size": size, "ranks": comm.size}, after=comm.Barrier, longest=math.inf,
+            )  # fmt: skip
+        )
+    return made
+
+
+def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
+    """A step of DistributedDataParallel with and without fanin's hook, and Gloo's all-reduce beside fanin's sums."""
+    import torch
+    import torch.distributed as td
+
+    meet, rank, ranks = args[0], int(args[1]), int(args[2])
+    torch.set_num_threads(1)
+    td.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks)
+    width, depth, batch = (64, 2, 8) if quick else (1024, 6, 256)
+    x = torch.randn(batch, width)
+
+    def step(order: Any) -> Callable[[], None]:
+        torch.manual_seed(0)
+        layers = [m for _ in range(depth) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=8)
+        if order is not None:
+            model.register_comm_hook(None, fanin.torch.ddp_hook(order=order))
+
+        def run() -> None:
+            model.zero_grad()
+            model(x).square().mean().backward()
+
+        return run
+
+    key, exact = 'with ddp_hook(order="key")', 'with ddp_hook(order="exact")'
+    work = {"DDP alone": step(None), key: step("key"), exact: step("exact")}
+    how: Any = {"unit": "ms", "after": td.barrier, "longest": math.inf}
+    made = [
+        measure(
+            f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo", in_step(td.barrier, work),
+            base="DDP alone", rounds=2 if quick else 15, **how,
+            targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
+        )  # fmt: skip
+    ]
+    size = 1 << 18 if quick else 1 << 26
+    mine = gradient(size // 4, rank)
+    out = torch.from_numpy(mine.copy())
+    work = {
+        "all_reduce": lambda: td.all_reduce(out.zero_()),
+        KEY: lambda: fanin.dist.add_n([mine], order="key"),
+        EXACT: lambda: fanin.dist.add_n([mine], order="exact"),
+    }
+    title = f"{size_text(size)} of float32 on {ranks} ranks, Gloo"
+    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 9, **how))
+    return made
+
+
+PROGRAMS = {"mpi": by_mpi, "gloo": by_gloo}
+
+
+# ---- engines that count, or take their time
+
+
+class Counted:
+    """An engine that counts the bytes of data that this rank sends to others, and whose data takes `delay` seconds."""
+
+    def __init__(self, engine: Any, delay: float = 0) -> None:
+        self.engine, self.delay, self.sent = engine, delay, 0
+        self.rank, self.size, self.name = engine.rank, engine.size, engine.name
+        self.exchange, self.abort, self.close = engine.exchange, engine.abort, engine.close
+
+    def __fanin_group__(self) -> Counted:
+        return self
+
+    def all_to_all(self, send: Any, send_counts: Any, receive: Any, receive_counts: Any) -> Any:
+        self.sent += sum(send_counts) - send_counts[self.rank]
+        return Late(self.engine.all_to_all(send, send_counts, receive, receive_counts), self.delay)
+
+    def all_gather(self, whole: Any, counts: Any) -> Any:
+        self.sent += (self.size - 1) * counts[self.rank]
+        return Late(self.engine.all_gather(whole, counts), self.delay)
+
+
+class Late:
+    """An operation that takes so many seconds more."""
+
+    def __init__(self, pending: Any, delay: float) -> None:
+        self.pending, self.delay = pending, delay
+
+    def wait(self, timeout: float) -> Any:
+        result = self.pending.wait(timeout)
+        time.sleep(self.delay)
+        return result
+
+
+def hidden(quick: bool) -> Result:
+    """Two ranks, a pass of sleeping nodes, a transport that takes as long: how much of it the pass hides."""
+    buckets, pause = 16, 1e-3 if quick else 5e-3
+    found: list[Result] = []
+
+    def rank(inner: fanin.dist.Group) -> None:
+        group = fanin.dist.Group(Counted(inner._engine, pause / 2))  # two operations for a bucket
+        leaves = [fanin.Leaf(np.zeros(256)) for _ in range(buckets)]
+
+        def chain(seconds: float) -> Any:
+            def fn(g: Any) -> Any:
+                time.sleep(seconds)
+                return g, g
+
+            node: Any = None
+            for leaf in leaves:
+                edges = [(leaf, 0)] if node is None else [(leaf, 0), (node, 0)]
+                node = fanin.Node(fn if len(edges) == 2 else lambda g: fn(g)[0], 1, edges)
+            return node
+
+        reducer = fanin.dist.Reducer(leaves, group, bucket_bytes=2048)
+        slow, fast, one = chain(pause), chain(0), np.ones(256)
+        work = {
+            "a pass alone": lambda: fanin.backward([(slow, 0, one)], keep_graph=True),
+            "sending alone": lambda: fanin.backward([(fast, 0, one)], reducer=reducer, keep_graph=True),
+            "a pass that sends": lambda: fanin.backward([(slow, 0, one)], reducer=reducer, keep_graph=True),
+        }
+        one_result = measure(
+            f"{buckets} buckets, each as long on its way as a pass makes the next, two ranks that are threads", work,
+            base="a pass alone", unit="ms", rounds=2 if quick else 9, after=group.barrier, longest=math.inf,
+            targets=[] if quick else [at_most(1.2, "a pass that sends", "a pass alone")],
+        )  # fmt: skip
+        if inner.rank == 0:
+            found.append(one_result)
+
+    fanin.dist.threads(2, rank)
+    (one,) = found
+    middle = {name: row["median"] for name, row in one["rows"].items()}
+    share = (middle["a pass alone"] + middle["sending alone"] - middle["a pass that sends"]) / middle["sending alone"]
+    return {**one, "hidden_share": share}
+
+
+def on_one_rank(n: int, size: int, quick: bool, where: str) -> Result:
+    """A pass over n leaves with a reducer of one rank, and without one."""
+    leaves = [fanin.Leaf(np.zeros(size // 4, "f4")) for _ in range(n)]
+    one, work = np.ones(size // 4, "f4"), "without a reducer"
+    weights = [np.full(size // 4, k, "f4") for k in range(n)]
+    root = fanin.Node(lambda g: tuple(weights), 1, [(leaf, 0) for leaf in leaves])
+    found: list[Result] = []
+
+    def rank(group: fanin.dist.Group) -> None:
+        reducer = fanin.dist.Reducer(leaves, group)
+        found.append(
+            measure(
+                f"a pass over {n} leaves of {size_text(size)}, core {where}",
+                {
+                    work: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
+                    "with one": lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
+                },
+                base=work, unit="us", rounds=2 if quick else 25,
+                targets=[] if quick or size < 1024 else [at_most(1.03, "with one", work)],
+            )  # fmt: skip
+        )
+
+    fanin.dist.threads(1, rank)
+    (one_result,) = found
+    rows = one_result["rows"]
+    return {**one_result, "us_a_leaf": (rows["with one"]["median"] - rows[work]["median"]) / n}
+
+
+def a_term(quick: bool, where: str) -> Result:
+    """One more term in an exact running sum, beside one in a running sum of float32."""
+    size = 1 << 16 if quick else 1 << 26
+    x = gradient(size // 4, 0)
+    plain, exact = fanin.InputBuffer(1, budget=0), fanin.InputBuffer(1, budget=0, accumulate="exact")
+    for buf in (plain, exact, plain, exact):
+        buf.add(0, x)
+    left, window = "a term of a float32 left fold", "a term of an exact sum"
+    return measure(
+        f"{left} and of an exact one, {size_text(size)}, core {where}",
+        {left: lambda: plain.add(0, x), window: lambda: exact.add(0, x)},
+        base=left, unit="ms", rounds=2 if quick else 9, targets=[] if quick else [at_most(2.5, window, left)],
+    )  # fmt: skip
+
+
+def results(quick: bool) -> Iterator[Result]:
+    """All rows; those by MPI and Gloo where these are installed."""
+    measured: list[Result] = []
+    for ranks in (2,) if quick else (2, 4, 8):
+        measured += on_processes("mpi", ranks, quick)
+    yield from measured
+    yield from on_processes("gloo", 2, quick)
+    with pinned() as where:
+        yield a_term(quick, where)
+        yield on_one_rank(20 if quick else 1000, 4096, quick, where)
+        yield on_one_rank(20 if quick else 10_000, 64, quick, where)
+    yield hidden(quick)
+
+
+if __name__ == "__main__":
+    kind, quick_, *rest = sys.argv[1:]
+    with fanin.set_options(threads=1):
+        made_here = PROGRAMS[kind](bool(int(quick_)), rest)
+    rank_ = int(rest[1]) if rest else fanin.dist.group().rank
+    if rank_ == 0:
+        print(json.dumps(made_here))
