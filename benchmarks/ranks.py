@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import fanin
 
 from .common import size_text
-from .timing import Result, at_most, measure, peer, pinned
+from .timing import Result, at_most, cores, measure, peer, pinned
 
 ALLREDUCE, KEY, EXACT = "MPI_Allreduce", 'fanin.dist.add_n, order="key"', 'fanin.dist.add_n, order="exact"'
 LOW = "fanin.dist.add_n of bfloat16, summed in float32"
+NAMES = {"key": KEY, "exact": EXACT}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -37,23 +38,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def on_processes(kind: str, ranks: int, quick: bool) -> list[Result]:
     """What the function PROGRAMS[kind] gives on rank 0 of so many processes; nothing without MPI, or torch."""
-    paths = [str(ROOT), *filter(None, sys.path)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.ranks", kind, str(int(quick))]
-    if kind != "mpi":
-        if peer("torch") is None:
-            return []
-        with tempfile.TemporaryDirectory() as folder:
-            meet = str(Path(folder, "meet"))
-            made = [subprocess.Popen([*command, meet, str(r), str(ranks)], env=env, stdout=-1) for r in range(ranks)]
-            outputs = [p.communicate()[0] for p in made]
-        assert not any(p.returncode for p in made), f"ranks of {kind} failed"
-        return list(json.loads(outputs[0]))
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpiexec is None or peer("mpi4py") is None:
+    if peer("torch") is None if kind == "gloo" else mpiexec is None or peer("mpi4py") is None:
         return []
-    done = subprocess.run([mpiexec, "-n", str(ranks), *command], env=env, stdout=-1, check=True)
-    return list(json.loads(done.stdout))
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "mpi":
+            commands = [[mpiexec, "-n", str(ranks), *command]]
+        else:
+            commands = [[*command, str(Path(folder, "meet")), str(r), str(ranks)] for r in range(ranks)]
+        made = [subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for c in commands]
+        outputs = [p.communicate() for p in made]
+    for p, (_, errors) in zip(made, outputs, strict=True):
+        assert p.returncode == 0, errors.decode()
+    return list(json.loads(outputs[0][0]))
 
 
 def in_step(barrier: Callable[[], object], work: dict[str, Callable[[], object]]) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
     comm = MPI.COMM_WORLD
     group = fanin.dist.group(Counted(fanin.dist.group(comm)._engine))
     made = []
-    for size in (1 << 18,) if quick else (1 << 16, 1 << 20, 1 << 26):
+    for size in (1 << 18,) if quick else (1 << 16, 1 << 26):
         x, out = gradient(size // 4, comm.rank), np.zeros(size // 4, "f4")
         work = {
             ALLREDUCE: lambda x=x, out=out: comm.Allreduce(x, out),
@@ -96,10 +95,16 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
         targets = [at_most(0.6, KEY, ALLREDUCE), at_most(1.2, EXACT, ALLREDUCE)]
         made.append(
             measure(
-                f"{size_text(size)} of float32 on {comm.size} ranks, MPI", in_step(comm.Barrier, work), base=ALLREDUCE,
-                unit="ms", rounds=2 if quick else 15, targets=targets if size >= 1 << 26 and not quick else [],
-                more={"bytes_sent": sent, "size": size, "ranks": comm.size}, after=comm.Barrier, longest=math.inf,
-            )  # fmt: skip
+                f"{size_text(size)} of float32 on {comm.size} ranks, MPI",
+                in_step(comm.Barrier, work),
+                base=ALLREDUCE,
+                unit="ms",
+                rounds=2 if quick else 7,
+                targets=targets if size >= 1 << 26 and not quick else [],
+                more={"bytes_sent": sent, "size": size, "ranks": comm.size},
+                after=comm.Barrier,
+                longest=math.inf,
+            )
         )
     return made
 
@@ -133,10 +138,13 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
     how: Any = {"unit": "ms", "after": td.barrier, "longest": math.inf}
     made = [
         measure(
-            f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo", in_step(td.barrier, work),
-            base="DDP alone", rounds=2 if quick else 15, **how,
+            f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
+            in_step(td.barrier, work),
+            base="DDP alone",
+            rounds=2 if quick else 15,
+            **how,
             targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
-        )  # fmt: skip
+        )
     ]
     size = 1 << 18 if quick else 1 << 26
     mine = gradient(size // 4, rank)
@@ -217,10 +225,15 @@ def hidden(quick: bool) -> Result:
             "a pass that sends": lambda: fanin.backward([(slow, 0, one)], reducer=reducer, keep_graph=True),
         }
         one_result = measure(
-            f"{buckets} buckets, each as long on its way as a pass makes the next, two ranks that are threads", work,
-            base="a pass alone", unit="ms", rounds=2 if quick else 9, after=group.barrier, longest=math.inf,
+            f"{buckets} buckets, each as long on its way as a pass makes the next, two ranks that are threads",
+            work,
+            base="a pass alone",
+            unit="ms",
+            rounds=2 if quick else 9,
+            after=group.barrier,
+            longest=math.inf,
             targets=[] if quick else [at_most(1.2, "a pass that sends", "a pass alone")],
-        )  # fmt: skip
+        )
         if inner.rank == 0:
             found.append(one_result)
 
@@ -248,9 +261,11 @@ def on_one_rank(n: int, size: int, quick: bool, where: str) -> Result:
                     work: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
                     "with one": lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
                 },
-                base=work, unit="us", rounds=2 if quick else 25,
+                base=work,
+                unit="us",
+                rounds=2 if quick else 25,
                 targets=[] if quick or size < 1024 else [at_most(1.03, "with one", work)],
-            )  # fmt: skip
+            )
         )
 
     fanin.dist.threads(1, rank)
@@ -274,6 +289,109 @@ def a_term(quick: bool, where: str) -> Result:
     )  # fmt: skip
 
 
+# ---- the model
+
+
+class Level(NamedTuple):
+    """How messages travel between some ranks: seconds a message, and a byte."""
+
+    message: float
+    byte: float
+
+
+#: Eight ranks a node, 10 GB/s each by shared memory; a link of 200 Gbit/s that the node's ranks share.
+NODE, INSIDE, BETWEEN = 8, Level(5e-7, 1e-10), Level(2e-6, 8 / 25e9)
+#: Bytes of a header (fanin.dist.group.FRAME); seconds to read one.
+HEADER, READ = 1024, 5e-6
+#: Bytes to owners, and back, for a byte of float32.
+BYTES = {"key": (1.0, 1.0), "exact": (1.5, 1.0)}
+
+
+class Sum(NamedTuple):
+    """What one rank does for an all-reduce: messages, bytes sent, bytes of gradients summed, headers read."""
+
+    messages: float
+    sent: float
+    summed: float
+    headers: float
+
+
+def flat(order: str, size: int, ranks: int) -> Sum:
+    """Every rank sends to every rank; headers go round in log2(ranks) steps."""
+    part = size * (ranks - 1) / ranks
+    return Sum(2 * (ranks - 1) + math.log2(ranks), sum(BYTES[order]) * part + HEADER * ranks, size, ranks)
+
+
+def two_levels(order: str, size: int, ranks: int) -> tuple[Sum, Sum]:
+    """Inside nodes first, then between the ranks of one place in all nodes: there an exact sum is sent once for a node.
+    Contributions in the order of keys have no partial sums, so all of them travel on.
+    """
+    nodes = max(1, ranks // NODE)
+    here = min(ranks, NODE)
+    share = size / here
+    inside, outside = flat(order, size, here), flat(order, share, nodes) if nodes > 1 else Sum(0, 0, 0, 0)
+    if order == "key" and nodes > 1:
+        outside = outside._replace(sent=outside.sent + (here - 1) * share * (nodes - 1) / nodes)
+    return inside, outside
+
+
+def model(size: int, ranks: int, work: dict[str, float]) -> Result:
+    """Milliseconds of an all-reduce of so many bytes of float32; `work`: seconds to sum a byte, for each order."""
+    # One rank of each node uses its link.
+    ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + size * work["key"]
+    rows: dict[str, Any] = {"a ring": {"min": 1e3 * ring, "median": 1e3 * ring}}
+    messages = {"a ring": 2 * (ranks - 1)}
+    for order in BYTES:
+        one = flat(order, size, ranks)
+        near = min(1, (NODE - 1) / (ranks - 1))
+        paths = {"flat": [(one, Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True))))]}
+        paths["two levels"] = list(zip(two_levels(order, size, ranks), (INSIDE, BETWEEN), strict=True))
+        for path, parts in paths.items():
+            seconds = sum(
+                s.messages * at.message + s.sent * at.byte + s.summed * work[order] + s.headers * READ
+                for s, at in parts
+            )
+            rows[f"{order}, {path}"] = {"min": 1e3 * seconds, "median": 1e3 * seconds}
+            messages[f"{order}, {path}"] = round(sum(s.messages for s, _ in parts))
+    base = rows["a ring"]["median"]
+    for row in rows.values():
+        row |= {"ratio": base / row["median"], "ratio_of_minima": base / row["median"], "rounds": 0}
+    return {
+        "title": f"model of {size_text(size)} of float32 on {ranks} ranks, {NODE} a node", "unit": "ms", "rounds": 0,
+        "base": "a ring", "rows": rows, "absent": [], "targets": [], "messages": messages,
+    }  # fmt: skip
+
+
+def fitted(measured: list[Result]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds to sum a byte, for each order, from the points of up to 4 ranks; the deviation of each point, in percent.
+
+    All ranks share the processor's cores, so a rank's work takes ranks / cores as long. Unknown are the seconds of a
+    message, of a byte that is sent, and of a byte that is summed in each order.
+    """
+    facts, seconds, names, few = [], [], [], []
+    for one in measured:
+        for k, (order, name) in enumerate(NAMES.items()):
+            work = flat(order, one["size"], one["ranks"])
+            crowd = max(1, one["ranks"] / len(cores()))
+            t = one["rows"][name]["median"] / 1e3
+            facts.append([x * crowd / t for x in (work.messages, work.sent, *(work.summed * (i == k) for i in (0, 1)))])
+            seconds.append(t)
+            names.append(f"{order}, {size_text(one['size'])}, {one['ranks']} ranks")
+            few.append(one["ranks"] <= 4)
+    if len(measured) < 4:
+        return dict.fromkeys(NAMES, 1e-10), {}
+    scale = np.array([1e-6, 1e-10, 1e-10, 1e-10])
+    a = np.array(facts) * scale
+    used = np.array(few)
+    x = np.linalg.lstsq(a[used], np.ones(used.sum()), rcond=None)[0]
+    for _ in range(3):  # what came out negative is zero
+        free = x > 0
+        x = np.zeros(4)
+        x[free] = np.linalg.lstsq(a[used][:, free], np.ones(used.sum()), rcond=None)[0]
+    deviations = {name: 100 * (value - 1) for name, value in zip(names, a @ x, strict=True)}
+    return dict(zip(NAMES, (x * scale)[2:].tolist(), strict=True)), deviations
+
+
 def results(quick: bool) -> Iterator[Result]:
     """All rows; those by MPI and Gloo where these are installed."""
     measured: list[Result] = []
@@ -286,6 +404,9 @@ def results(quick: bool) -> Iterator[Result]:
         yield on_one_rank(20 if quick else 1000, 4096, quick, where)
         yield on_one_rank(20 if quick else 10_000, 64, quick, where)
     yield hidden(quick)
+    work, deviations = fitted(measured)
+    for ranks in (8, 65_536) if quick else (8, 64, 512, 4096, 65_536):
+        yield {**model(1 << 26, ranks, work), "work": work, "deviations": deviations}
 
 
 if __name__ == "__main__":

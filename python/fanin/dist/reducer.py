@@ -65,26 +65,29 @@ class _Bucket:
                 raise bad
         self.mask |= 1 << i
 
-    def finish(self, key: int | None, order: Order | None) -> None:
-        """The contribution is complete: keep it, or add it to the exact sum."""
-        flats = list(self.flats)
-        for i, segment in enumerate(self.layout.segments):
+    def finish(self, key: int | None) -> None:
+        """The contribution is complete."""
+        for segment in self.layout.segments:
             for leaf, _, _ in segment.places:
                 if not self.mask >> leaf & 1:
                     segment.leave_out(self.places[leaf])
-            if order == "exact" and is_inexact(segment.dtype):
-                self.partials.setdefault(i, sums.Partial(segment)).waiting.append(flats[i])
-                flats[i] = flats[i][:0]
-        self.terms.append(Term(flats, key))
+        self.terms.append(Term(self.flats, key))
         self.masks.append(self.mask)
 
-    def settle(self) -> None:
-        """Add the contributions so far to the exact sums, so that their memory is free."""
+    def settle(self, order: Order | None) -> None:
+        """Add the contribution to the exact sums, so that its memory is free."""
+        term = self.terms[-1]
+        for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
+            if is_inexact(segment.dtype):
+                self.partials.setdefault(i, sums.Partial(segment)).waiting.append(term.flats[i])
+                term.flats[i] = term.flats[i][:0]
         for one in self.partials.values():
             one.settle()
 
     def sent(self, rank: int) -> Sent:
         """The messages to the owners."""
+        for i, one in self.partials.items():
+            one.waiting.append(self.terms[-1].flats[i])
         return Sent(self.terms, {i: (one, *one.pack(rank)) for i, one in self.partials.items()})
 
 
@@ -237,8 +240,8 @@ class Reducer:
                     self._divert()
                     yield
                 for bucket in self._buckets:
-                    bucket.finish(number, self._options.order)
-                    bucket.settle()
+                    bucket.finish(number)
+                    bucket.settle(self._options.order)
                     bucket.start()
             except BaseException as e:
                 failed = e
@@ -343,7 +346,7 @@ class Reducer:
         return Call(self.group, "backward", number, bucket, self._timeout)
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
-        bucket.finish(self._key, self._options.order)
+        bucket.finish(self._key)
         sent = bucket.sent(self.group.rank)
         mine = 0
         for mask in bucket.masks:

@@ -2,7 +2,8 @@
 
     order    what a rank sends to an owner                          what the owner does
     key      its contributions, in their dtype (N2)                 the left fold in the order of keys
-    exact    its exact partial sum, packed (N3)                     adds the partial sums
+    exact    its one contribution, or the exact partial sum of      adds them exactly
+             several, packed (N3)
     rank     the fold of its contributions, in the accumulation     the left fold in the order of ranks
              dtype (N4)
 
@@ -110,8 +111,6 @@ class Partial:
     def pack(self, rank: int) -> tuple[NDArray, list[int]]:
         """The messages to all owners but this rank, padded, side by side; and their sizes."""
         owners = len(self.segment.bounds) - 1
-        if not self.waiting and not self.kept:
-            return _core.message_new(0), [0] * owners
         raw, at, sizes = _core.message_new(9 * self.segment.size), 0, []
         for owner in range(owners):
             begin = at
@@ -132,7 +131,8 @@ class Sent:
     """The messages of this rank to the owners, made before headers are exchanged."""
 
     terms: list[Term]
-    #: For each segment that is summed exactly: this rank's sum, its messages, rank after rank, and their bytes.
+    #: For each segment of which several terms are summed exactly: this rank's sum, its messages, rank after rank, and
+    #: their bytes.
     packed: dict[int, tuple[Partial, NDArray, list[int]]] = field(default_factory=dict)
 
     @property
@@ -149,11 +149,16 @@ def padded(sizes: Iterable[int]) -> list[int]:
     return [n + -n % 8 for n in sizes]
 
 
+def aligned(message: NDArray) -> NDArray:
+    """The message at an address that is a multiple of 8: a copy if a part of another size came before it."""
+    return message if message.__array_interface__["data"][0] % 8 == 0 else message.copy()
+
+
 def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
     """Everything that does not depend on other ranks."""
     sent = Sent(terms)
     options.check_dtypes(layout)
-    for i, segment in enumerate(layout.segments if options.order == "exact" else ()):
+    for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ()):
         if is_inexact(segment.dtype):
             partial = Partial(segment, [t.flats[i] for t in terms])
             sent.packed[i] = (partial, *partial.pack(rank))
@@ -202,7 +207,7 @@ class Sum:
         low = sum(shards[: self.rank])
         whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
         own = whole[low : low + shards[self.rank]] if into in ("all", self.rank) else whole
-        if i in self.sent.packed:
+        if any(str(i) in h["sizes"] for h in self.headers):
             self.exact(i, segment, own)
         else:
             self.fold(i, segment, own)
@@ -218,15 +223,30 @@ class Sum:
         return whole
 
     def exact(self, i: int, segment: Segment, own: NDArray) -> None:
-        partial, raw, sends = self.sent.packed[i]
-        sizes = [h["sizes"][str(i)][self.rank] if h["terms"] else 0 for h in self.headers]
-        got = _core.message_new(sum(padded(sizes)))
+        """A rank with several contributions has packed their sum; a rank with one sends it as it is."""
+        flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
+        if i in self.sent.packed:
+            partial, message, sends = self.sent.packed[i]
+            sends = padded(sends)
+        else:
+            partial, message = Partial(segment, flats), flats[0] if flats else np.empty(0, np.uint8)
+            sends = [len(flats) * n for n in shards]
+        packed = [h["sizes"][str(i)][self.rank] if str(i) in h["sizes"] else None for h in self.headers]
+        plain = [shards[self.rank] if h["terms"] else 0 for h in self.headers]
+        receives = [bare if n is None else padded([n])[0] for n, bare in zip(packed, plain, strict=True)]
+        got = _core.message_new(sum(receives))
         if self.size > 1:
-            self.call.start("all_to_all", raw, padded(sends), got, padded(sizes))
-        starts = itertools.accumulate(padded(sizes), initial=0)
-        messages = [got[at : at + n] for at, n in zip(starts, sizes, strict=False) if n]
+            self.call.start("all_to_all", message, sends, got, receives)
+        terms, messages, at = [], [], 0
+        for rank, (n, room) in enumerate(zip(packed, receives, strict=True)):
+            if rank != self.rank and n is not None:
+                messages.append(aligned(got[at : at + n]))
+            elif rank != self.rank and room:
+                terms.append(typed(got[at : at + room], segment.dtype))
+            at += room
         rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
         for start, stop, window in partial.windows(self.rank):
+            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
             for k, message in enumerate(messages):
                 messages[k] = message[_core.window_merge_packed(window, message) :]
             _core.window_round(window, rounded[start - low : stop - low], self.options.scale)
@@ -261,8 +281,9 @@ class Sum:
         terms = [typed(raw, dtype) for raw in raws]
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
         ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
-        options = self.options
-        _core.add_n(ordered, out=typed(own, segment.dtype), scale=options.scale, accumulate=options.accumulate)
+        exact = self.order == "exact" and is_inexact(segment.dtype)
+        accumulate = "exact" if exact else self.options.accumulate
+        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale, accumulate=accumulate)
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
