@@ -244,34 +244,41 @@ def hidden(quick: bool) -> Result:
     return {**one, "hidden_share": share}
 
 
-def on_one_rank(n: int, size: int, quick: bool, where: str) -> Result:
-    """A pass over n leaves with a reducer of one rank, and without one."""
-    leaves = [fanin.Leaf(np.zeros(size // 4, "f4")) for _ in range(n)]
-    one, work = np.ones(size // 4, "f4"), "without a reducer"
-    weights = [np.full(size // 4, k, "f4") for k in range(n)]
-    root = fanin.Node(lambda g: tuple(weights), 1, [(leaf, 0) for leaf in leaves])
+def layers(n: int) -> tuple[list[Any], Any, Any]:
+    """The pass of n layers, 64 x 64 float32 each, over a batch of 256: leaves, the root, its gradient."""
+    x, w = gradient(256 * 64, 0).reshape(256, 64), gradient(64 * 64, 1).reshape(64, 64) / 8
+    leaves = [fanin.Leaf(np.zeros((64, 64), "f4")) for _ in range(n)]
+    node = fanin.Node(lambda g: x.T @ g, 1, [(leaves[0], 0)])
+    for leaf in leaves[1:]:
+        node = fanin.Node(lambda g: (x.T @ g, g @ w), 1, [(leaf, 0), (node, 0)])
+    return leaves, node, x
+
+
+def handed_through(n: int) -> tuple[list[Any], Any, Any]:
+    """One node with n leaves of 16 float32, whose function returns what it has."""
+    leaves, one = [fanin.Leaf(np.zeros(16, "f4")) for _ in range(n)], np.ones(16, "f4")
+    gradients = tuple(np.full(16, k, "f4") for k in range(n))
+    return leaves, fanin.Node(lambda g: gradients, 1, [(leaf, 0) for leaf in leaves]), one
+
+
+def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: float | None, quick: bool) -> Result:
+    """A pass with a reducer of one rank, and without one."""
+    leaves, root, one = graph
+    alone, reduced = "without a reducer", "with one"
     found: list[Result] = []
 
     def rank(group: fanin.dist.Group) -> None:
         reducer = fanin.dist.Reducer(leaves, group)
-        found.append(
-            measure(
-                f"a pass over {n} leaves of {size_text(size)}, core {where}",
-                {
-                    work: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
-                    "with one": lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
-                },
-                base=work,
-                unit="us",
-                rounds=2 if quick else 25,
-                targets=[] if quick or size < 1024 else [at_most(1.03, "with one", work)],
-            )
-        )
+        work = {
+            alone: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
+            reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
+        }
+        targets = [] if quick or target is None else [at_most(target, reduced, alone)]
+        found.append(measure(title, work, base=alone, unit="us", rounds=2 if quick else 25, targets=targets))
 
     fanin.dist.threads(1, rank)
-    (one_result,) = found
-    rows = one_result["rows"]
-    return {**one_result, "us_a_leaf": (rows["with one"]["median"] - rows[work]["median"]) / n}
+    rows = found[0]["rows"]
+    return {**found[0], "us_a_leaf": (rows[reduced]["median"] - rows[alone]["median"]) / n}
 
 
 def a_term(quick: bool, where: str) -> Result:
@@ -282,11 +289,16 @@ def a_term(quick: bool, where: str) -> Result:
     for buf in (plain, exact, plain, exact):
         buf.add(0, x)
     left, window = "a term of a float32 left fold", "a term of an exact sum"
-    return measure(
+    return measure(  # two calls: the buffer keeps a gradient until it can add two
         f"{left} and of an exact one, {size_text(size)}, core {where}",
         {left: lambda: plain.add(0, x), window: lambda: exact.add(0, x)},
-        base=left, unit="ms", rounds=2 if quick else 9, targets=[] if quick else [at_most(2.5, window, left)],
-    )  # fmt: skip
+        base=left,
+        unit="ms",
+        rounds=2 if quick else 9,
+        calls=2,
+        longest=math.inf,
+        targets=[] if quick else [at_most(2.5, window, left)],
+    )
 
 
 # ---- the model
@@ -401,8 +413,9 @@ def results(quick: bool) -> Iterator[Result]:
     yield from on_processes("gloo", 2, quick)
     with pinned() as where:
         yield a_term(quick, where)
-        yield on_one_rank(20 if quick else 1000, 4096, quick, where)
-        yield on_one_rank(20 if quick else 10_000, 64, quick, where)
+        n, many = (20, 20) if quick else (1000, 10_000)
+        yield on_one_rank(f"a pass of {n} layers, one rank, core {where}", n, layers(n), 1.03, quick)
+        yield on_one_rank(f"{many} leaves of 64 B, one rank, core {where}", many, handed_through(many), None, quick)
     yield hidden(quick)
     work, deviations = fitted(measured)
     for ranks in (8, 65_536) if quick else (8, 64, 512, 4096, 65_536):
