@@ -187,8 +187,8 @@ class Layout:
                 x = like[leaf]
                 if type(x) not in whole:
                     whole[type(x)] = wrapped(raw, segment.dtype, x)
-                piece = whole[type(x)][start:stop].reshape(self.leaves[leaf].shape)
-                made[leaf] = placed(piece, x)
+                piece, shape = whole[type(x)][start:stop], self.leaves[leaf].shape
+                made[leaf] = placed(piece if len(shape) == 1 else piece.reshape(shape), x)
         return made
 
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:

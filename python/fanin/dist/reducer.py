@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
@@ -31,48 +34,65 @@ class _Bucket:
         self.partials: dict[int, sums.Partial] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
+        self.used: list[tuple[list[NDArray], list[Any]]] = []  #: memory of the terms
+        self.spare: list[tuple[list[NDArray], list[Any]]] = []  #: .. and of earlier ones
         self.start()
 
     def start(self) -> None:
         """Begin a contribution."""
-        made = [segment.empty() for segment in self.layout.segments]
-        self.flats = [raw for raw, _ in made]
-        self.places: list[Any] = [None] * len(self.indices)
-        for segment, (_, elements) in zip(self.layout.segments, made, strict=True):
-            for leaf, low, high in segment.places:
-                self.places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
-        self.mask = 0
+        self.flats, self.places = self.spare.pop() if self.spare else self.memory()
+        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
+        self.left = len(self.indices)  #: how many it lacks
         self.closed = False
+
+    def memory(self) -> tuple[list[NDArray], list[Any]]:
+        """Memory for a contribution: flat, and the place of each leaf in it."""
+        flats, places = [], [None] * len(self.indices)
+        for segment in self.layout.segments:
+            raw, elements = segment.empty()
+            flats.append(raw)
+            for leaf, low, high in segment.places:
+                places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
+        return flats, places
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.partials, self.total, self.anywhere = [], [], {}, None, 0
+        self.spare += [*self.used, (self.flats, self.places)] if self.places else self.used
+        self.terms, self.masks, self.partials, self.total, self.anywhere, self.used = [], [], {}, None, 0, []
         self.start()
 
     def put(self, i: int, gradient: Any, detect: bool) -> None:
         """Take the gradient of leaf i of the bucket."""
         leaf = self.layout.leaves[i]
+        if self.has[i]:
+            raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
+        place = self.places[i]
+        plain = type(gradient) is type(place) is np.ndarray and not detect
+        if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
+            place[...] = gradient
+            return
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
             raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
-        if self.mask >> i & 1:
-            raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
         if leaf.size:
-            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect)
+            done = _core.add_n([host(gradient)], out=place, stats=detect)
             if detect and done[1].nonfinite:
                 bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(done[1].nonfinite, 'element')} inf or NaN")
                 bad.leaf = leaf.name  # type: ignore[attr-defined]
                 raise bad
-        self.mask |= 1 << i
 
     def finish(self, key: int | None) -> None:
         """The contribution is complete."""
-        for segment in self.layout.segments:
+        for segment in self.layout.segments if self.left else ():
             for leaf, _, _ in segment.places:
-                if not self.mask >> leaf & 1:
+                if not self.has[leaf]:
                     segment.leave_out(self.places[leaf])
-        self.terms.append(Term(self.flats, key))
-        self.masks.append(self.mask)
+        self.terms.append(Term(list(self.flats), key))
+        self.masks.append(
+            int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
+        )
+        self.used.append((self.flats, self.places))
+        self.places = []
 
     def settle(self, order: Order | None) -> None:
         """Add the contribution to the exact sums, so that its memory is free."""
@@ -83,6 +103,8 @@ class _Bucket:
                 term.flats[i] = term.flats[i][:0]
         for one in self.partials.values():
             one.settle()
+        if not any(map(len, term.flats)):
+            self.spare.append(self.used.pop())
 
     def sent(self, rank: int) -> Sent:
         """The messages to the owners."""
@@ -161,7 +183,13 @@ class Reducer:
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else timeout
         self._buckets = self._divide(bucket_bytes)
+        self._takers = [
+            (self.leaves[index], partial(self._put, bucket, i))
+            for bucket in self._buckets
+            for i, index in enumerate(bucket.indices)
+        ]
         self._key: int | None = None
+        self._lock = threading.Lock()  # of the counts of buckets
         self._state = threading.Condition()
         self._ended = False  # the pass at hand, on this rank
         self._error: BaseException | None = None  # .. by this
@@ -197,18 +225,27 @@ class Reducer:
 
     def _divert(self) -> None:
         """The leaves' sums go to the buckets until the pass ends."""
-        for bucket in self._buckets:
-            for i, index in enumerate(bucket.indices):
-                leaf = self.leaves[index]
-                _core.leaf_divert(leaf, partial(self._put, bucket, i))
-                self._open.callback(_core.leaf_divert, leaf, None)
+        diverted: list[Any] = []
+
+        def undo() -> None:
+            for leaf in diverted:
+                _core.leaf_divert(leaf, None)
+
+        self._open.callback(undo)
+        for leaf, take in self._takers:
+            _core.leaf_divert(leaf, take)
+            diverted.append(leaf)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
+        bucket.put(i, gradient, self.detect)
+        with self._lock:
+            bucket.has[i] = 1
+            bucket.left -= 1
+            if bucket.left:
+                return
         with self._state:
-            bucket.put(i, gradient, self.detect)
-            if bucket.mask == (1 << len(bucket.indices)) - 1:
-                bucket.closed = True
-                self._state.notify_all()
+            bucket.closed = True
+            self._state.notify_all()
 
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
@@ -316,9 +353,10 @@ class Reducer:
                 pieces = layout.shards(flats, self.group.rank, like)
             else:
                 pieces = layout.unflatten(flats, like)
-            for i, index in enumerate(bucket.indices):
-                if bucket.anywhere >> i & 1:
-                    made[index] = pieces[i]
+            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
+            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
+                if has == "1":
+                    made[index] = piece
         return made
 
     # ---- on the sending thread
@@ -356,17 +394,18 @@ class Reducer:
         has = [int(h["has"], 16) for h in headers]
         for mask in has:
             bucket.anywhere |= mask
-        if self.missing == "error":
-            for i, leaf in enumerate(bucket.layout.leaves):
-                with_it = [r for r, mask in enumerate(has) if mask >> i & 1]
-                if 0 < len(with_it) < len(has):
-                    without = [r for r in range(len(has)) if r not in with_it]
-                    raise call.refuse(
-                        f"{leaf.name} has a gradient on ranks {with_it} and none on ranks {without}: expected it on all"
-                        " or none, or missing='skip'",
-                        without[0],
-                        leaf.name,
-                    )
+        lacking = bucket.anywhere & ~reduce(operator.and_, has)
+        if self.missing == "error" and lacking:
+            i = (lacking & -lacking).bit_length() - 1
+            name = bucket.layout.leaves[i].name
+            with_it = [r for r, mask in enumerate(has) if mask >> i & 1]
+            without = [r for r in range(len(has)) if r not in with_it]
+            raise call.refuse(
+                f"{name} has a gradient on ranks {with_it} and none on ranks {without}: expected it on all or none, or"
+                " missing='skip'",
+                without[0],
+                name,
+            )
         bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run() if bucket.anywhere else None
 
     # ---- the norm
