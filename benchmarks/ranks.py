@@ -315,8 +315,8 @@ class Level(NamedTuple):
 NODE, INSIDE, BETWEEN = 8, Level(5e-7, 1e-10), Level(2e-6, 8 / 25e9)
 #: Bytes of a header (fanin.dist.group.FRAME); seconds to read one.
 HEADER, READ = 1024, 5e-6
-#: Bytes to owners, and back, for a byte of float32.
-BYTES = {"key": (1.0, 1.0), "exact": (1.5, 1.0)}
+#: Bytes that travel for a byte of float32 to its owner: one contribution, or the exact sum of several.
+ONE, SEVERAL = 1.0, 1.5
 
 
 class Sum(NamedTuple):
@@ -328,23 +328,20 @@ class Sum(NamedTuple):
     headers: float
 
 
-def flat(order: str, size: int, ranks: int) -> Sum:
+def flat(size: float, ranks: int, to_owner: float = ONE) -> Sum:
     """Every rank sends to every rank; headers go round in log2(ranks) steps."""
     part = size * (ranks - 1) / ranks
-    return Sum(2 * (ranks - 1) + math.log2(ranks), sum(BYTES[order]) * part + HEADER * ranks, size, ranks)
+    return Sum(2 * (ranks - 1) + math.log2(ranks), (to_owner + 1) * part + HEADER * ranks, size, ranks)
 
 
 def two_levels(order: str, size: int, ranks: int) -> tuple[Sum, Sum]:
-    """Inside nodes first, then between the ranks of one place in all nodes: there an exact sum is sent once for a node.
-    Contributions in the order of keys have no partial sums, so all of them travel on.
+    """Inside nodes first, then between the ranks of one place in all nodes. There a node sends one exact sum;
+    contributions in the order of keys have no partial sums, so all of them travel on.
     """
-    nodes = max(1, ranks // NODE)
     here = min(ranks, NODE)
-    share = size / here
-    inside, outside = flat(order, size, here), flat(order, share, nodes) if nodes > 1 else Sum(0, 0, 0, 0)
-    if order == "key" and nodes > 1:
-        outside = outside._replace(sent=outside.sent + (here - 1) * share * (nodes - 1) / nodes)
-    return inside, outside
+    nodes = ranks // here
+    to_owner = float(here) if order == "key" else SEVERAL
+    return flat(size, here), flat(size / here, nodes, to_owner) if nodes > 1 else Sum(0, 0, 0, 0)
 
 
 def model(size: int, ranks: int, work: dict[str, float]) -> Result:
@@ -353,8 +350,8 @@ def model(size: int, ranks: int, work: dict[str, float]) -> Result:
     ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + size * work["key"]
     rows: dict[str, Any] = {"a ring": {"min": 1e3 * ring, "median": 1e3 * ring}}
     messages = {"a ring": 2 * (ranks - 1)}
-    for order in BYTES:
-        one = flat(order, size, ranks)
+    one = flat(size, ranks)
+    for order in NAMES:
         near = min(1, (NODE - 1) / (ranks - 1))
         paths = {"flat": [(one, Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True))))]}
         paths["two levels"] = list(zip(two_levels(order, size, ranks), (INSIDE, BETWEEN), strict=True))
@@ -383,7 +380,7 @@ def fitted(measured: list[Result]) -> tuple[dict[str, float], dict[str, float]]:
     facts, seconds, names, few = [], [], [], []
     for one in measured:
         for k, (order, name) in enumerate(NAMES.items()):
-            work = flat(order, one["size"], one["ranks"])
+            work = flat(one["size"], one["ranks"])
             crowd = max(1, one["ranks"] / len(cores()))
             t = one["rows"][name]["median"] / 1e3
             facts.append([x * crowd / t for x in (work.messages, work.sent, *(work.summed * (i == k) for i in (0, 1)))])

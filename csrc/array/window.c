@@ -1012,7 +1012,7 @@ size_t fan_window_pack(const fan_window *w, void *to)
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
             memcpy(p, v.block->more, header_bytes(&h, v.n, &w->kind));
-        else if (v.block->form == WORDS_64 && !v.block->special)
+        else if (h.width && v.block->form == WORDS_64 && !v.block->special)
             loops->pack(p, v.low, v.n, zeros, h.width);
         else
             for (size_t i = 0; i < v.n && h.width; i++) {
