@@ -49,6 +49,7 @@ ROWS = (
     "graph_trees",
     "overlap",
     "analysis",
+    "ranks",
     "gpu",
 )
 

@@ -94,7 +94,6 @@ static size_t block_more_bytes(const fan_window *w, int form)
 
 fan_dtype fan_window_dtype(const fan_window *w) { return w->dtype; }
 int64_t fan_window_size(const fan_window *w) { return w->size; }
-int64_t fan_window_blocks(const fan_window *w) { return w->blocks; }
 
 #ifdef FAN_TEST
 size_t fan_window_bytes(const fan_window *w)
@@ -309,6 +308,52 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
         *s = (row_size){any, large, numbers};                                        \
     }
 
+/* plane_bytes: how many of the `rest` last bytes of each number are side by side in the next plane of a message. */
+static inline int plane_bytes(int rest) { return rest >= 8 ? 8 : rest >= 4 ? 4 : rest >= 2 ? 2 : 1; }
+
+#define EACH_PLANE(X) X(1, fan_any_u8) X(2, fan_any_u16) X(4, fan_any_u32) X(8, fan_any_u64)
+
+#define PACK_PLANE(BYTES, UINT)                                                                         \
+    if (bytes == BYTES) {                                                                               \
+        UINT *restrict to = (UINT *)(void *)p;                                                          \
+        for (size_t i = 0; i < n; i++) {                                                                \
+            uint64_t none = -(uint64_t)(w[i] == FAN_ACC_NOTHING), u = (uint64_t)(w[i] >> zeros) + lift; \
+            to[i] = (UINT)((u & ~none) >> shift);                                                       \
+        }                                                                                               \
+    }
+
+#define UNPACK_PLANE(BYTES, UINT)                                                       \
+    if (bytes == BYTES) {                                                               \
+        const UINT *restrict from = (const UINT *)(const void *)p;                      \
+        for (size_t i = 0; i < n; i++)                                                  \
+            w[i] = (int64_t)((done ? (uint64_t)w[i] : 0) | (uint64_t)from[i] << shift); \
+    }
+
+/* MESSAGE_ROWS: words of 64 bits to and from the planes of a message. */
+#define MESSAGE_ROWS(NAME, TARGET)                                                                     \
+    TARGET static void pack_##NAME(char *p, const int64_t *restrict w, size_t n, int zeros, int width) \
+    {                                                                                                  \
+        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                          \
+        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {               \
+            const int shift = 8 * done;                                                                \
+            bytes = plane_bytes(width - done);                                                         \
+            EACH_PLANE(PACK_PLANE)                                                                     \
+        }                                                                                              \
+    }                                                                                                  \
+    TARGET static void unpack_##NAME(const char *p, int64_t *restrict w, size_t n, int width)          \
+    {                                                                                                  \
+        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                          \
+        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {               \
+            const int shift = 8 * done;                                                                \
+            bytes = plane_bytes(width - done);                                                         \
+            EACH_PLANE(UNPACK_PLANE)                                                                   \
+        }                                                                                              \
+        for (size_t i = 0; i < n; i++) {                                                               \
+            uint64_t u = (uint64_t)w[i], none = -(uint64_t)((u & ~UINT64_C(3)) == 0);                  \
+            w[i] = (int64_t)(u - (lift & ~none) + ((uint64_t)FAN_ACC_NOTHING & none));                 \
+        }                                                                                              \
+    }
+
 typedef struct window_loops {
     void (*facts_single)(const char *from, size_t n, row_facts *f);
     void (*facts_double)(const char *from, size_t n, row_facts *f);
@@ -319,6 +364,8 @@ typedef struct window_loops {
     void (*merge)(int64_t *w, const int64_t *from, size_t n, int by);
     void (*round)(double *to, const int64_t *w, size_t n, double by);
     void (*size)(const int64_t *w, size_t n, row_size *s);
+    void (*pack)(char *p, const int64_t *w, size_t n, int zeros, int width);
+    void (*unpack)(const char *p, int64_t *w, size_t n, int width);
 } window_loops;
 
 #define LOOPS(NAME, TARGET)                                                   \
@@ -328,7 +375,7 @@ typedef struct window_loops {
     ADD_ROW(NAME, TARGET, fan_any_f32, fan_any_u32, single_large, TERM_LARGE) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_small, TERM_SMALL) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_large, TERM_LARGE) \
-    MERGE_ROW(NAME, TARGET) ROUND_ROW(NAME, TARGET) SIZE_ROW(NAME, TARGET)
+    MERGE_ROW(NAME, TARGET) ROUND_ROW(NAME, TARGET) SIZE_ROW(NAME, TARGET) MESSAGE_ROWS(NAME, TARGET)
 #define LOOPS_OF(NAME)        \
     {facts_single_##NAME,     \
      facts_double_##NAME,     \
@@ -338,7 +385,9 @@ typedef struct window_loops {
      add_double_large_##NAME, \
      merge_##NAME,            \
      round_##NAME,            \
-     size_##NAME}
+     size_##NAME,             \
+     pack_##NAME,             \
+     unpack_##NAME}
 
 LOOPS(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -867,7 +916,9 @@ fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *er
 
 /* ---- messages ---- */
 
-/* A block of a message: this header, then its numbers. */
+/* A block of a message: this header, then its numbers, each less the lowest number of so many bytes; the values below 4
+ * represent what is no number. Their lowest 8, 4, 2 or 1 bytes (plane_bytes) come first, side by side, then the next
+ * ones: a loop over numbers then reads and writes whole vectors. */
 typedef struct window_header {
     int32_t base;
     uint8_t width; /* bytes per number; 0: each is 0, or only -0.0; MESSAGE_LIMBS: superaccumulators */
@@ -883,15 +934,13 @@ static size_t header_bytes(const window_header *h, size_t n, const fan_exact_kin
     return n * (h->width == MESSAGE_LIMBS ? (size_t)k->limbs * sizeof(uint64_t) : h->width);
 }
 
-size_t fan_window_room(const fan_window *w, int64_t first, int64_t n)
+size_t fan_window_room(const fan_window *w)
 {
     size_t bytes = 0;
-    for (int64_t b = first; b < first + n; b++) {
+    for (int64_t b = 0; b < w->blocks; b++) {
         int form = w->block[b].form;
-        bytes += sizeof(window_header) + sizeof(__int128) + /* the last number is written whole */
-                 window_view_of(w, b).n * (form == WORDS_64    ? 8
-                                           : form == WORDS_128 ? 16
-                                                               : (size_t)w->kind.limbs * 8);
+        size_t width = form == WORDS_64 ? 8 : form == WORDS_128 ? 16 : (size_t)w->kind.limbs * sizeof(uint64_t);
+        bytes += sizeof(window_header) + window_view_of(w, b).n * width;
     }
     return bytes;
 }
@@ -929,64 +978,33 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
     return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8), b->special ? MESSAGE_SPECIAL : 0, 0};
 }
 
-/* message_lowest: returns the lowest number of so many bytes. */
-static __int128 message_lowest(int width) { return -((__int128)1 << (8 * width - 2)) * 2; }
-
-#define EACH_WIDTH(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-
-/* pack_words: writes words of 64 bits without inf and NaN; each overwrites what the one before wrote too much. */
-static inline __attribute__((always_inline)) void pack_width(char *p, const int64_t *w, size_t n, int zeros,
-                                                             size_t width)
+/* number_put: writes number i to the planes of n numbers. */
+static void number_put(char *p, size_t n, int width, size_t i, unsigned __int128 x)
 {
-    const int64_t lowest = (int64_t)((uint64_t)INT64_MIN >> (64 - 8 * width)) * (width == 8 ? 1 : -1);
-    for (size_t i = 0; i < n; i++, p += width) {
-        int64_t x = w[i] == FAN_ACC_NOTHING ? lowest : w[i] >> zeros;
-        memcpy(p, &x, sizeof x);
+    for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {
+        bytes = plane_bytes(width - done);
+        uint64_t part = (uint64_t)(x >> 8 * done);
+        memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
     }
 }
 
-static void pack_words(char *p, const int64_t *w, size_t n, int zeros, int width)
+static unsigned __int128 number_get(const char *p, size_t n, int width, size_t i)
 {
-    switch (width) {
-#define X(N)                             \
-    case N:                              \
-        pack_width(p, w, n, zeros, (N)); \
-        break;
-        EACH_WIDTH(X)
-#undef X
+    unsigned __int128 x = 0;
+    for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {
+        bytes = plane_bytes(width - done);
+        uint64_t part = 0;
+        memcpy(&part, p + i * (size_t)bytes, (size_t)bytes);
+        x |= (unsigned __int128)part << 8 * done;
     }
+    return x;
 }
 
-static inline __attribute__((always_inline)) void unpack_width(const char *p, int64_t *w, size_t n, size_t width)
-{
-    const int up = (int)(64 - 8 * width);
-    const int64_t lowest = INT64_MIN >> up;
-    size_t whole = n - (8 + width - 1) / width; /* whose 8 bytes all lie in the message */
-    for (size_t i = 0; i < n; i++, p += width) {
-        uint64_t x = 0;
-        memcpy(&x, p, n > 8 && i < whole ? sizeof x : width);
-        int64_t v = (int64_t)(x << up) >> up;
-        w[i] = v < lowest + 4 ? FAN_ACC_NOTHING + (v - lowest) : v;
-    }
-}
-
-static void unpack_words(const char *p, int64_t *w, size_t n, int width)
-{
-    switch (width) {
-#define X(N)                        \
-    case N:                         \
-        unpack_width(p, w, n, (N)); \
-        break;
-        EACH_WIDTH(X)
-#undef X
-    }
-}
-
-size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to)
+size_t fan_window_pack(const fan_window *w, void *to)
 {
     const window_loops *loops = window_loops_now();
     char *p = to;
-    for (int64_t at = first; at < first + n; at++) {
+    for (int64_t at = 0; at < w->blocks; at++) {
         window_view v = window_view_of(w, at);
         int zeros;
         window_header h = header_of(&v, loops, &zeros);
@@ -994,14 +1012,15 @@ size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to)
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
             memcpy(p, v.block->more, header_bytes(&h, v.n, &w->kind));
-        else if (v.block->form == WORDS_64 && !v.block->special)
-            pack_words(p, v.low, v.n, zeros, h.width);
+        else if (h.width && v.block->form == WORDS_64 && !v.block->special)
+            loops->pack(p, v.low, v.n, zeros, h.width);
         else
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
-                __int128 x = top > FAN_ACC_NAN ? cell_value(&v, i) >> zeros
-                                               : message_lowest(h.width) + (__int128)(top - FAN_ACC_NOTHING);
-                memcpy(p + i * h.width, &x, sizeof x);
+                unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
+                number_put(p, v.n, h.width, i,
+                           top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
+                                             : (unsigned __int128)(top - FAN_ACC_NOTHING));
             }
         p += header_bytes(&h, v.n, &w->kind);
     }
@@ -1009,7 +1028,8 @@ size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to)
 }
 
 /* unpack: reads a block of a message into a block and its words; superaccumulators stay where they are. */
-static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low, int64_t *high)
+static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low, int64_t *high,
+                   const window_loops *loops)
 {
     *b = (window_block){.base = h->base,
                         .form = h->width == MESSAGE_LIMBS ? LIMBS
@@ -1021,18 +1041,15 @@ static void unpack(const window_header *h, const char *p, size_t n, window_block
                         .more = high};
     if (b->form == LIMBS || b->empty)
         return;
-    if (h->width == 0)
+    if (h->width == 0) {
         memset(low, 0, n * sizeof *low);
-    if (h->width <= 8) {
-        unpack_words(p, low, n, h->width);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        __int128 x = 0, lowest = message_lowest(h->width);
-        int up = 128 - 8 * h->width;
-        memcpy(&x, p + i * h->width, h->width);
-        x = (__int128)((unsigned __int128)x << up) >> up;
-        cell_set(b, low, i, x, x < lowest + 4 ? (int64_t)(x - lowest) + FAN_ACC_NOTHING : 0);
+    } else if (h->width <= 8) {
+        loops->unpack(p, low, n, h->width);
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            unsigned __int128 x = number_get(p, n, h->width, i), lift = (unsigned __int128)1 << (8 * h->width - 1);
+            cell_set(b, low, i, (__int128)(x - lift), x < 4 ? (int64_t)x + FAN_ACC_NOTHING : 0);
+        }
     }
 }
 
@@ -1043,8 +1060,7 @@ static bool header_valid(const window_header *h, const fan_exact_kind *k)
     return h->width == MESSAGE_LIMBS || (h->width <= 16 && h->base >= -k->unit && h->base < 1024) || h->width == 0;
 }
 
-fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, const void *from, size_t bytes,
-                                   fan_error *err)
+fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes, size_t *used, fan_error *err)
 {
     FAN_UNINITIALIZED int64_t low[B];
     FAN_UNINITIALIZED int64_t high[B];
@@ -1053,7 +1069,7 @@ fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, cons
         return fan_fail(err, FAN_ERR_VALUE, "a message of window sums is aligned to 8 bytes");
     for (int add = 0; add < 2; add++) {
         const char *p = from, *end = p + bytes;
-        for (int64_t at = first; at < first + n; at++) {
+        for (int64_t at = 0; at < w->blocks; at++) {
             window_header h = {.flags = 255};
             window_block b;
             window_view v = {&b, low, window_view_of(w, at).n};
@@ -1062,8 +1078,8 @@ fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, cons
             p += sizeof h;
             if (!header_valid(&h, &w->kind) || header_bytes(&h, v.n, &w->kind) > (size_t)(end - p))
                 return fan_fail(err, FAN_ERR_VALUE, "not a message of window sums: block %lld of %lld is malformed",
-                                (long long)(at - first), (long long)n);
-            unpack(&h, p, add || h.width == MESSAGE_LIMBS ? v.n : 0, &b, low, high);
+                                (long long)at, (long long)w->blocks);
+            unpack(&h, p, add || h.width == MESSAGE_LIMBS ? v.n : 0, &b, low, high, loops);
             if (b.form == LIMBS)
                 b.more = (void *)(uintptr_t)p; /* whole blocks and headers are multiples of 8 bytes */
             p += header_bytes(&h, v.n, &w->kind);
@@ -1072,9 +1088,7 @@ fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, cons
             else if (!view_reserve(w, at, &v))
                 return window_no_memory(err);
         }
-        if (p != end)
-            return fan_fail(err, FAN_ERR_VALUE, "not a message of window sums: %zu bytes follow its last block",
-                            (size_t)(end - p));
+        *used = (size_t)(p - (const char *)from);
     }
     return FAN_OK;
 }

@@ -46,19 +46,15 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 /* fan_window_size: returns the number of elements. */
 int64_t fan_window_size(const fan_window *w);
 
-/* Messages between ranks: blocks [first, first + n), each in the fewest whole bytes per number that hold it. Numbers
- * are little-endian. */
+/* Messages between ranks: each block in the fewest whole bytes per number that hold it. Numbers are little-endian. */
 
-/* fan_window_blocks: returns the number of blocks. */
-int64_t fan_window_blocks(const fan_window *w);
 /* fan_window_room: returns how many bytes fan_window_pack writes at most. */
-size_t fan_window_room(const fan_window *w, int64_t first, int64_t n);
-/* fan_window_pack: writes the blocks to `to` and returns the number of bytes. */
-size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to);
-/* fan_window_merge_packed: adds packed blocks to blocks [first, first + n). FAN_ERR_VALUE, and nothing is added, if the
- * bytes are not the message of such blocks. */
-fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, const void *from, size_t bytes,
-                                   fan_error *err);
+size_t fan_window_room(const fan_window *w);
+/* fan_window_pack: writes the sum to `to` and returns the number of bytes: a multiple of 8 if the blocks are whole. */
+size_t fan_window_pack(const fan_window *w, void *to);
+/* fan_window_merge_packed: adds the packed sum of as many numbers at the begin of `from`, and sets *used to its bytes.
+ * FAN_ERR_VALUE, and nothing is added, if the bytes do not begin with the message of such a sum. */
+fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes, size_t *used, fan_error *err);
 
 #ifdef FAN_TEST
 /* fan_window_merge: adds the sum `from`, of the same dtype and size. */

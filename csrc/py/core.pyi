@@ -1646,19 +1646,19 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
 
-def window_blocks(window: object, /) -> int:
-    """The number of its blocks of 256 numbers."""
+def window_room(window: object, /) -> int:
+    """The bytes that window_pack needs at most."""
 
-def window_room(window: object, first: int, count: int, /) -> int:
-    """The bytes that window_pack needs at most for blocks [first, first + count)."""
+def window_pack(window: object, out: NDArray, /) -> int:
+    """Write the sum as a message to `out`, an array of uint8; return the number of bytes."""
 
-def window_pack(window: object, first: int, count: int, out: NDArray, /) -> int:
-    """Write blocks [first, first + count) as a message to `out`, an array of uint8; return the number of bytes."""
-
-def window_merge_packed(window: object, first: int, count: int, message: NDArray, /) -> None:
-    """Add a message, an array of uint8 at a multiple of 8, to blocks [first, first + count). Nothing is added on
-    errors.
+def window_merge_packed(window: object, message: NDArray, /) -> int:
+    """Add the message at the begin of an array of uint8 at a multiple of 8, and return its number of bytes. Nothing is
+    added on errors.
     """
+
+def message_new(size: int, /) -> NDArray:
+    """An array of uint8, not zeroed; a large one reuses memory as sums do."""
 
 def window_round(window: object, out: object, scale: complex | None, /) -> None:
     """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""

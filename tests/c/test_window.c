@@ -133,19 +133,18 @@ static void memory_is_as_promised(void)
         CHECK_OK(fan_window_add(w, in, 1, NULL));
     }
     CHECK(fan_window_bytes(w) <= (size_t)size * 8 + (size_t)size / 8 + 200);
-    char *to = malloc(fan_window_room(w, 0, fan_window_blocks(w)));
-    size_t bytes = fan_window_pack(w, 0, fan_window_blocks(w), to);
+    char *to = malloc(fan_window_room(w));
+    size_t bytes = fan_window_pack(w, to);
     printf("message: %.2f bytes an element\n", (double)bytes / (double)size);
     CHECK(bytes <= (size_t)size * 6);
-    CHECK_OK(fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes, NULL));
+    size_t used = 0;
+    CHECK_OK(fan_window_merge_packed(other, to, bytes, &used, NULL));
     /* A message that was cut, has more, or was damaged is refused, or at least does no harm. */
     fan_error err = {FAN_OK};
     for (size_t cut = 1; cut < 3000; cut++)
-        CHECK_INT(fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes - cut, &err), FAN_ERR_VALUE);
+        CHECK_INT(fan_window_merge_packed(other, to, bytes - cut, &used, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "not a message of window sums");
-    CHECK_INT(fan_window_merge_packed(other, 0, fan_window_blocks(w) - 1, to, bytes, &err), FAN_ERR_VALUE);
-    CHECK_HAS(err.text, "bytes follow its last block");
-    CHECK_INT(fan_window_merge_packed(other, 0, 1, to + 1, bytes - 1, &err), FAN_ERR_VALUE);
+    CHECK_INT(fan_window_merge_packed(other, to + 1, bytes - 1, &used, &err), FAN_ERR_VALUE);
     fan_array *one = array_of(FAN_DT_FLOAT32, size), *two = array_of(FAN_DT_FLOAT32, size);
     fan_window_round(one, w, NULL);
     fan_window_round(two, other, NULL);
@@ -154,14 +153,14 @@ static void memory_is_as_promised(void)
         size_t at = (size_t)random_below((int64_t)(bytes < 20000 ? bytes : 20000));
         char old = to[at];
         to[at] = (char)random_bits();
-        (void)fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes, NULL);
+        (void)fan_window_merge_packed(other, to, bytes, &used, NULL);
         to[at] = old;
     }
     fan_window_round(two, other, NULL);
     memset(a->data, 0, (size_t)size * 4);
     fan_window *zeros = fan_window_new(FAN_DT_FLOAT32, size);
     CHECK_OK(fan_window_add(zeros, in, 1, NULL));
-    CHECK_INT(fan_window_pack(zeros, 0, fan_window_blocks(zeros), to), fan_window_blocks(zeros) * 8);
+    CHECK_INT(fan_window_pack(zeros, to), size / FAN_WINDOW_BLOCK * 8);
     fan_window_free(zeros);
     fan_window_free(w);
     fan_window_free(other);
@@ -185,13 +184,13 @@ static void failures_lose_nothing(void)
         fan_window *w = fan_window_new(FAN_DT_FLOAT32, size), *other = fan_window_new(FAN_DT_FLOAT32, size);
         CHECK_OK(fan_window_add(w, one, 1, NULL));
         CHECK_OK(fan_window_add(other, two, 1, NULL));
-        void *bytes = malloc(fan_window_room(other, 0, fan_window_blocks(other)));
-        size_t length = fan_window_pack(other, 0, fan_window_blocks(other), bytes);
+        void *bytes = malloc(fan_window_room(other));
+        size_t length = fan_window_pack(other, bytes), used;
         for (fan_status status = FAN_ERR_NOMEM; status != FAN_OK; skip++) {
             fan_mem_fail_at(skip, 1);
             status = merge == 0   ? fan_window_add(w, two, 1, NULL)
                      : merge == 1 ? fan_window_merge(w, other, NULL)
-                                  : fan_window_merge_packed(w, 0, fan_window_blocks(w), bytes, length, NULL);
+                                  : fan_window_merge_packed(w, bytes, length, &used, NULL);
             fan_mem_fail_at(-1, 0);
             fan_window_round(got, w, NULL);
             if (status != FAN_OK) {

@@ -23,9 +23,9 @@ def drawn(rng: np.random.Generator, n: int, dtype: str) -> Any:
     return (x + 1j * rng.standard_normal(n)).astype(dtype) if "complex" in dtype else x.astype(dtype)
 
 
-def packed(window: object, first: int, count: int) -> Any:
-    room = np.empty(_core.window_room(window, first, count), np.uint8)
-    return room[: _core.window_pack(window, first, count, room)].copy()
+def packed(window: object) -> Any:
+    room = np.empty(_core.window_room(window), np.uint8)
+    return room[: _core.window_pack(window, room)].copy()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,27 +38,29 @@ def test_a_window_rounds_to_the_exact_sum_whatever_the_tree_of_merges(dtype: str
         _core.window_add(one, tuple(terms[:cut]))
         for x in terms[cut:]:
             _core.window_add(two, (x,))
-        _core.window_merge_packed(one, 0, _core.window_blocks(one), packed(two, 0, _core.window_blocks(two)))
+        message = packed(two)
+        assert _core.window_merge_packed(one, message) == len(message)
         out = np.empty(1000, dtype)
         _core.window_round(one, out, 1 / 3)
         assert bits(out) == bits(expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_runs_of_blocks_travel_as_messages(dtype: str) -> None:
+def test_messages_are_read_one_after_another(dtype: str) -> None:
     rng = np.random.default_rng(4)
-    terms = [drawn(rng, 1500, dtype) for _ in range(4)]
-    sent, owner = (_core.window_new(dtype, 1500) for _ in range(2))
-    _core.window_add(sent, tuple(terms[:3]))
-    _core.window_add(owner, (terms[3],))
-    blocks = _core.window_blocks(sent)
-    assert blocks == -(-1500 * (2 if "complex" in dtype else 1) // 256)
-    for first in range(0, blocks, 2):
-        count = min(2, blocks - first)
-        _core.window_merge_packed(owner, first, count, packed(sent, first, count))
-    out = np.empty(1500, dtype)
-    _core.window_round(owner, out, None)
-    assert bits(out) == bits(fanin.add_n(terms, accumulate="exact"))
+    sizes = [512, 256, 1300]
+    terms = [[drawn(rng, n, dtype) for n in sizes] for _ in range(2)]
+    sent, owned = ([_core.window_new(dtype, n) for n in sizes] for _ in range(2))
+    for windows, one in zip((sent, owned), terms, strict=True):
+        for window, x in zip(windows, one, strict=True):
+            _core.window_add(window, (x,))
+    rest = np.concatenate([packed(w) for w in sent])
+    for k, window in enumerate(owned):
+        rest = rest[_core.window_merge_packed(window, rest) :]
+        out = np.empty(sizes[k], dtype)
+        _core.window_round(window, out, None)
+        assert bits(out) == bits(fanin.add_n([terms[0][k], terms[1][k]], accumulate="exact"))
+    assert not len(rest)
 
 
 def test_terms_of_every_layout_and_library_of_numpy_are_added() -> None:
@@ -86,13 +88,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda w: _core.window_add(w, (None,)), TypeError, "dense array on the CPU"),
     (lambda w: _core.window_add(w, (np.ones(300, "M8[s]"),)), ValueError, "datetime"),
     (lambda w: _core.window_add(7, ()), ValueError, "PyCapsule"),
-    (lambda w: _core.window_pack(w, 0, 3, message()), IndexError, "2 blocks, got first 0, count 3"),
-    (lambda w: _core.window_pack(w, 0, 2, message()), BufferError, "writable bytes, got 8"),
-    (lambda w: _core.window_pack(w, 0, 2, np.zeros(99, "i4")), TypeError, "uint8"),
-    (lambda w: _core.window_room(w, 3, 0), IndexError, "2 blocks"),
-    (lambda w: _core.window_merge_packed(w, 0, 2, message(7)), ValueError, "malformed"),
-    (lambda w: _core.window_merge_packed(w, 0, 1, packed(_core.window_new("f4", 999), 0, 2)), ValueError, "8 bytes"),
-    (lambda w: _core.window_merge_packed(w, 0, 2, message(24)[1:]), ValueError, "aligned"),
+    (lambda w: _core.window_pack(w, message()), BufferError, "writable bytes, got 8"),
+    (lambda w: _core.window_pack(w, np.zeros(99, "i4")), TypeError, "uint8"),
+    (lambda w: _core.message_new(-1), ValueError, "-1"),
+    (lambda w: _core.window_merge_packed(w, message(7)), ValueError, "malformed"),
+    (lambda w: _core.window_merge_packed(w, message(24)[1:]), ValueError, "aligned"),
     (lambda w: _core.window_round(w, np.empty(300, "c8"), None), ValueError, "complex64"),
     (lambda w: _core.window_round(w, np.empty(300, "i4"), None), ValueError, "int32"),
     (lambda w: _core.window_round(w, np.empty(300, "f4"), 1j), ValueError, "real number"),
@@ -131,7 +131,7 @@ def test_a_window_lets_other_threads_run_and_refuses_those_that_use_it() -> None
     worker.start()
     while not ended.is_set():
         try:
-            _core.window_room(window, 0, 1)
+            _core.window_room(window)
         except RuntimeError as e:
             assert "another thread uses it" in str(e)
             refused += 1
@@ -147,10 +147,10 @@ def test_each_allocation_may_fail_and_nothing_is_added() -> None:
         window, other = _core.window_new("float32", 600), _core.window_new("float32", 600)
         _core.window_add(window, (narrow,))
         _core.window_add(other, (wide,))
-        sent = packed(other, 0, 3)
+        sent = packed(other)
         out = np.empty(600, "f4")
         with attempt:
-            _core.window_merge_packed(window, 0, 3, sent)  # the words become wider
+            _core.window_merge_packed(window, sent)  # the words become wider
             _core.window_add(window, (wide,))
         _core.window_round(window, out, None)
         failed += attempt.failed

@@ -45,12 +45,6 @@ static void window_threads_end(PyThreadState *left)
         PyEval_RestoreThread(left);
 }
 
-/* window_done: None, or NULL with the exception of a status. */
-static PyObject *window_done(fan_status status, const fan_error *err)
-{
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, err);
-}
-
 static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_dtype d;
@@ -129,7 +123,7 @@ static PyObject *window_add(PyObject *Py_UNUSED(module), PyObject *const *a)
     PyThreadState *left = window_threads_begin(self);
     fan_status status = fan_window_add(self->w, in, n, &err);
     window_threads_end(left);
-    result = window_done(status, &err);
+    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 done:
     for (size_t i = 0; i < read; i++)
         fan_value_release(&values[i]);
@@ -140,36 +134,30 @@ done:
     return result;
 }
 
-static PyObject *window_blocks(PyObject *Py_UNUSED(module), PyObject *capsule)
+static PyObject *window_room(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
-    const window *self = PyCapsule_GetPointer(capsule, WINDOW);
-    return self ? PyLong_FromLongLong(fan_window_blocks(self->w)) : NULL;
-}
-
-/* window_run: reads a run of blocks; -1 with an exception. */
-static int window_run(const window *self, PyObject *const *a, int64_t *first, int64_t *count)
-{
-    int64_t blocks = fan_window_blocks(self->w);
-    if (fan_index(a[0], "window: first", PyExc_IndexError, first) < 0 ||
-        fan_index(a[1], "window: count", PyExc_IndexError, count) < 0)
-        return -1;
-    if (*first < 0 || *count < 0 || *first > blocks || *count > blocks - *first)
-        return fan_refuse(PyExc_IndexError, "window: expected a run of its %lld blocks, got first %S, count %S",
-                          (long long)blocks, a[0], a[1]);
-    return 0;
-}
-
-static PyObject *window_room(PyObject *Py_UNUSED(module), PyObject *const *a)
-{
-    int64_t first, count;
-    PyObject *result = NULL;
-    window *self = window_enter(a[0]);
+    window *self = window_enter(capsule);
     if (!self)
         return NULL;
-    if (window_run(self, a + 1, &first, &count) == 0)
-        result = PyLong_FromSize_t(fan_window_room(self->w, first, count));
+    size_t room = fan_window_room(self->w);
     window_leave(self);
-    return result;
+    return PyLong_FromSize_t(room);
+}
+
+static PyObject *message_new(PyObject *Py_UNUSED(module), PyObject *size)
+{
+    fan_array *a = NULL;
+    int64_t n;
+    FAN_UNINITIALIZED fan_error err;
+    if (fan_index(size, "message_new: size", PyExc_ValueError, &n) < 0)
+        return NULL;
+    fan_error_clear(&err);
+    fan_status status = fan_array_new(FAN_DT_UINT8, 1, &n, NULL, &a, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *made = fan_export_array(a);
+    fan_array_drop(a);
+    return made;
 }
 
 /* window_check_message: 0 for an array of uint8 without gaps, or -1 with an exception. */
@@ -183,21 +171,20 @@ static int window_check_message(PyObject *o, const char *call)
 
 static PyObject *window_pack(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int64_t first, count;
     PyObject *result = NULL;
     window *self = window_enter(a[0]);
     if (!self)
         return NULL;
-    if (window_run(self, a + 1, &first, &count) < 0 || window_check_message(a[3], "window_pack") < 0)
+    if (window_check_message(a[1], "window_pack") < 0)
         goto done;
-    PyArrayObject *out = (PyArrayObject *)a[3];
-    size_t room = fan_window_room(self->w, first, count);
+    PyArrayObject *out = (PyArrayObject *)a[1];
+    size_t room = fan_window_room(self->w);
     if (!PyArray_ISWRITEABLE(out) || (size_t)PyArray_SIZE(out) < room) {
         fan_refuse(PyExc_BufferError, "window_pack: expected %zu writable bytes, got %zd", room, PyArray_SIZE(out));
         goto done;
     }
     PyThreadState *left = window_threads_begin(self);
-    size_t bytes = fan_window_pack(self->w, first, count, PyArray_DATA(out));
+    size_t bytes = fan_window_pack(self->w, PyArray_DATA(out));
     window_threads_end(left);
     result = PyLong_FromSize_t(bytes);
 done:
@@ -207,20 +194,20 @@ done:
 
 static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int64_t first, count;
     PyObject *result = NULL;
     FAN_UNINITIALIZED fan_error err;
     window *self = window_enter(a[0]);
     if (!self)
         return NULL;
-    if (window_run(self, a + 1, &first, &count) == 0 && window_check_message(a[3], "window_merge_packed") == 0) {
-        PyArrayObject *message = (PyArrayObject *)a[3];
+    if (window_check_message(a[1], "window_merge_packed") == 0) {
+        PyArrayObject *message = (PyArrayObject *)a[1];
+        size_t used = 0;
         fan_error_clear(&err);
         PyThreadState *left = window_threads_begin(self);
         fan_status status =
-            fan_window_merge_packed(self->w, first, count, PyArray_DATA(message), (size_t)PyArray_SIZE(message), &err);
+            fan_window_merge_packed(self->w, PyArray_DATA(message), (size_t)PyArray_SIZE(message), &used, &err);
         window_threads_end(left);
-        result = window_done(status, &err);
+        result = status == FAN_OK ? PyLong_FromSize_t(used) : fan_raise(status, &err);
     }
     window_leave(self);
     return result;

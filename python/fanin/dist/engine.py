@@ -37,7 +37,10 @@ class Engine(Protocol):
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
     ) -> Pending[Any]:
-        """Send consecutive parts of `send` to rank 0, 1 ..; the parts from rank 0, 1 .. fill `receive`."""
+        """Send consecutive parts of `send` to rank 0, 1 ..; the parts from rank 0, 1 .. fill `receive`.
+
+        This rank's own part need not be copied.
+        """
         ...
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> Pending[Any]:

@@ -70,10 +70,12 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     mine = counts[rank] if counts else 0
     if order == "exact" and is_inexact(segment.dtype):
         lines.append("Each rank adds its terms exactly; the owner adds these sums, and rounds once (N3).")
-        if headers:
-            n = sum(padded(headers[rank]["sizes"].get(str(i), [])))
+        if headers and str(i) in headers[rank]["sizes"]:
+            n = sum(padded(headers[rank]["sizes"][str(i)]))
             each = f", {n / away:.3g} bytes an element" if away else ""
             lines.append(f"This rank sent exact sums to owners, packed: {size(n)}{each}.")
+        elif headers:
+            lines.append(f"This rank sent {segment.dtype} to owners: {size(away * segment.itemsize * mine)}.")
         return lines
     wide = accumulation(segment.dtype)
     if order == "key":

@@ -86,6 +86,11 @@ def flat_bytes(x: Any, dtype: str) -> NDArray | None:
     return None
 
 
+def placed(x: Any, like: Any) -> Any:
+    """The array on the device of another."""
+    return x.to(like.device) if getattr(like, "is_cuda", False) else x
+
+
 def host(x: Any) -> Any:
     """The array on the CPU: a copy of one on a CUDA device."""
     return x.detach().cpu() if getattr(x, "is_cuda", False) else x
@@ -121,15 +126,14 @@ class Segment:
         return [each * (b - a) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
 
     def empty(self) -> tuple[NDArray, Any]:
-        """A flat array as bytes and as elements, filled with the terms that change no sum: -0.0, 0, False."""
-        raw = np.empty(self.size * self.itemsize, np.uint8)
-        elements = typed(raw, self.dtype)
-        if is_inexact(self.dtype):
-            fill = elements.fill if isinstance(elements, np.ndarray) else elements.fill_
-            fill(complex(-0.0, -0.0) if self.dtype.startswith("complex") else -0.0)
-        else:
-            raw.fill(0)
-        return raw, elements
+        """A flat array as bytes and as elements, not written yet."""
+        raw = _core.message_new(self.size * self.itemsize)
+        return raw, typed(raw, self.dtype)
+
+    def leave_out(self, elements: Any) -> None:
+        """Fill elements of a flat array with the term that changes no sum: -0.0, 0, False."""
+        fill = elements.fill if isinstance(elements, np.ndarray) else elements.fill_
+        fill(complex(-0.0, -0.0) if self.dtype.startswith("complex") else -0.0 if is_inexact(self.dtype) else 0)
 
 
 def deal(size: int, ranks: int) -> tuple[int, ...]:
@@ -166,7 +170,9 @@ class Layout:
             if raw is None:
                 raw, elements = segment.empty()
                 for leaf, start, stop in segment.places:
-                    if arrays[leaf] is not None and stop > start:
+                    if arrays[leaf] is None:
+                        segment.leave_out(elements[start:stop])
+                    elif stop > start:
                         place = elements[start:stop].reshape(self.leaves[leaf].shape)
                         _core.add_n([host(arrays[leaf])], out=place)
             made.append(raw)
@@ -176,9 +182,13 @@ class Layout:
         """The leaves of flat arrays, each of the library of `like`."""
         made: list[Any] = [None] * len(self.leaves)
         for segment, raw in zip(self.segments, flats, strict=True):
+            whole: dict[type, Any] = {}  # by the type of what it is like
             for leaf, start, stop in segment.places:
-                piece = raw[start * segment.itemsize : stop * segment.itemsize]
-                made[leaf] = wrapped(piece, segment.dtype, like[leaf]).reshape(self.leaves[leaf].shape)
+                x = like[leaf]
+                if type(x) not in whole:
+                    whole[type(x)] = wrapped(raw, segment.dtype, x)
+                piece, shape = whole[type(x)][start:stop], self.leaves[leaf].shape
+                made[leaf] = placed(piece if len(shape) == 1 else piece.reshape(shape), x)
         return made
 
     def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:
@@ -188,15 +198,16 @@ class Layout:
             low, high = segment.bounds[rank], segment.bounds[rank + 1]
             for leaf, start, stop in segment.places:
                 a, b = (min(max(x, low), high) - low for x in (start, stop))
-                made[leaf] = wrapped(raw[a * segment.itemsize : b * segment.itemsize], segment.dtype, like[leaf])
+                piece = wrapped(raw[a * segment.itemsize : b * segment.itemsize], segment.dtype, like[leaf])
+                made[leaf] = placed(piece, like[leaf])
         return made
 
 
 def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
-    """Bytes as a flat array of the library that `like` is of: a tensor on its device, or an ndarray."""
+    """Bytes as a flat array on the CPU of the library that `like` is of: a tensor, or an ndarray."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.from_numpy(raw).view(getattr(torch, dtype)).to(like.device)
+        return torch.from_numpy(raw).view(getattr(torch, dtype))
     return typed(raw, dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,14 +26,16 @@ _PROBE = 1e-3  #: seconds between two looks for such a message
 
 
 class _Request:
-    """An operation in progress; `keep`: its buffers, until it is complete."""
+    """Operations in progress; `keep`: their buffers, until they are complete."""
 
-    def __init__(self, engine: MPIEngine, request: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
-        self.engine, self.request, self.result, self.keep = engine, request, result, keep
+    def __init__(
+        self, engine: MPIEngine, requests: list[Any], result: Callable[[], Any], keep: tuple[Any, ...]
+    ) -> None:
+        self.engine, self.requests, self.result, self.keep = engine, requests, result, keep
 
     def wait(self, timeout: float) -> Any:
         begin = probed = time.monotonic()
-        while not self.request.Test():
+        while not MPI.Request.Testall(self.requests):
             now = time.monotonic()
             if now - probed > _PROBE:
                 self.engine.check()
@@ -44,8 +47,9 @@ class _Request:
         return self.result()
 
 
-def _displacements(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(np.asarray(counts[:-1], np.int64)).tolist()]
+def _parts(raw: NDArray, counts: Sequence[int]) -> list[NDArray]:
+    ends = [0, *itertools.accumulate(counts)]
+    return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
 class MPIEngine:
@@ -86,25 +90,35 @@ class MPIEngine:
             self._comm.Recv([reason, MPI.BYTE], status.Get_source(), _TAG)
             raise PeerError(reason.tobytes().rstrip(b"\0").decode(errors="replace"), status.Get_source())
 
+    def _swap(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Request:
+        """Send each rank its array; messages of 0 bytes are left out.
+
+        Point to point, as MPI's own collectives copy a rank's own part, and some their buffers.
+        """
+        comm, requests = self._alive(), []
+        for step in range(1, self.size):
+            to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
+            if len(receives[origin]):
+                requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin))
+            if len(sends[to]):
+                requests.append(comm.Isend([sends[to], MPI.BYTE], to))
+        return _Request(self, requests, lambda: None, (sends, receives))
+
     def exchange(self, data: bytes) -> _Request:
         comm, n = self._alive(), len(data)
         send, receive = np.frombuffer(data, np.uint8), np.empty(n * self.size, np.uint8)
         request = comm.Iallgather([send, MPI.BYTE], [receive, MPI.BYTE])
         parts = range(0, n * self.size, n)
-        return _Request(self, request, lambda: [receive[i : i + n].tobytes() for i in parts], (data, send, receive))
+        return _Request(self, [request], lambda: [receive[i : i + n].tobytes() for i in parts], (data, send, receive))
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
     ) -> _Request:
-        request = self._alive().Ialltoallv(
-            [send, send_counts, _displacements(send_counts), MPI.BYTE],
-            [receive, receive_counts, _displacements(receive_counts), MPI.BYTE],
-        )
-        return _Request(self, request, lambda: None, (send, receive))
+        return self._swap(_parts(send, send_counts), _parts(receive, receive_counts))
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Request:
-        request = self._alive().Iallgatherv(MPI.IN_PLACE, [whole, counts, _displacements(counts), MPI.BYTE])
-        return _Request(self, request, lambda: None, (whole,))
+        parts = _parts(whole, counts)
+        return self._swap([parts[self.rank]] * self.size, parts)
 
     def abort(self, reason: str) -> None:
         """Send the reason to all ranks: MPI cannot cancel collective operations."""

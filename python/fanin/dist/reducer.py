@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
@@ -33,66 +36,95 @@ class _Bucket:
         self.number, self.indices, self.layout = number, indices, layout
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
-        self.windows: dict[int, list[object]] = {}  #: exact sums of the terms so far, by segment
+        self.partials: dict[int, sums.Partial] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
         self.headers: list[Header] | None = None  #: of the last sum
+        self.used: list[tuple[list[NDArray], list[Any]]] = []  #: memory of the terms
+        self.spare: list[tuple[list[NDArray], list[Any]]] = []  #: .. and of earlier ones
         self.start()
 
     def start(self) -> None:
         """Begin a contribution."""
-        made = [segment.empty() for segment in self.layout.segments]
-        self.flats = [raw for raw, _ in made]
-        self.places: list[Any] = [None] * len(self.indices)
-        for segment, (_, elements) in zip(self.layout.segments, made, strict=True):
-            for leaf, low, high in segment.places:
-                self.places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
-        self.mask = 0
+        self.flats, self.places = self.spare.pop() if self.spare else self.memory()
+        self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
+        self.left = len(self.indices)  #: how many it lacks
         self.closed = False
+
+    def memory(self) -> tuple[list[NDArray], list[Any]]:
+        """Memory for a contribution: flat, and the place of each leaf in it."""
+        flats, places = [], [None] * len(self.indices)
+        for segment in self.layout.segments:
+            raw, elements = segment.empty()
+            flats.append(raw)
+            for leaf, low, high in segment.places:
+                places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
+        return flats, places
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.windows, self.total, self.anywhere, self.bad = [], [], {}, None, 0, None
+        self.spare += [*self.used, (self.flats, self.places)] if self.places else self.used
+        self.terms, self.masks, self.partials, self.total, self.anywhere, self.used = [], [], {}, None, 0, []
+        self.bad = None
         self.start()
 
-    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> None:
-        """Take the gradient of leaf i of the bucket."""
+    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> int:
+        """Take the gradient of leaf i of the bucket. Returns how many of its elements are inf or NaN, if counted."""
         leaf = self.layout.leaves[i]
-        dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
-        if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
-            raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
-        if self.mask >> i & 1:
+        if self.has[i]:
             raise ValueError(
                 f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
             )
+        place = self.places[i]
+        plain = type(gradient) is type(place) is np.ndarray and not (detect or stats)
+        if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
+            place[...] = gradient
+            return 0
+        dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
+        if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
+            raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
+        nonfinite = 0
         if leaf.size:
-            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect or stats)
+            done = _core.add_n([host(gradient)], out=place, stats=detect or stats)
             nonfinite = done[1].nonfinite if detect or stats else 0
-            if nonfinite:
-                self.bad = min(self.bad or [len(self.terms), i, nonfinite], [len(self.terms), i, nonfinite])
             if detect and nonfinite:
                 bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
                 bad.leaf = leaf.name  # type: ignore[attr-defined]
                 raise bad
-        self.mask |= 1 << i
+        return nonfinite
 
-    def finish(self, key: int | None, order: Order | None) -> None:
-        """The contribution is complete: keep it, or add it to the exact sum."""
-        flats = list(self.flats)
+    def finish(self, key: int | None) -> None:
+        """The contribution is complete."""
+        for segment in self.layout.segments if self.left else ():
+            for leaf, _, _ in segment.places:
+                if not self.has[leaf]:
+                    segment.leave_out(self.places[leaf])
+        self.terms.append(Term(list(self.flats), key))
+        self.masks.append(
+            int.from_bytes(np.packbits(np.frombuffer(self.has, np.uint8), bitorder="little").tobytes(), "little")
+        )
+        self.used.append((self.flats, self.places))
+        self.places = []
+
+    def settle(self, order: Order | None) -> None:
+        """Add the contribution to the exact sums, so that its memory is free."""
+        term = self.terms[-1]
         for i, segment in enumerate(self.layout.segments if order == "exact" else ()):
             if is_inexact(segment.dtype):
-                sums.window_add(self.windows.setdefault(i, sums.windows_of(segment)), segment, [flats[i]])
-                flats[i] = flats[i][:0]
-        self.terms.append(Term(flats, key))
-        self.masks.append(self.mask)
+                self.partials.setdefault(i, sums.Partial(segment)).waiting.append(term.flats[i])
+                term.flats[i] = term.flats[i][:0]
+        for one in self.partials.values():
+            one.settle()
+        if not any(map(len, term.flats)):
+            self.spare.append(self.used.pop())
 
-    def sent(self, rank: int, order: Order | None) -> Sent:
+    def sent(self, rank: int) -> Sent:
         """The messages to the owners."""
-        if not self.terms:
-            return sums.prepare(self.layout, [], Options(order), rank)
-        packed = {i: sums.pack(windows, rank) for i, windows in self.windows.items()}
-        return Sent(self.terms, packed, self.windows)
+        for i, one in self.partials.items():
+            if len(self.terms[-1].flats[i]):  # not settled
+                one.waiting.append(self.terms[-1].flats[i])
+        return Sent(self.terms, {i: (one, *one.pack(rank)) for i, one in self.partials.items()})
 
 
 class Reducer:
@@ -178,9 +210,12 @@ class Reducer:
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
+        takers = {i: partial(self._put, b, k) for b in self._buckets for k, i in enumerate(b.indices)}
+        self._takers = [(leaf, takers[i]) for i, leaf in enumerate(self.leaves)]
         self._key: int | None = None
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
+        self._lock = threading.Lock()  # of what buckets have
         self._state = threading.Condition()
         self._ended = False  # the pass at hand, on this rank
         self._error: BaseException | None = None  # .. by this
@@ -216,35 +251,52 @@ class Reducer:
 
     def _divert(self) -> None:
         """The leaves' sums go to the buckets until the pass ends."""
-        puts = {}
-        for bucket in self._buckets:
-            for i, index in enumerate(bucket.indices):
-                puts[index] = partial(self._put, bucket, i)
+        diverted: list[Any] = []
+
+        def undo() -> None:
+            for leaf in diverted:
+                _core.leaf_divert(leaf, None)
+
+        self._open.callback(undo)
         collectors = []
-        for index, leaf in enumerate(self.leaves):
+        for leaf, take in self._takers:
             if isinstance(leaf, _core.Leaf):
-                _core.leaf_divert(leaf, puts[index])
-                self._open.callback(_core.leaf_divert, leaf, None)
+                _core.leaf_divert(leaf, take)
+                diverted.append(leaf)
             else:
-                collectors.append(leaf.collector(puts[index]))
+                collectors.append(leaf.collector(take))
         if self._taking:
             self._open.callback(self._taking.end)
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
+        if self._each:
+            with self._lock:
+                if self._key is None and bucket.has[i]:
+                    self._contribute(bucket)
+                self._note(bucket, i, bucket.put(i, gradient, self.detect, self._count_bad))
+            return
+        nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+        with self._lock:
+            self._note(bucket, i, nonfinite)
+            if bucket.left:
+                return
         with self._state:
-            if self._each and self._key is None and bucket.mask >> i & 1:
-                self._contribute(bucket)
-            bucket.put(i, gradient, self.detect, self._count_bad)
-            if bucket.mask == (1 << len(bucket.indices)) - 1:
-                bucket.closed = True
-                self._state.notify_all()
+            bucket.closed = True
+            self._state.notify_all()
+
+    def _note(self, bucket: _Bucket, i: int, nonfinite: int) -> None:
+        bucket.has[i] = 1
+        bucket.left -= 1
+        if nonfinite:
+            bucket.bad = min(bucket.bad or [len(bucket.terms), i, nonfinite], [len(bucket.terms), i, nonfinite])
 
     def _contribute(self, bucket: _Bucket) -> None:
         """The bucket's contribution is complete: begin the next one."""
-        if bucket.mask:
-            bucket.finish(self._key, self._options.order)
+        if any(bucket.has):
+            bucket.finish(self._key)
+            bucket.settle(self._options.order)
             bucket.start()
 
     @contextmanager
@@ -402,7 +454,7 @@ class Reducer:
     def _collect_at(self, key: int) -> None:
         """The gradients that come next have this key."""
         number = sums.check_keys([key], 1)[0]
-        with self._state:
+        with self._lock:
             for bucket in self._buckets:
                 self._contribute(bucket)
             self._key = number
@@ -442,9 +494,10 @@ class Reducer:
                 pieces = layout.shards(flats, self.group.rank, like)
             else:
                 pieces = layout.unflatten(flats, like)
-            for i, index in enumerate(bucket.indices):
-                if bucket.anywhere >> i & 1:
-                    made[index] = pieces[i]
+            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
+            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
+                if has == "1":
+                    made[index] = piece
         return made
 
     # ---- on the sending thread
@@ -475,9 +528,9 @@ class Reducer:
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
-        if bucket.mask:
-            bucket.finish(self._key, self._options.order)
-        sent = bucket.sent(self.group.rank, self._options.order)
+        if any(bucket.has):
+            bucket.finish(self._key)
+        sent = bucket.sent(self.group.rank)
         call.trace("pack", begin)
         mine = 0
         for mask in bucket.masks:
@@ -488,17 +541,18 @@ class Reducer:
         has = [int(h["has"], 16) for h in headers]
         for mask in has:
             bucket.anywhere |= mask
-        if self.missing == "error":
-            for i, leaf in enumerate(bucket.layout.leaves):
-                with_it = [r for r, mask in enumerate(has) if mask >> i & 1]
-                if 0 < len(with_it) < len(has):
-                    without = [r for r in range(len(has)) if r not in with_it]
-                    raise call.refuse(
-                        f"{leaf.name} has a gradient on ranks {with_it} and none on ranks {without}: expected it on all"
-                        " or none, or missing='skip'",
-                        without[0],
-                        leaf.name,
-                    )
+        lacking = bucket.anywhere & ~reduce(operator.and_, has)
+        if self.missing == "error" and lacking:
+            i = (lacking & -lacking).bit_length() - 1
+            name = bucket.layout.leaves[i].name
+            with_it = [r for r, mask in enumerate(has) if mask >> i & 1]
+            without = [r for r in range(len(has)) if r not in with_it]
+            raise call.refuse(
+                f"{name} has a gradient on ranks {with_it} and none on ranks {without}: expected it on all or none, or"
+                " missing='skip'",
+                without[0],
+                name,
+            )
         bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run() if bucket.anywhere else None
 
     # ---- what is known of the sums

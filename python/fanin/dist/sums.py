@@ -2,7 +2,8 @@
 
     order    what a rank sends to an owner                          what the owner does
     key      its contributions, in their dtype (N2)                 the left fold in the order of keys
-    exact    its exact partial sum, packed (N3)                     adds the partial sums
+    exact    its one contribution, or the exact partial sum of      adds them exactly
+             several, packed (N3)
     rank     the fold of its contributions, in the accumulation     the left fold in the order of ranks
              dtype (N4)
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -73,40 +74,74 @@ class Options:
         return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}"
 
 
+#: Numbers of a window: it stays near the core while it is filled and packed, or merged and rounded; and its 1 MiB are
+#: reused by the next one (D26).
+CHUNK = 1 << 17
+
+
+class Partial:
+    """The exact sum of this rank's contributions to a segment, in windows of CHUNK numbers of each owner's shard.
+
+    Contributions wait, and are added to a window when it is used; `settle` adds them at once.
+    """
+
+    def __init__(self, segment: Segment, waiting: Iterable[NDArray] = ()) -> None:
+        self.segment = segment
+        self.waiting = list(waiting)
+        self.kept: dict[int, object] = {}  #: windows by their first element
+
+    def settle(self) -> None:
+        """Add the contributions that wait."""
+        for owner in range(len(self.segment.bounds) - 1):
+            for start, _, window in self.windows(owner):
+                self.kept[start] = window
+        self.waiting = []
+
+    def windows(self, owner: int) -> Iterator[tuple[int, int, object]]:
+        """The windows of an owner's shard, each with its elements [start, stop); once, as they get what waits."""
+        terms = [typed(raw, self.segment.dtype) for raw in self.waiting]
+        low, high = self.segment.bounds[owner : owner + 2]
+        chunk = CHUNK // 2 if self.segment.dtype.startswith("complex") else CHUNK
+        for start in range(low, high, chunk):
+            stop = min(high, start + chunk)
+            window = self.kept.pop(start, None) or _core.window_new(self.segment.dtype, stop - start)
+            _core.window_add(window, tuple(x[start:stop] for x in terms))
+            yield start, stop, window
+
+    def pack(self, rank: int) -> tuple[NDArray, list[int]]:
+        """The messages to all owners but this rank, padded, side by side; and their sizes."""
+        owners = len(self.segment.bounds) - 1
+        raw, at, sizes = _core.message_new(9 * self.segment.size), 0, []
+        for owner in range(owners):
+            begin = at
+            for _, _, window in self.windows(owner) if owner != rank else ():
+                room = at + _core.window_room(window)
+                if room > len(raw):
+                    more = _core.message_new(2 * room)
+                    more[:at] = raw[:at]
+                    raw = more
+                at += _core.window_pack(window, raw[at:])
+            sizes.append(at - begin)
+            at += -at % 8
+        return raw[:at], sizes
+
+
 @dataclass
 class Sent:
     """The messages of this rank to the owners, made before headers are exchanged."""
 
     terms: list[Term]
-    #: For each segment that is summed exactly: the windows' messages, rank after rank, and their bytes.
-    packed: dict[int, tuple[NDArray, list[int]]] = field(default_factory=dict)
-    #: For each of these: the windows of this rank, one for each owner.
-    windows: dict[int, list[object]] = field(default_factory=dict)
+    #: For each segment of which several terms are summed exactly: this rank's sum, its messages, rank after rank, and
+    #: their bytes.
+    packed: dict[int, tuple[Partial, NDArray, list[int]]] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
         return {
             "terms": len(self.terms),
             "keys": [t.key for t in self.terms],
-            "sizes": {str(i): sizes for i, (_, sizes) in self.packed.items()},
+            "sizes": {str(i): sizes for i, (_, _, sizes) in self.packed.items()},
         }
-
-
-def parts_of(segment: Segment, raw: NDArray) -> list[Any]:
-    """The shards of a flat array, as elements."""
-    elements = typed(raw, segment.dtype)
-    return [elements[a:b] for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)]
-
-
-def window_add(windows: list[object], segment: Segment, raws: Sequence[NDArray]) -> None:
-    """Add flat arrays to the windows of the owners."""
-    for window, shards in zip(windows, zip(*(parts_of(segment, raw) for raw in raws), strict=True), strict=True):
-        _core.window_add(window, shards)
-
-
-def windows_of(segment: Segment) -> list[object]:
-    """The empty windows of the owners."""
-    return [_core.window_new(segment.dtype, b - a) for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)]
 
 
 def padded(sizes: Iterable[int]) -> list[int]:
@@ -114,30 +149,19 @@ def padded(sizes: Iterable[int]) -> list[int]:
     return [n + -n % 8 for n in sizes]
 
 
-def pack(windows: Sequence[object], rank: int) -> tuple[NDArray, list[int]]:
-    """The messages of all windows but this rank's own, padded, side by side; and their sizes."""
-    blocks = [_core.window_blocks(w) for w in windows]
-    rooms = [0 if r == rank else _core.window_room(w, 0, blocks[r]) for r, w in enumerate(windows)]
-    raw, sizes, at = np.empty(sum(padded(rooms)), np.uint8), [], 0
-    for r, window in enumerate(windows):
-        sizes.append(0 if r == rank else _core.window_pack(window, 0, blocks[r], raw[at:]))
-        end = at + padded(sizes)[-1]
-        raw[at + sizes[-1] : end] = 0
-        at = end
-    return raw[:at], sizes
+def aligned(message: NDArray) -> NDArray:
+    """The message at an address that is a multiple of 8: a copy if a part of another size came before it."""
+    return message if message.__array_interface__["data"][0] % 8 == 0 else message.copy()
 
 
 def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
     """Everything that does not depend on other ranks."""
     sent = Sent(terms)
     options.check_dtypes(layout)
-    for i, segment in enumerate(layout.segments if options.order == "exact" else ()):
+    for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ()):
         if is_inexact(segment.dtype):
-            windows = windows_of(segment)
-            if terms:
-                window_add(windows, segment, [t.flats[i] for t in terms])
-            sent.windows[i] = windows
-            sent.packed[i] = pack(windows, rank) if terms else (np.empty(0, np.uint8), [0] * len(windows))
+            partial = Partial(segment, [t.flats[i] for t in terms])
+            sent.packed[i] = (partial, *partial.pack(rank))
     return sent
 
 
@@ -186,11 +210,11 @@ class Sum:
     def segment(self, i: int, segment: Segment) -> NDArray:
         into, shards = self.options.into, segment.counts()
         if self.size > 1 and into != "shard":
-            self.check_size([sum(shards)])
+            self.check_size(shards)
         low = sum(shards[: self.rank])
-        whole = np.empty(sum(shards) if into in ("all", self.rank) else shards[self.rank], np.uint8)
+        whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
         own = whole[low : low + shards[self.rank]] if into in ("all", self.rank) else whole
-        if i in self.sent.packed:
+        if any(str(i) in h["sizes"] for h in self.headers):
             self.exact(i, segment, own)
         else:
             self.fold(i, segment, own)
@@ -199,7 +223,7 @@ class Sum:
         elif isinstance(into, int) and self.size > 1:
             receives = [n if self.rank == into and r != into else 0 for r, n in enumerate(shards)]
             sends = [shards[self.rank] if r == into and r != self.rank else 0 for r in range(self.size)]
-            got = np.empty(sum(receives), np.uint8)
+            got = _core.message_new(sum(receives))
             self.call.start("all_to_all", own if sum(sends) else own[:0], sends, got, receives, step="back")
             if self.rank == into:
                 whole[:low], whole[low + len(own) :] = got[:low], got[low:]
@@ -215,52 +239,70 @@ class Sum:
             )
 
     def exact(self, i: int, segment: Segment, own: NDArray) -> None:
-        raw, sends = self.sent.packed[i]
-        table = [padded(h["sizes"][str(i)]) if h["terms"] else [0] * self.size for h in self.headers]
-        self.check_size([sum(line) for line in (*table, *zip(*table, strict=True))])
-        sizes = [h["sizes"][str(i)][self.rank] if h["terms"] else 0 for h in self.headers]
-        got = np.empty(sum(padded(sizes)), np.uint8)
+        """A rank with several contributions has packed their sum; a rank with one sends it as it is."""
+        flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
+        if i in self.sent.packed:
+            partial, message, sends = self.sent.packed[i]
+            sends = padded(sends)
+        else:
+            partial, message = Partial(segment, flats), flats[0] if flats else np.empty(0, np.uint8)
+            sends = [len(flats) * n for n in shards]
+        table = [padded(h["sizes"][str(i)]) if str(i) in h["sizes"] else shards for h in self.headers if h["terms"]]
+        self.check_size(itertools.chain([0], *table))
+        packed = [h["sizes"][str(i)][self.rank] if str(i) in h["sizes"] else None for h in self.headers]
+        plain = [shards[self.rank] if h["terms"] else 0 for h in self.headers]
+        receives = [bare if n is None else padded([n])[0] for n, bare in zip(packed, plain, strict=True)]
+        got = _core.message_new(sum(receives))
         if self.size > 1:
-            self.call.start("all_to_all", raw, padded(sends), got, padded(sizes))
-        window, at = self.sent.windows[i][self.rank], 0
-        for n in sizes:
-            if n:
-                _core.window_merge_packed(window, 0, _core.window_blocks(window), got[at : at + n])
-            at += n + -n % 8
-        _core.window_round(window, typed(own, segment.dtype), self.options.scale)
+            self.call.start("all_to_all", message, sends, got, receives)
+        terms, messages, at = [], [], 0
+        for rank, (n, room) in enumerate(zip(packed, receives, strict=True)):
+            if rank != self.rank and n is not None:
+                messages.append(aligned(got[at : at + n]))
+            elif rank != self.rank and room:
+                terms.append(typed(got[at : at + room], segment.dtype))
+            at += room
+        rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
+        for start, stop, window in partial.windows(self.rank):
+            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
+            for k, message in enumerate(messages):
+                messages[k] = message[_core.window_merge_packed(window, message) :]
+            _core.window_round(window, rounded[start - low : stop - low], self.options.scale)
+        if any(map(len, messages)):
+            raise ValueError("not a message of exact sums: bytes follow its last block")
 
     def fold(self, i: int, segment: Segment, own: NDArray) -> None:
         counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
         if folded and flats:
-            total = np.empty(sum(segment.counts(dtype)), np.uint8)
+            total = _core.message_new(sum(segment.counts(dtype)))
             if segment.size:
                 _core.add_n([typed(f, segment.dtype) for f in flats], out=typed(total, dtype))
             flats = [total]
         if folded:
             counts = [min(n, 1) for n in counts]
         shards = segment.counts(dtype)
-        self.check_size([max(counts) * sum(shards), sum(counts) * max(shards)])
+        self.check_size([max(counts) * max(shards)])
         mine = shards[self.rank]
-        receives = [n * mine for n in counts]
-        if len(flats) == 1:
-            message = flats[0]
-        else:
-            ends = np.cumsum([0, *shards])
-            pieces = [f[a:b] for a, b in itertools.pairwise(ends) for f in flats]
-            message = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
-        got = message
+        ends = [0, *itertools.accumulate(shards)]
+        parts = [f[ends[self.rank] : ends[self.rank + 1]] for f in flats]
+        pieces = flats if len(flats) == 1 else [f[a:b] for a, b in itertools.pairwise(ends) for f in flats]
+        message = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        got = _core.message_new(mine * sum(counts))
         if self.size > 1:
-            got = np.empty(sum(receives), np.uint8)
-            self.call.start("all_to_all", message, [n * len(flats) for n in shards], got, receives)
+            self.call.start("all_to_all", message, [n * len(flats) for n in shards], got, [n * mine for n in counts])
         if not mine:
             return
-        terms = [typed(got[k * mine : (k + 1) * mine], dtype) for k in range(sum(counts))]
+        at = sum(counts[: self.rank])
+        raws = [got[k * mine : (k + 1) * mine] for k in range(sum(counts))]
+        raws[at : at + len(parts)] = parts  # engines leave this rank's out
+        terms = [typed(raw, dtype) for raw in raws]
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
         ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
-        options = self.options
-        _core.add_n(ordered, out=typed(own, segment.dtype), scale=options.scale, accumulate=options.accumulate)
+        exact = self.order == "exact" and is_inexact(segment.dtype)
+        accumulate = "exact" if exact else self.options.accumulate
+        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale, accumulate=accumulate)
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:

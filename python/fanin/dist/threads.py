@@ -100,8 +100,9 @@ class ThreadEngine:
         def read(posted: dict[int, tuple[NDArray, list[int]]]) -> None:
             at = _offsets(receive_counts)
             for rank in range(self.size):
-                sent, offsets = posted[rank]
-                receive[at[rank] : at[rank + 1]] = sent[offsets[self.rank] : offsets[self.rank + 1]]
+                if rank != self.rank:
+                    sent, offsets = posted[rank]
+                    receive[at[rank] : at[rank + 1]] = sent[offsets[self.rank] : offsets[self.rank + 1]]
 
         return _Operation(self, (send, _offsets(send_counts)), read)
 

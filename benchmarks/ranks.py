@@ -1,0 +1,428 @@
+"""Sums over ranks beside MPI_Allreduce and Gloo: what each order costs, for how many ranks.
+
+Ranks are processes under mpiexec, or processes that meet at a file (Gloo), each with one thread; rank 0 reports. A
+variant ends when all ranks have it. The model computes the time of an all-reduce from the latency and bandwidth of
+messages inside a node and between nodes; it is checked against what was measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fanin
+
+from .common import size_text
+from .timing import Result, at_most, cores, measure, peer, pinned
+
+ALLREDUCE, KEY, EXACT = "MPI_Allreduce", 'fanin.dist.add_n, order="key"', 'fanin.dist.add_n, order="exact"'
+LOW = "fanin.dist.add_n of bfloat16, summed in float32"
+NAMES = {"key": KEY, "exact": EXACT}
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# ---- ranks that are processes
+
+
+def on_processes(kind: str, ranks: int, quick: bool) -> list[Result]:
+    """What the function PROGRAMS[kind] gives on rank 0 of so many processes; nothing without MPI, or torch."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.ranks", kind, str(int(quick))]
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if peer("torch") is None if kind == "gloo" else mpiexec is None or peer("mpi4py") is None:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "mpi":
+            commands = [[mpiexec, "-n", str(ranks), *command]]
+        else:
+            commands = [[*command, str(Path(folder, "meet")), str(r), str(ranks)] for r in range(ranks)]
+        made = [subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for c in commands]
+        outputs = [p.communicate() for p in made]
+    for p, (_, errors) in zip(made, outputs, strict=True):
+        assert p.returncode == 0, errors.decode()
+    return list(json.loads(outputs[0][0]))
+
+
+def in_step(barrier: Callable[[], object], work: dict[str, Callable[[], object]]) -> dict[str, Any]:
+    """Work that ends when all ranks have ended it."""
+
+    def whole(fn: Callable[[], object]) -> None:
+        fn()
+        barrier()
+
+    return {name: partial(whole, fn) for name, fn in work.items()}
+
+
+def gradient(n: int, rank: int) -> Any:
+    return np.random.default_rng(rank).standard_normal(n, dtype="f4")
+
+
+def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
+    """MPI_Allreduce of float32 beside the orders of fanin.dist."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    group = fanin.dist.group(Counted(fanin.dist.group(comm)._engine))
+    made = []
+    for size in (1 << 18,) if quick else (1 << 16, 1 << 26):
+        x, out = gradient(size // 4, comm.rank), np.zeros(size // 4, "f4")
+        work = {
+            ALLREDUCE: lambda x=x, out=out: comm.Allreduce(x, out),
+            KEY: lambda x=x: fanin.dist.add_n([x], group, order="key"),
+            EXACT: lambda x=x: fanin.dist.add_n([x], group, order="exact"),
+        }
+        ml_dtypes = peer("ml_dtypes")
+        if ml_dtypes is not None:
+            low = x.astype(ml_dtypes.bfloat16)
+            work[LOW] = lambda low=low: fanin.dist.add_n([low], group, order="key")
+        sent = {ALLREDUCE: 2 * size * (comm.size - 1) // comm.size}
+        for name in list(work)[1:]:
+            before = group._engine.sent
+            work[name]()
+            sent[name] = group._engine.sent - before
+        targets = [at_most(0.6, KEY, ALLREDUCE), at_most(1.2, EXACT, ALLREDUCE)]
+        made.append(
+            measure(
+                f"{size_text(size)} of float32 on {comm.size} ranks, MPI",
+                in_step(comm.Barrier, work),
+                base=ALLREDUCE,
+                unit="ms",
+                rounds=2 if quick else 7,
+                targets=targets if size >= 1 << 26 and not quick else [],
+                more={"bytes_sent": sent, "size": size, "ranks": comm.size},
+                after=comm.Barrier,
+                longest=math.inf,
+            )
+        )
+    return made
+
+
+def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
+    """A step of DistributedDataParallel with and without fanin's hook, and Gloo's all-reduce beside fanin's sums."""
+    import torch
+    import torch.distributed as td
+
+    meet, rank, ranks = args[0], int(args[1]), int(args[2])
+    torch.set_num_threads(1)
+    td.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks)
+    width, depth, batch = (64, 2, 8) if quick else (1024, 6, 256)
+    x = torch.randn(batch, width)
+
+    def step(order: Any) -> Callable[[], None]:
+        torch.manual_seed(0)
+        layers = [m for _ in range(depth) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=8)
+        if order is not None:
+            model.register_comm_hook(None, fanin.torch.ddp_hook(order=order))
+
+        def run() -> None:
+            model.zero_grad()
+            model(x).square().mean().backward()
+
+        return run
+
+    key, exact = 'with ddp_hook(order="key")', 'with ddp_hook(order="exact")'
+    work = {"DDP alone": step(None), key: step("key"), exact: step("exact")}
+    how: Any = {"unit": "ms", "after": td.barrier, "longest": math.inf}
+    made = [
+        measure(
+            f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
+            in_step(td.barrier, work),
+            base="DDP alone",
+            rounds=2 if quick else 15,
+            **how,
+            targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
+        )
+    ]
+    size = 1 << 18 if quick else 1 << 26
+    mine = gradient(size // 4, rank)
+    out = torch.from_numpy(mine.copy())
+    work = {
+        "all_reduce": lambda: td.all_reduce(out.zero_()),
+        KEY: lambda: fanin.dist.add_n([mine], order="key"),
+        EXACT: lambda: fanin.dist.add_n([mine], order="exact"),
+    }
+    title = f"{size_text(size)} of float32 on {ranks} ranks, Gloo"
+    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 9, **how))
+    return made
+
+
+PROGRAMS = {"mpi": by_mpi, "gloo": by_gloo}
+
+
+# ---- engines that count, or take their time
+
+
+class Counted:
+    """An engine that counts the bytes of data that this rank sends to others, and whose data takes `delay` seconds."""
+
+    def __init__(self, engine: Any, delay: float = 0) -> None:
+        self.engine, self.delay, self.sent = engine, delay, 0
+        self.rank, self.size, self.name = engine.rank, engine.size, engine.name
+        self.exchange, self.abort, self.close = engine.exchange, engine.abort, engine.close
+
+    def __fanin_group__(self) -> Counted:
+        return self
+
+    def all_to_all(self, send: Any, send_counts: Any, receive: Any, receive_counts: Any) -> Any:
+        self.sent += sum(send_counts) - send_counts[self.rank]
+        return Late(self.engine.all_to_all(send, send_counts, receive, receive_counts), self.delay)
+
+    def all_gather(self, whole: Any, counts: Any) -> Any:
+        self.sent += (self.size - 1) * counts[self.rank]
+        return Late(self.engine.all_gather(whole, counts), self.delay)
+
+
+class Late:
+    """An operation that takes so many seconds more."""
+
+    def __init__(self, pending: Any, delay: float) -> None:
+        self.pending, self.delay = pending, delay
+
+    def wait(self, timeout: float) -> Any:
+        result = self.pending.wait(timeout)
+        time.sleep(self.delay)
+        return result
+
+
+def hidden(quick: bool) -> Result:
+    """Two ranks, a pass of sleeping nodes, a transport that takes as long: how much of it the pass hides."""
+    buckets, pause = 16, 1e-3 if quick else 5e-3
+    found: list[Result] = []
+
+    def rank(inner: fanin.dist.Group) -> None:
+        group = fanin.dist.Group(Counted(inner._engine, pause / 2))  # two operations for a bucket
+        leaves = [fanin.Leaf(np.zeros(256)) for _ in range(buckets)]
+
+        def chain(seconds: float) -> Any:
+            def fn(g: Any) -> Any:
+                time.sleep(seconds)
+                return g, g
+
+            node: Any = None
+            for leaf in leaves:
+                edges = [(leaf, 0)] if node is None else [(leaf, 0), (node, 0)]
+                node = fanin.Node(fn if len(edges) == 2 else lambda g: fn(g)[0], 1, edges)
+            return node
+
+        reducer = fanin.dist.Reducer(leaves, group, bucket_bytes=2048)
+        slow, fast, one = chain(pause), chain(0), np.ones(256)
+        work = {
+            "a pass alone": lambda: fanin.backward([(slow, 0, one)], keep_graph=True),
+            "sending alone": lambda: fanin.backward([(fast, 0, one)], reducer=reducer, keep_graph=True),
+            "a pass that sends": lambda: fanin.backward([(slow, 0, one)], reducer=reducer, keep_graph=True),
+        }
+        one_result = measure(
+            f"{buckets} buckets, each as long on its way as a pass makes the next, two ranks that are threads",
+            work,
+            base="a pass alone",
+            unit="ms",
+            rounds=2 if quick else 9,
+            after=group.barrier,
+            longest=math.inf,
+            targets=[] if quick else [at_most(1.2, "a pass that sends", "a pass alone")],
+        )
+        if inner.rank == 0:
+            found.append(one_result)
+
+    fanin.dist.threads(2, rank)
+    (one,) = found
+    middle = {name: row["median"] for name, row in one["rows"].items()}
+    share = (middle["a pass alone"] + middle["sending alone"] - middle["a pass that sends"]) / middle["sending alone"]
+    return {**one, "hidden_share": share}
+
+
+def layers(n: int) -> tuple[list[Any], Any, Any]:
+    """The pass of n layers, 64 x 64 float32 each, over a batch of 256: leaves, the root, its gradient."""
+    x, w = gradient(256 * 64, 0).reshape(256, 64), gradient(64 * 64, 1).reshape(64, 64) / 8
+    leaves = [fanin.Leaf(np.zeros((64, 64), "f4")) for _ in range(n)]
+    node = fanin.Node(lambda g: x.T @ g, 1, [(leaves[0], 0)])
+    for leaf in leaves[1:]:
+        node = fanin.Node(lambda g: (x.T @ g, g @ w), 1, [(leaf, 0), (node, 0)])
+    return leaves, node, x
+
+
+def handed_through(n: int) -> tuple[list[Any], Any, Any]:
+    """One node with n leaves of 16 float32, whose function returns what it has."""
+    leaves, one = [fanin.Leaf(np.zeros(16, "f4")) for _ in range(n)], np.ones(16, "f4")
+    gradients = tuple(np.full(16, k, "f4") for k in range(n))
+    return leaves, fanin.Node(lambda g: gradients, 1, [(leaf, 0) for leaf in leaves]), one
+
+
+def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: float | None, quick: bool) -> Result:
+    """A pass with a reducer of one rank, and without one."""
+    leaves, root, one = graph
+    alone, reduced = "without a reducer", "with one"
+    found: list[Result] = []
+
+    def rank(group: fanin.dist.Group) -> None:
+        reducer = fanin.dist.Reducer(leaves, group)
+        work = {
+            alone: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
+            reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
+        }
+        targets = [] if quick or target is None else [at_most(target, reduced, alone)]
+        found.append(measure(title, work, base=alone, unit="us", rounds=2 if quick else 25, targets=targets))
+
+    fanin.dist.threads(1, rank)
+    rows = found[0]["rows"]
+    return {**found[0], "us_a_leaf": (rows[reduced]["median"] - rows[alone]["median"]) / n}
+
+
+def a_term(quick: bool, where: str) -> Result:
+    """One more term in an exact running sum, beside one in a running sum of float32."""
+    size = 1 << 16 if quick else 1 << 26
+    x = gradient(size // 4, 0)
+    plain, exact = fanin.InputBuffer(1, budget=0), fanin.InputBuffer(1, budget=0, accumulate="exact")
+    for buf in (plain, exact, plain, exact):
+        buf.add(0, x)
+    left, window = "a term of a float32 left fold", "a term of an exact sum"
+    return measure(  # two calls: the buffer keeps a gradient until it can add two
+        f"{left} and of an exact one, {size_text(size)}, core {where}",
+        {left: lambda: plain.add(0, x), window: lambda: exact.add(0, x)},
+        base=left,
+        unit="ms",
+        rounds=2 if quick else 9,
+        calls=2,
+        longest=math.inf,
+        targets=[] if quick else [at_most(2.5, window, left)],
+    )
+
+
+# ---- the model
+
+
+class Level(NamedTuple):
+    """How messages travel between some ranks: seconds a message, and a byte."""
+
+    message: float
+    byte: float
+
+
+#: Eight ranks a node, 10 GB/s each by shared memory; a link of 200 Gbit/s that the node's ranks share.
+NODE, INSIDE, BETWEEN = 8, Level(5e-7, 1e-10), Level(2e-6, 8 / 25e9)
+#: Bytes of a header (fanin.dist.group.FRAME); seconds to read one.
+HEADER, READ = 1024, 5e-6
+#: Bytes that travel for a byte of float32 to its owner: one contribution, or the exact sum of several.
+ONE, SEVERAL = 1.0, 1.5
+
+
+class Sum(NamedTuple):
+    """What one rank does for an all-reduce: messages, bytes sent, bytes of gradients summed, headers read."""
+
+    messages: float
+    sent: float
+    summed: float
+    headers: float
+
+
+def flat(size: float, ranks: int, to_owner: float = ONE) -> Sum:
+    """Every rank sends to every rank; headers go round in log2(ranks) steps."""
+    part = size * (ranks - 1) / ranks
+    return Sum(2 * (ranks - 1) + math.log2(ranks), (to_owner + 1) * part + HEADER * ranks, size, ranks)
+
+
+def two_levels(order: str, size: int, ranks: int) -> tuple[Sum, Sum]:
+    """Inside nodes first, then between the ranks of one place in all nodes. There a node sends one exact sum;
+    contributions in the order of keys have no partial sums, so all of them travel on.
+    """
+    here = min(ranks, NODE)
+    nodes = ranks // here
+    to_owner = float(here) if order == "key" else SEVERAL
+    return flat(size, here), flat(size / here, nodes, to_owner) if nodes > 1 else Sum(0, 0, 0, 0)
+
+
+def model(size: int, ranks: int, work: dict[str, float]) -> Result:
+    """Milliseconds of an all-reduce of so many bytes of float32; `work`: seconds to sum a byte, for each order."""
+    # One rank of each node uses its link.
+    ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + size * work["key"]
+    rows: dict[str, Any] = {"a ring": {"min": 1e3 * ring, "median": 1e3 * ring}}
+    messages = {"a ring": 2 * (ranks - 1)}
+    one = flat(size, ranks)
+    for order in NAMES:
+        near = min(1, (NODE - 1) / (ranks - 1))
+        paths = {"flat": [(one, Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True))))]}
+        paths["two levels"] = list(zip(two_levels(order, size, ranks), (INSIDE, BETWEEN), strict=True))
+        for path, parts in paths.items():
+            seconds = sum(
+                s.messages * at.message + s.sent * at.byte + s.summed * work[order] + s.headers * READ
+                for s, at in parts
+            )
+            rows[f"{order}, {path}"] = {"min": 1e3 * seconds, "median": 1e3 * seconds}
+            messages[f"{order}, {path}"] = round(sum(s.messages for s, _ in parts))
+    base = rows["a ring"]["median"]
+    for row in rows.values():
+        row |= {"ratio": base / row["median"], "ratio_of_minima": base / row["median"], "rounds": 0}
+    return {
+        "title": f"model of {size_text(size)} of float32 on {ranks} ranks, {NODE} a node", "unit": "ms", "rounds": 0,
+        "base": "a ring", "rows": rows, "absent": [], "targets": [], "messages": messages,
+    }  # fmt: skip
+
+
+def fitted(measured: list[Result]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds to sum a byte, for each order, from the points of up to 4 ranks; the deviation of each point, in percent.
+
+    All ranks share the processor's cores, so a rank's work takes ranks / cores as long. Unknown are the seconds of a
+    message, of a byte that is sent, and of a byte that is summed in each order.
+    """
+    facts, seconds, names, few = [], [], [], []
+    for one in measured:
+        for k, (order, name) in enumerate(NAMES.items()):
+            work = flat(one["size"], one["ranks"])
+            crowd = max(1, one["ranks"] / len(cores()))
+            t = one["rows"][name]["median"] / 1e3
+            facts.append([x * crowd / t for x in (work.messages, work.sent, *(work.summed * (i == k) for i in (0, 1)))])
+            seconds.append(t)
+            names.append(f"{order}, {size_text(one['size'])}, {one['ranks']} ranks")
+            few.append(one["ranks"] <= 4)
+    if len(measured) < 4:
+        return dict.fromkeys(NAMES, 1e-10), {}
+    scale = np.array([1e-6, 1e-10, 1e-10, 1e-10])
+    a = np.array(facts) * scale
+    used = np.array(few)
+    x = np.linalg.lstsq(a[used], np.ones(used.sum()), rcond=None)[0]
+    for _ in range(3):  # what came out negative is zero
+        free = x > 0
+        x = np.zeros(4)
+        x[free] = np.linalg.lstsq(a[used][:, free], np.ones(used.sum()), rcond=None)[0]
+    deviations = {name: 100 * (value - 1) for name, value in zip(names, a @ x, strict=True)}
+    return dict(zip(NAMES, (x * scale)[2:].tolist(), strict=True)), deviations
+
+
+def results(quick: bool) -> Iterator[Result]:
+    """All rows; those by MPI and Gloo where these are installed."""
+    measured: list[Result] = []
+    for ranks in (2,) if quick else (2, 4, 8):
+        measured += on_processes("mpi", ranks, quick)
+    yield from measured
+    yield from on_processes("gloo", 2, quick)
+    with pinned() as where:
+        yield a_term(quick, where)
+        n, many = (20, 20) if quick else (1000, 10_000)
+        yield on_one_rank(f"a pass of {n} layers, one rank, core {where}", n, layers(n), 1.03, quick)
+        yield on_one_rank(f"{many} leaves of 64 B, one rank, core {where}", many, handed_through(many), None, quick)
+    yield hidden(quick)
+    work, deviations = fitted(measured)
+    for ranks in (8, 65_536) if quick else (8, 64, 512, 4096, 65_536):
+        yield {**model(1 << 26, ranks, work), "work": work, "deviations": deviations}
+
+
+if __name__ == "__main__":
+    kind, quick_, *rest = sys.argv[1:]
+    with fanin.set_options(threads=1):
+        made_here = PROGRAMS[kind](bool(int(quick_)), rest)
+    rank_ = int(rest[1]) if rest else fanin.dist.group().rank
+    if rank_ == 0:
+        print(json.dumps(made_here))
