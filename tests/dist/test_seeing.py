@@ -230,11 +230,7 @@ def test_counters_have_the_messages_and_bytes_of_a_pass(order: str) -> None:
         assert (sums, messages) == (2, 3 * (2 * 3 + 1))
         headers = 3 * 3 * 1024
         back = 3 * 4 * (256 * 12) // 4
-        terms = sent - headers - back
-        if order == "exact":
-            assert 0 < terms < back
-        else:
-            assert terms == back
+        assert sent == headers + 2 * back  # one contribution travels as it is in each order
 
 
 def test_the_share_of_sending_behind_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +336,7 @@ def test_what_cannot_be_explained_is_refused() -> None:
         for which, kind, words in (
             (1, IndexError, "a bucket from 0 to 0, got 1"),
             (fanin.Leaf(np.zeros(3)), ValueError, "a leaf of this reducer"),
-            ("w0", TypeError, "expected a fanin.Leaf"),
+            ("w0", ValueError, "a leaf of this reducer"),
         ):
             with pytest.raises(kind, match=words):
                 reducer.explain(which)
