@@ -16,6 +16,7 @@ import pytest
 
 import fanin
 from fanin import dist
+from kit.child import in_child
 from kit.ranks import alone, train
 
 torch = pytest.importorskip("torch")
@@ -165,14 +166,11 @@ def test_ctrl_c_ends_the_wait_of_a_rank(tmp_path: Path) -> None:
 
 
 def forked(group: Any) -> Any:
-    child = os.fork()
-    if child == 0:
-        try:
+    def child() -> None:
+        with pytest.raises(RuntimeError, match="before fork"):
             dist.add_n([np.ones(1)], group)
-        except RuntimeError as e:
-            os._exit(0 if "fork" in str(e) else 1)
-        os._exit(2)
-    return os.waitpid(child, 0)[1]
+
+    return in_child(child)
 
 
 def test_a_group_is_not_used_after_fork(tmp_path: Path) -> None:
