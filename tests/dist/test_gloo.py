@@ -178,17 +178,20 @@ def test_a_group_is_not_used_after_fork(tmp_path: Path) -> None:
 
 
 def destroyed(group: Any) -> Any:
-    dist.add_n([np.ones(1)], group)
+    world, found = torch.distributed.group.WORLD, []
     torch.distributed.destroy_process_group()
-    try:
-        dist.add_n([np.ones(1)], group)
-    except fanin.PeerError as e:
-        return str(e), group.closed
+    for call in (lambda: dist.add_n([np.ones(1)], group), lambda: dist.group(world)):
+        try:
+            call()
+        except (fanin.PeerError, ValueError) as e:
+            found.append(f"{type(e).__name__}: {e}")
+    return found
 
 
-def test_a_process_group_that_was_destroyed_is_an_error(tmp_path: Path) -> None:
-    for text, closed in on_processes(2, destroyed, tmp_path):
-        assert "the process group was destroyed" in text and closed
+def test_a_process_group_that_was_destroyed_is_refused(tmp_path: Path) -> None:
+    for used, given in on_processes(2, destroyed, tmp_path):
+        assert used.startswith("PeerError") and "the process group was destroyed" in used
+        assert given == "ValueError: group: the process group was destroyed: expected one that is alive"
 
 
 def killed(group: Any) -> Any:
