@@ -165,6 +165,7 @@ class Reducer:
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
         self._key: int | None = None
+        self._takes = False  # gradients go to the buckets
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
         self._state = threading.Condition()
@@ -207,6 +208,8 @@ class Reducer:
             for i, index in enumerate(bucket.indices):
                 puts[index] = partial(self._put, bucket, i)
         collectors = []
+        self._open.callback(self._stop)
+        self._takes = True
         for index, leaf in enumerate(self.leaves):
             if isinstance(leaf, _core.Leaf):
                 _core.leaf_divert(leaf, puts[index])
@@ -218,8 +221,17 @@ class Reducer:
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
 
+    def _stop(self) -> None:
+        with self._state:
+            self._takes = False
+
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         with self._state:
+            if not self._takes:
+                raise RuntimeError(
+                    f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end, of a pass in another"
+                    " thread: join the thread before"
+                )
             if self._each and self._key is None and bucket.mask >> i & 1:
                 self._contribute(bucket)
             bucket.put(i, gradient, self.detect)
@@ -295,9 +307,10 @@ class Reducer:
         pass_.enter_context(self.group.entered("backward"))
         try:
             self._divert()
-        except BaseException:
+        except BaseException as e:
             self._open.close()
-            pass_.close()
+            with pass_:
+                self._fail(e)
             raise
         self._pass = pass_
         self.group._passes += 1
@@ -371,8 +384,9 @@ class Reducer:
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
         try:
             self._divert()
-        except BaseException:
+        except BaseException as e:
             self._open.close()
+            self._fail_alone(e)
             raise
 
     def _collect_at(self, key: int) -> None:
@@ -402,10 +416,14 @@ class Reducer:
             self._begin()
             self._end(None)
             return
-        with suppress(RuntimeError), self.group.entered("accumulate"):
-            self._fail(failed)
+        self._fail_alone(failed)
         if error is None:
             raise failed
+
+    def _fail_alone(self, error: BaseException) -> None:
+        """End the sum of all ranks with this rank's error, outside of a pass."""
+        with suppress(RuntimeError), self.group.entered(self._name):  # this rank raises its own error
+            self._fail(error)
 
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
