@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable
@@ -112,10 +113,10 @@ LAWS: list[tuple[str, Owner, bool]] = [
 ]
 
 
-def law(group: Any) -> list[str]:
+def law(group: Any, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> list[str]:
     """Which ways to train give other weights than one process."""
     wrong = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in dtypes:
         expected = {order: alone(dtype, order) for order in ("exact", "key")}
         for order, owner, keys in LAWS:
             mine = [k for k in range(MICRO) if owner(k, group.size) == group.rank]
@@ -132,7 +133,7 @@ def test_the_weights_are_those_of_one_process_on_ranks_that_are_threads(n: int) 
 
 
 def test_the_weights_are_those_of_one_process_on_gloo(tmp_path: Path) -> None:
-    assert on_processes(2, law, tmp_path) == [[]] * 2
+    assert on_processes(2, functools.partial(law, dtypes=("bfloat16",)), tmp_path) == [[]] * 2
 
 
 def test_the_law_finds_another_order() -> None:
