@@ -16,6 +16,7 @@ import pytest
 
 import fanin
 from fanin import dist
+from kit.child import in_child
 from kit.ranks import alone, check_messages, gathered, train
 
 torch = pytest.importorskip("torch")
@@ -176,14 +177,11 @@ def test_ctrl_c_ends_the_wait_of_a_rank(tmp_path: Path) -> None:
 
 
 def forked(group: Any) -> Any:
-    child = os.fork()
-    if child == 0:
-        try:
+    def child() -> None:
+        with pytest.raises(RuntimeError, match="before fork"):
             dist.add_n([np.ones(1)], group)
-        except RuntimeError as e:
-            os._exit(0 if "fork" in str(e) else 1)
-        os._exit(2)
-    return os.waitpid(child, 0)[1]
+
+    return in_child(child)
 
 
 def test_a_group_is_not_used_after_fork(tmp_path: Path) -> None:
@@ -191,17 +189,20 @@ def test_a_group_is_not_used_after_fork(tmp_path: Path) -> None:
 
 
 def destroyed(group: Any) -> Any:
-    dist.add_n([np.ones(1)], group)
+    world, found = torch.distributed.group.WORLD, []
     torch.distributed.destroy_process_group()
-    try:
-        dist.add_n([np.ones(1)], group)
-    except fanin.PeerError as e:
-        return str(e), group.closed
+    for call in (lambda: dist.add_n([np.ones(1)], group), lambda: dist.group(world)):
+        try:
+            call()
+        except (fanin.PeerError, ValueError) as e:
+            found.append(f"{type(e).__name__}: {e}")
+    return found
 
 
-def test_a_process_group_that_was_destroyed_is_an_error(tmp_path: Path) -> None:
-    for text, closed in on_processes(2, destroyed, tmp_path):
-        assert "the process group was destroyed" in text and closed
+def test_a_process_group_that_was_destroyed_is_refused(tmp_path: Path) -> None:
+    for used, given in on_processes(2, destroyed, tmp_path):
+        assert used.startswith("PeerError") and "the process group was destroyed" in used
+        assert given == "ValueError: group: the process group was destroyed: expected one that is alive"
 
 
 def killed(group: Any) -> Any:

@@ -393,7 +393,8 @@ def group(x: object = None, *, timeout: float | None = None) -> Group:
     RuntimeError
         Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
     ValueError
-        For a communicator that was freed, an intercommunicator, or a `timeout` that is not positive.
+        For a communicator that was freed, a process group that was destroyed, an intercommunicator, or a `timeout` that
+        is not positive.
 
     >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
     [True, True]

@@ -69,8 +69,10 @@ class TorchEngine:
     """
 
     def __init__(self, pg: Any) -> None:
-        ranks = dist.get_process_group_ranks(pg)
-        backend = dist.get_backend(pg)
+        try:
+            ranks, backend = dist.get_process_group_ranks(pg), dist.get_backend(pg)
+        except (KeyError, RuntimeError, ValueError):
+            raise ValueError("group: the process group was destroyed: expected one that is alive") from None
         self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
         self.name = f"torch.distributed ({backend})"
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

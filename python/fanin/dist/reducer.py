@@ -213,6 +213,7 @@ class Reducer:
         takers = {i: partial(self._put, b, k) for b in self._buckets for k, i in enumerate(b.indices)}
         self._takers = [(leaf, takers[i]) for i, leaf in enumerate(self.leaves)]
         self._key: int | None = None
+        self._takes = False  # gradients go to the buckets
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
         self._lock = threading.Lock()  # of what buckets have
@@ -259,6 +260,8 @@ class Reducer:
 
         self._open.callback(undo)
         collectors = []
+        self._open.callback(self._stop)
+        self._takes = True
         for leaf, take in self._takers:
             if isinstance(leaf, _core.Leaf):
                 _core.leaf_divert(leaf, take)
@@ -270,27 +273,33 @@ class Reducer:
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
 
-    def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
-        if self._each:
-            with self._lock:
-                if self._key is None and bucket.has[i]:
-                    self._contribute(bucket)
-                self._note(bucket, i, bucket.put(i, gradient, self.detect, self._count_bad))
-            return
-        nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+    def _stop(self) -> None:
         with self._lock:
-            self._note(bucket, i, nonfinite)
+            self._takes = False
+
+    def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
+        nonfinite = 0
+        if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
+            nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+        with self._lock:
+            if not self._takes:
+                raise RuntimeError(
+                    f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end, of a pass in another"
+                    " thread: join the thread before"
+                )
+            if self._taking is not None:
+                if self._each and self._key is None and bucket.has[i]:
+                    self._contribute(bucket)
+                nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+            bucket.has[i] = 1
+            bucket.left -= 1
+            if nonfinite:
+                bucket.bad = min(bucket.bad or [len(bucket.terms), i, nonfinite], [len(bucket.terms), i, nonfinite])
             if bucket.left:
                 return
         with self._state:
             bucket.closed = True
             self._state.notify_all()
-
-    def _note(self, bucket: _Bucket, i: int, nonfinite: int) -> None:
-        bucket.has[i] = 1
-        bucket.left -= 1
-        if nonfinite:
-            bucket.bad = min(bucket.bad or [len(bucket.terms), i, nonfinite], [len(bucket.terms), i, nonfinite])
 
     def _contribute(self, bucket: _Bucket) -> None:
         """The bucket's contribution is complete: begin the next one."""
@@ -361,9 +370,10 @@ class Reducer:
         pass_.enter_context(self.group.entered("backward"))
         try:
             self._divert()
-        except BaseException:
+        except BaseException as e:
             self._open.close()
-            pass_.close()
+            with pass_:
+                self._fail(e)
             raise
         self._pass = pass_
         self.group._passes += 1
@@ -447,8 +457,9 @@ class Reducer:
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
         try:
             self._divert()
-        except BaseException:
+        except BaseException as e:
             self._open.close()
+            self._fail_alone(e)
             raise
 
     def _collect_at(self, key: int) -> None:
@@ -478,10 +489,14 @@ class Reducer:
             self._begin()
             self._end(None)
             return
-        with suppress(RuntimeError), self.group.entered("accumulate"):
-            self._fail(failed)
+        self._fail_alone(failed)
         if error is None:
             raise failed
+
+    def _fail_alone(self, error: BaseException) -> None:
+        """End the sum of all ranks with this rank's error, outside of a pass."""
+        with suppress(RuntimeError), self.group.entered(self._name):  # this rank raises its own error
+            self._fail(error)
 
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
