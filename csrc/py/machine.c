@@ -339,6 +339,15 @@ static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
     return PyBool_FromLong(go);
 }
 
+static PyObject *machine_thread_apart(PyObject *Py_UNUSED(o), PyObject *arg)
+{
+    int number;
+    if (actor_arg(arg, &number) < 0)
+        return NULL;
+    fan_sim_thread_apart(number);
+    Py_RETURN_NONE;
+}
+
 static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
 {
     int actor;
@@ -513,6 +522,8 @@ static PyMethodDef methods[] = {
     {"_leave_out", machine_leave_out_turn, METH_VARARGS,
      "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
     {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
+    {"_thread_apart", machine_thread_apart, METH_O,
+     "_thread_apart($self, number, /)\n--\n\nThreads of other numbers share no host memory and no graph with it."},
     {"_thread_begin", machine_thread_begin, METH_O,
      "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
     {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},

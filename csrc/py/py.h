@@ -68,6 +68,7 @@
     X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
     X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
+    X(PyTypeObject, event_count_type)                                                                       \
     X(PyObject, race_error)                                                                                 \
     X(PyObject, device_error)                                                                               \
     X(PyObject, device_oom_error)                                                                           \
@@ -369,7 +370,7 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
     fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
-    fan_hook_spec, fan_backward_walk_spec;
+    fan_hook_spec, fan_backward_walk_spec, fan_event_count_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, Self
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._threads import here
 from fanin._trace.recording import beside, recording
 from fanin._words import counted, type_of
 
@@ -30,6 +31,7 @@ class _Bucket:
 
     def __init__(self, number: int, indices: Sequence[int], layout: Layout) -> None:
         self.number, self.indices, self.layout = number, indices, layout
+        self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
         self.windows: dict[int, list[object]] = {}  #: exact sums of the terms so far, by segment
@@ -48,7 +50,6 @@ class _Bucket:
             for leaf, low, high in segment.places:
                 self.places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
         self.mask = 0
-        self.closed = False
 
     def reset(self) -> None:
         """Forget all contributions."""
@@ -72,7 +73,6 @@ class _Bucket:
                 bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
                 bad.leaf = leaf.name  # type: ignore[attr-defined]
                 raise bad
-        self.mask |= 1 << i
 
     def finish(self, key: int | None, order: Order | None) -> None:
         """The contribution is complete: keep it, or add it to the exact sum."""
@@ -166,11 +166,13 @@ class Reducer:
         self._timeout = self.group.timeout if timeout is None else timeout
         self._buckets = self._divide(bucket_bytes)
         self._key: int | None = None
-        self._state = threading.Condition()
-        self._ended = False  # the pass at hand, on this rank
-        self._error: BaseException | None = None  # .. by this
+        self._lock = threading.Lock()  # of masks; held by no thread that calls or waits
+        self._turn = 0  # passes so far ..
+        self._ended, self._sent = _core.EventCount(), _core.EventCount()  # .. that ended on this rank, and the sender's
+        self._passing = False
+        self._error: BaseException | None = None  # by which the pass ended here
+        self._failed: BaseException | None = None  # .. or its sums
         self._sender = ThreadPoolExecutor(1, "fanin.dist")
-        self._sending: Future[None] | None = None
         self._open = ExitStack()
 
     def _divide(self, bucket_bytes: int) -> list[_Bucket]:
@@ -208,11 +210,12 @@ class Reducer:
                 self._open.callback(_core.leaf_divert, leaf, None)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
-        with self._state:
-            bucket.put(i, gradient, self.detect, self._count_bad)
-            if bucket.mask == (1 << len(bucket.indices)) - 1:
-                bucket.closed = True
-                self._state.notify_all()
+        bucket.put(i, gradient, self.detect, self._count_bad)
+        with self._lock:
+            bucket.mask |= 1 << i
+            whole = bucket.mask == (1 << len(bucket.indices)) - 1
+        if whole and self._passing:
+            bucket.closed.advance()
 
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
@@ -255,16 +258,18 @@ class Reducer:
     def _fail(self, error: BaseException) -> None:
         """End the pass of every rank with this rank's error."""
         self.group._passes += 1
-        self._error, self._ended = error, True
+        self._turn += 1
+        self._pass_ended(error)
         try:
             self._send(self.group._passes)
         except RuntimeError:
             pass  # this rank raises its own error
         finally:
+            self._sent.advance()
             self._reset()
 
     def _reset(self) -> None:
-        self._error, self._ended, self._key = None, False, None
+        self._error, self._failed, self._key = None, None, None
         for bucket in self._buckets:
             bucket.reset()
 
@@ -281,25 +286,31 @@ class Reducer:
             raise
         self._pass = pass_
         self.group._passes += 1
-        rings, number = beside(), self.group._passes
+        self._turn += 1
+        self._passing = True
         self._travels: list[tuple[int, int]] = []
+        rings, number = [] if here.spawn else beside(), self.group._passes
 
         def send() -> None:
-            with recording(rings):
-                self._send(number)
+            try:
+                with recording(rings):
+                    self._send(number)
+            except BaseException as e:
+                self._failed = e
+            finally:
+                self._sent.advance()
 
-        self._sending = self._sender.submit(send)
+        (here.spawn or self._sender.submit)(send)
 
     def _end(self, error: BaseException | None) -> None:
-        assert self._sending is not None
         self._open.close()
         ended = time.monotonic_ns()
         with self._pass:
-            with self._state:
-                self._error, self._ended = error, True
-                self._state.notify_all()
+            self._pass_ended(error)
             try:
-                self._sending.result()
+                self._sent.wait(self._turn)
+                if self._failed is not None:
+                    raise self._failed
             except BaseException as e:
                 if self.group.closed is None and not isinstance(e, Exception):
                     self.group.close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
@@ -317,6 +328,14 @@ class Reducer:
         for leaf, total in zip(self.leaves, made, strict=True):
             if total is not None:
                 _core.leaf_accumulate(leaf, total)
+
+    def _pass_ended(self, error: BaseException | None) -> None:
+        """No gradient comes any more: all buckets are closed."""
+        self._passing, self._error = False, error
+        self._ended.advance()  # before buckets: the sender reads the error when they are closed
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:
+                bucket.closed.advance()
 
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
@@ -352,10 +371,8 @@ class Reducer:
 
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
         """Wait until a bucket is closed (None: until the pass has ended), and return this rank's error."""
-        with self._state:
-            while not (self._ended or (bucket is not None and bucket.closed)):
-                self._state.wait()
-            return self._error
+        (self._ended if bucket is None else bucket.closed).wait(self._turn)
+        return self._error if self._ended.value >= self._turn else None
 
     def _call(self, number: int, bucket: int) -> Call:
         return Call(self.group, "backward", number, bucket, self._timeout)
