@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,18 @@ def test_a_c_program_checks_what_it_says(name: str, c_program: Callable[..., Cal
     done = c_program(name)()
     print(done.stdout)  # type: ignore[attr-defined]
     checks_made(done.stdout)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_window_sums_of_many_random_blocks_of_each_dtype_are_exact(
+    c_program: Callable[..., Callable[..., Any]],
+) -> None:
+    text = c_program("test_window.c")("100000", timeout=3600).stdout
+    print(text)
+    blocks = {name: int(n) for name, n in re.findall(r"^(\w+): (\d+) blocks$", text, re.MULTILINE)}
+    assert len(blocks) == 8 and min(blocks.values()) >= 100_000
+    assert re.search(r"^\d{5,} sums, 0 wrong$", text, re.MULTILINE)
+    checks_made(text)
 
 
 def test_the_runner_finds_a_planted_failure(c_program: Callable[..., Callable[..., object]], tmp_path: Path) -> None:
