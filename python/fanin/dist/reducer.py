@@ -56,23 +56,18 @@ class _Bucket:
         self.terms, self.masks, self.windows, self.total, self.anywhere, self.bad = [], [], {}, None, 0, None
         self.start()
 
-    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> None:
-        """Take the gradient of leaf i of the bucket."""
+    def put(self, i: int, gradient: Any, stats: bool) -> int:
+        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, if they are counted."""
         leaf = self.layout.leaves[i]
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
             raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
         if self.mask >> i & 1:
             raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
-        if leaf.size:
-            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect or stats)
-            nonfinite = done[1].nonfinite if detect or stats else 0
-            if nonfinite:
-                self.bad = min(self.bad or [len(self.terms), i, nonfinite], [len(self.terms), i, nonfinite])
-            if detect and nonfinite:
-                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
-                bad.leaf = leaf.name  # type: ignore[attr-defined]
-                raise bad
+        if not leaf.size:
+            return 0
+        done = _core.add_n([host(gradient)], out=self.places[i], stats=stats)
+        return done[1].nonfinite if stats else 0
 
     def finish(self, key: int | None, order: Order | None) -> None:
         """The contribution is complete: keep it, or add it to the exact sum."""
@@ -210,10 +205,18 @@ class Reducer:
                 self._open.callback(_core.leaf_divert, leaf, None)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
-        bucket.put(i, gradient, self.detect, self._count_bad)
+        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad)
+        if nonfinite and self.detect:
+            name = bucket.layout.leaves[i].name
+            bad = FloatingPointError(f"Reducer: {name}: {counted(nonfinite, 'element')} inf or NaN")
+            bad.leaf = name  # type: ignore[attr-defined]
+            raise bad
         with self._lock:
             bucket.mask |= 1 << i
             whole = bucket.mask == (1 << len(bucket.indices)) - 1
+            if nonfinite:
+                one = [len(bucket.terms), i, nonfinite]
+                bucket.bad = min(bucket.bad or one, one)
         if whole and self._passing:
             bucket.closed.advance()
 
