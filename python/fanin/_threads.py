@@ -10,7 +10,7 @@ from typing import Any
 class _Here(threading.local):
     """Thread-local: the function that starts a thread; None outside of simulated machines."""
 
-    spawn: Callable[[Callable[[], None]], Any] | None = None
+    spawn: Callable[..., Any] | None = None
 
 
 here = _Here()

@@ -15,7 +15,7 @@ from fanin.dist import sums
 from fanin.dist.group import Call, Group
 from fanin.dist.reducer import Reducer
 from fanin.dist.sums import Sum
-from fanin.dist.threads import World, run_rank
+from fanin.dist.threads import World
 from fanin.sim import Machine, Report, explore
 
 pytestmark = pytest.mark.threads
@@ -23,10 +23,9 @@ pytestmark = pytest.mark.threads
 
 def on_ranks(machine: Machine, n: int, fn: Callable[[Group], Any]) -> list[Any]:
     """What fn(group) gives on each rank; ranks, and the threads that send for them, are threads of the machine."""
-    world = World(n)
-    ranks = [machine.spawn(run_rank, world, r, fn, name=f"rank {r}", apart=r) for r in range(n)]
+    ranks = machine.spawn(dist.threads, n, fn)
     machine.join()
-    return [rank.result for rank in ranks]
+    return ranks.result
 
 
 def failing(g: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._threads import here
 from fanin.errors import PeerError
 
 from .group import Group, set_default
@@ -122,7 +124,8 @@ class ThreadEngine:
 def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list[T]:
     """Call `fn(group)` on `n` ranks, each a thread of this process, and return what each rank returned.
 
-    Inside, `fanin.dist.group()` is the rank's group.
+    Inside, `fanin.dist.group()` is the rank's group. In a thread of a `fanin.sim.Machine` the ranks are threads of that
+    machine, so that `fanin.sim.explore` orders what they do; they then share no arrays but by messages.
 
     Parameters
     ----------
@@ -150,17 +153,27 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
+        reason = "has returned"
         try:
-            results[rank] = run_rank(world, rank, fn, timeout)
+            with Group(ThreadEngine(world, rank), timeout=timeout) as group:
+                set_default(group)
+                results[rank] = fn(group)
         except BaseException as e:
             errors[rank] = e
+            reason = f"failed: {type(e).__name__}: {e}"
+        world.leave(rank, reason)
+        over.advance()
 
-    ranks = [threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True) for r in range(n)]
+    over = _core.EventCount()
+    names = [f"rank {r}" for r in range(n)]
     try:
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join()
+        if here.spawn is not None:
+            for r in range(n):
+                here.spawn(partial(run, r), name=names[r], apart=r + 1)
+        else:
+            for r in range(n):
+                threading.Thread(target=run, args=(r,), name=names[r], daemon=True).start()
+        over.wait(n)
     except BaseException as e:
         for rank in range(n):
             world.leave(rank, f"was ended: {type(e).__name__}")
@@ -170,17 +183,3 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
         errors[first].add_note(f"on rank {first} of {n}")
         raise errors[first]
     return results
-
-
-def run_rank(world: World, rank: int, fn: Callable[[Group], T], timeout: float = 300.0) -> T:
-    """Call `fn(group)` on one rank, this thread."""
-    reason = "has returned"
-    try:
-        with Group(ThreadEngine(world, rank), timeout=timeout) as group:
-            set_default(group)
-            return fn(group)
-    except BaseException as e:
-        reason = f"failed: {type(e).__name__}: {e}"
-        raise
-    finally:
-        world.leave(rank, reason)
