@@ -43,13 +43,14 @@ def test_a_c_program_checks_what_it_says(name: str, c_program: Callable[..., Cal
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("which", range(8))
 def test_window_sums_of_many_random_blocks_of_each_dtype_are_exact(
-    c_program: Callable[..., Callable[..., Any]],
+    which: int, c_program: Callable[..., Callable[..., Any]]
 ) -> None:
-    text = c_program("test_window.c")("100000", timeout=3600).stdout
+    text = c_program("test_window.c")("100000", str(which), timeout=3600).stdout
     print(text)
-    blocks = {name: int(n) for name, n in re.findall(r"^(\w+): (\d+) blocks$", text, re.MULTILINE)}
-    assert len(blocks) == 8 and min(blocks.values()) >= 100_000
+    (blocks,) = re.findall(r"^\w+: (\d+) blocks$", text, re.MULTILINE)
+    assert int(blocks) >= 100_000
     assert re.search(r"^\d{5,} sums, 0 wrong$", text, re.MULTILINE)
     checks_made(text)
 

@@ -87,12 +87,13 @@ static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, con
     fan_array_drop(b);
 }
 
-/* random_blocks: at least `blocks` of each dtype. */
-static void random_blocks(int64_t blocks)
+/* random_blocks: at least `blocks` of each dtype, or of one. */
+static void random_blocks(int64_t blocks, int only)
 {
     static const int ranges[] = {0, 4, 20, 34, 60, 100, 140};
+    const int first = only < 0 ? 0 : only, last = only < 0 ? DTYPES : only + 1;
     int64_t seen[DTYPES] = {0};
-    for (int which = 0; which < DTYPES; which += seen[which] >= blocks) {
+    for (int which = first; which < last; which += seen[which] >= blocks) {
         fan_dtype d = dtypes[which], to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
         size_t n = 1 + (size_t)random_below(random_below(8) ? 12 : 60);
         int64_t size = 1 + random_below(700);
@@ -119,7 +120,7 @@ static void random_blocks(int64_t blocks)
             fan_array_drop(in[i]);
         seen[which] += (size * (int64_t)numbers_of(d) - 1) / FAN_WINDOW_BLOCK + 1;
     }
-    for (int which = 0; which < DTYPES; which++) {
+    for (int which = first; which < last; which++) {
         printf("%s: %lld blocks\n", fan_dtype_name(dtypes[which]), (long long)seen[which]);
         CHECK(seen[which] >= blocks);
     }
@@ -367,7 +368,7 @@ static void a_planted_fault_is_found(void)
 int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-    random_blocks(argc > 1 ? atoll(argv[1]) : 500);
+    random_blocks(argc > 1 ? atoll(argv[1]) : 500, argc > 2 ? atoi(argv[2]) : -1);
     CHECK(windows_met());
     memory_is_as_promised();
     failures_lose_nothing();
