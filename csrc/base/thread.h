@@ -76,6 +76,9 @@ typedef enum fan_thing {
  *   wait      called by fan_cond_wait instead of sleeping, with the mutex released, and by fan_mutex_lock while another
  *     thread holds the mutex: true if the scheduler ran other threads (the caller tests its condition again), false to
  *     sleep as usual
+ *   await     like wait, but what the caller checked before is no access of its step: it checks a number that only
+ *     grows, so that an earlier check could only have failed
+ *   reached   that number was reached: the threads that counted, with FAN_SCHED_COUNT, did so before
  *   locked, unlocking   the mutex is held
  *   begin, end   around a call (Calls and turns); begin returns false if the scheduler starts no more calls
  *   not_ready the call returned "not yet", and does so again until another thread acts
@@ -87,6 +90,8 @@ typedef enum fan_thing {
 typedef struct fan_thread_hooks {
     void (*yield)(void *ctx);
     bool (*wait)(void *ctx, uint64_t mutex_id);
+    void (*await)(void *ctx, uint64_t mutex_id);
+    void (*reached)(void *ctx, uint64_t mutex_id);
     void (*locked)(void *ctx, uint64_t mutex_id);
     void (*unlocking)(void *ctx, uint64_t mutex_id);
     void (*changed)(void *ctx, uint64_t mutex_id); /* a broadcast to the threads that wait with this mutex */

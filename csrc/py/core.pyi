@@ -1318,6 +1318,8 @@ class Machine:
         """Leave out these of the plans, and no others."""
     def _spawn(self) -> int:  # step
         """Register a host thread; its number."""
+    def _thread_apart(self, number: int, /) -> None:
+        """Threads of other numbers share no host memory and no graph with it."""
     def _thread_begin(self, actor: int, /) -> bool:
         """First on the new thread; False: return at once."""
     def _thread_end(self, actor: int, /) -> None:
@@ -1662,6 +1664,20 @@ def message_new(size: int, /) -> NDArray:
 
 def window_round(window: object, out: object, scale: complex | None, /) -> None:
     """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""
+
+@final
+class EventCount:
+    """A number that only grows, for which threads wait. A step of explored schedules waits by it without polling."""
+    def __new__(cls) -> EventCount: ...
+    def advance(self) -> None:
+        """Add one."""
+    def end(self) -> None:
+        """No wait blocks from now on."""
+    def wait(self, n: int, timeout: float | None = None, /) -> bool:
+        """Wait until the number is at least `n`, until `end`, or for `timeout` seconds; return whether it is."""
+    @property
+    def value(self) -> int:
+        """The number."""
 
 # ranks.c
 def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int, sends: tuple[int, ...], /) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,19 @@ def test_a_c_program_checks_what_it_says(name: str, c_program: Callable[..., Cal
     done = c_program(name)()
     print(done.stdout)  # type: ignore[attr-defined]
     checks_made(done.stdout)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", range(8))
+def test_window_sums_of_many_random_blocks_of_each_dtype_are_exact(
+    which: int, c_program: Callable[..., Callable[..., Any]]
+) -> None:
+    text = c_program("test_window.c")("100000", str(which), timeout=3600).stdout
+    print(text)
+    (blocks,) = re.findall(r"^\w+: (\d+) blocks$", text, re.MULTILINE)
+    assert int(blocks) >= 100_000
+    assert re.search(r"^\d{5,} sums, 0 wrong$", text, re.MULTILINE)
+    checks_made(text)
 
 
 def test_the_runner_finds_a_planted_failure(c_program: Callable[..., Callable[..., object]], tmp_path: Path) -> None:

@@ -87,11 +87,14 @@ static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, con
     fan_array_drop(b);
 }
 
-static void random_blocks(int blocks)
+/* random_blocks: at least `blocks` of each dtype, or of one. */
+static void random_blocks(int64_t blocks, int only)
 {
     static const int ranges[] = {0, 4, 20, 34, 60, 100, 140};
-    for (int k = 0; k < blocks;) {
-        fan_dtype d = dtypes[random_below(DTYPES)], to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
+    const int first = only < 0 ? 0 : only, last = only < 0 ? DTYPES : only + 1;
+    int64_t seen[DTYPES] = {0};
+    for (int which = first; which < last; which += seen[which] >= blocks) {
+        fan_dtype d = dtypes[which], to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
         size_t n = 1 + (size_t)random_below(random_below(8) ? 12 : 60);
         int64_t size = 1 + random_below(700);
         recipe r = {.top = (int)random_below(40) - 20,
@@ -115,8 +118,13 @@ static void random_blocks(int blocks)
         fan_exact_isa(-1);
         for (size_t i = 0; i < n; i++)
             fan_array_drop(in[i]);
-        k += (int)(size * (int64_t)numbers_of(d) / FAN_WINDOW_BLOCK) + 1;
+        seen[which] += (size * (int64_t)numbers_of(d) - 1) / FAN_WINDOW_BLOCK + 1;
     }
+    for (int which = first; which < last; which++) {
+        printf("%s: %lld blocks\n", fan_dtype_name(dtypes[which]), (long long)seen[which]);
+        CHECK(seen[which] >= blocks);
+    }
+    printf("%lld sums, %lld wrong\n", (long long)checked, (long long)wrong);
     CHECK_INT(wrong, 0);
 }
 
@@ -359,7 +367,7 @@ static void a_planted_fault_is_found(void)
 int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-    random_blocks(argc > 1 ? atoi(argv[1]) : 4000);
+    random_blocks(argc > 1 ? atoll(argv[1]) : 500, argc > 2 ? atoi(argv[2]) : -1);
     CHECK(windows_met());
     memory_is_as_promised();
     failures_lose_nothing();

@@ -280,33 +280,6 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
     assert outcomes(2, rank) == [2.0, 2.0]
 
 
-def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_order_of_readiness(self: Reducer, number: int) -> None:
-        left = list(self._buckets)
-        while left:
-            with self._state:
-                while not (self._ended or any(b.closed for b in left)):
-                    self._state.wait()
-                bucket = next((b for b in left if b.closed), left[0])
-            left.remove(bucket)
-            with self._call(number, bucket.number) as call:
-                self._sum(call, bucket)
-
-    def rank(group: Group) -> None:
-        leaves = leaves_of(2)
-        reducer = Reducer(leaves, group, bucket_bytes=1)
-        gate = threading.Event()
-        real = reducer._sum
-        reducer._sum = lambda call, bucket: (gate.set(), real(call, bucket))  # type: ignore[method-assign, assign]
-        early, late = leaves if group.rank else reversed(leaves)
-        waits = node(late, lambda g: g if gate.wait(20) else raises(g), "Waits")
-        fanin.backward([(waits, 0, np.ones(300, "f4")), (early, 0, np.ones(300, "f4"))], reducer=reducer)
-
-    monkeypatch.setattr(Reducer, "_send", in_order_of_readiness)
-    with pytest.raises(fanin.PeerError, match=r"rank 1 is at .*bucket 1, rank 0 at .*bucket 0"):
-        outcomes(2, rank)
-
-
 # ---------------------------------------------------------------- the norm
 
 

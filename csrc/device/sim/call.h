@@ -46,6 +46,7 @@ typedef struct fan__sim_thread {
     int actor;
     bool fresh; /* a call has just begun: its first yield repeats that of its beginning */
     bool vain;  /* its last query returned "not yet" */
+    int apart;  /* threads of another number share no host memory and no graph with it */
     /* of any thread: depth of kernels being run. A kernel is one step: no other thread runs inside it. */
     int kernels;
     fan_thread_hooks hooks;

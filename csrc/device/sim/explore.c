@@ -443,6 +443,8 @@ int fan_explore_pick(fan_explore *x, int n)
 
 fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how)
 {
+    if (x->redundant) /* what an abandoned run still does is no step */
+        return FAN_OK;
     if (how == FAN_SCHED_DECIDE && x->now == SEARCH)
         FAN_TRY(fan__footprint_decide(x, object));
     /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */

@@ -164,6 +164,9 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err);
 /* fan_sim_thread_begin: called first on the new OS thread; blocks until it is first chosen; installs the thread's
  * hooks. false: the machine gave up (deadlock, abandoned run): return at once, without fan_sim_thread_end. */
 bool fan_sim_thread_begin(fan_sim *m, int actor);
+/* fan_sim_thread_apart: declares that this thread shares no host memory and no graph with threads of another number
+ * than this; 0 at first. */
+void fan_sim_thread_apart(int number);
 /* fan_sim_thread_end: called last on that thread; chooses the next one. If an actor's thread could not be started, any
  * thread calls it. */
 void fan_sim_thread_end(fan_sim *m, int actor);

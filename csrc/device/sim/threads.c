@@ -97,12 +97,15 @@ static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mod
                                 [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
                                 [FAN_THING_GRAPH] = OF_GRAPH};
     fan_sim *m = ctx;
-    fan__sim_access(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
+    uint64_t number = id ? thread_mutex_number(m, id) : 0;
+    if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
+        number = (uint64_t)fan__sim_here.apart;
+    fan__sim_access(m, FAN__NAME(kinds[thing], number), how);
     if (thing != FAN_THING_LOCKED)
         return;
     fan__sim_lock(m); /* state guarded by the mutex was written before */
     (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
-    if (how == FAN_SCHED_WRITE)
+    if (how == FAN_SCHED_WRITE || how == FAN_SCHED_COUNT)
         (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);
     fan__sim_unlock(m);
 }
@@ -112,15 +115,29 @@ static uint64_t thread_mutex_name(const fan_sim *m, uint64_t id)
     return FAN__NAME(OF_MUTEX, thread_mutex_number(m, id));
 }
 
-static bool thread_wait(void *ctx, uint64_t mutex)
+static void thread_await(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
     char call_site[FAN__SITE];
     fan__sim_call_site(m, call_site, sizeof call_site);
+    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, call_site);
+}
+
+static void thread_reached(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan__sim_lock(m);
+    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), mutex);
+    fan__sim_unlock(m);
+}
+
+static bool thread_wait(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
     fan__sim_lock(m);
     fan__sim_access(m, thread_mutex_name(m, mutex), false);
     fan__sim_unlock(m);
-    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, call_site);
+    thread_await(ctx, mutex);
     return true;
 }
 
@@ -187,8 +204,11 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     fan__sim_here.m = m;
     fan__sim_here.actor = actor;
     fan__sim_here.fresh = fan__sim_here.vain = false;
+    fan__sim_here.apart = 0;
     fan__sim_here.hooks = (fan_thread_hooks){.yield = thread_yield,
                                              .wait = thread_wait,
+                                             .await = thread_await,
+                                             .reached = thread_reached,
                                              .locked = thread_locked,
                                              .unlocking = thread_unlocking,
                                              .begin = thread_begin,
@@ -205,6 +225,8 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     fan_thread_set_hooks(&fan__sim_here.hooks);
     return true;
 }
+
+void fan_sim_thread_apart(int number) { fan__sim_here.apart = number; }
 
 void fan_sim_thread_end(fan_sim *m, int actor)
 {

@@ -68,6 +68,7 @@
     X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
     X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
+    X(PyTypeObject, event_count_type)                                                                       \
     X(PyObject, race_error)                                                                                 \
     X(PyObject, device_error)                                                                               \
     X(PyObject, device_oom_error)                                                                           \
@@ -221,7 +222,7 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
     fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
-    fan_hook_spec, fan_backward_walk_spec;
+    fan_hook_spec, fan_backward_walk_spec, fan_event_count_spec;
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

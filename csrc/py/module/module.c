@@ -35,7 +35,8 @@
     X(fan_leaf_spec, leaf_type, "Leaf")                              \
     X(fan_edges_spec, edges_type, "Edges")                           \
     X(fan_hook_spec, hook_type, "HookHandle")                        \
-    X(fan_backward_walk_spec, walk_type, "Walk")
+    X(fan_backward_walk_spec, walk_type, "Walk")                     \
+    X(fan_event_count_spec, event_count_type, "EventCount")
 
 /* X(field, name, base): the exceptions of one base; core.pyi has their docstrings. */
 #define ERROR_LIST(X)                                  \

@@ -326,6 +326,15 @@ static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
     return PyBool_FromLong(go);
 }
 
+static PyObject *machine_thread_apart(PyObject *Py_UNUSED(o), PyObject *arg)
+{
+    int number;
+    if (actor_arg(arg, &number) < 0)
+        return NULL;
+    fan_sim_thread_apart(number);
+    Py_RETURN_NONE;
+}
+
 static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
 {
     int actor;

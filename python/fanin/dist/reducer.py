@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, reduce
 from typing import Any, Literal, Self
@@ -16,6 +16,7 @@ import numpy as np
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._threads import here
 from fanin._trace.recording import beside, recording
 from fanin._words import counted, type_of
 
@@ -34,6 +35,7 @@ class _Bucket:
 
     def __init__(self, number: int, indices: Sequence[int], layout: Layout) -> None:
         self.number, self.indices, self.layout = number, indices, layout
+        self.closed = _core.EventCount()  #: the passes in which it was closed
         self.terms: list[Term] = []
         self.masks: list[int] = []  #: for each term: the leaves that it has, as bits
         self.partials: dict[int, sums.Partial] = {}  #: exact sums of the terms so far, by segment
@@ -50,7 +52,6 @@ class _Bucket:
         self.flats, self.places = self.spare.pop() if self.spare else self.memory()
         self.has = bytearray(len(self.indices))  #: the leaves of which it has a gradient
         self.left = len(self.indices)  #: how many it lacks
-        self.closed = False
 
     def memory(self) -> tuple[list[NDArray], list[Any]]:
         """Memory for a contribution: flat, and the place of each leaf in it."""
@@ -69,30 +70,25 @@ class _Bucket:
         self.bad = None
         self.start()
 
-    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> int:
-        """Take the gradient of leaf i of the bucket. Returns how many of its elements are inf or NaN, if counted."""
+    def put(self, i: int, gradient: Any, stats: bool) -> int:
+        """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, if they are counted."""
         leaf = self.layout.leaves[i]
         if self.has[i]:
             raise ValueError(
                 f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
             )
         place = self.places[i]
-        plain = type(gradient) is type(place) is np.ndarray and not (detect or stats)
+        plain = type(gradient) is type(place) is np.ndarray and not stats
         if plain and gradient.dtype == place.dtype and gradient.shape == place.shape:
             place[...] = gradient
             return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
         if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
             raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
-        nonfinite = 0
-        if leaf.size:
-            done = _core.add_n([host(gradient)], out=place, stats=detect or stats)
-            nonfinite = done[1].nonfinite if detect or stats else 0
-            if detect and nonfinite:
-                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
-                bad.leaf = leaf.name  # type: ignore[attr-defined]
-                raise bad
-        return nonfinite
+        if not leaf.size:
+            return 0
+        done = _core.add_n([host(gradient)], out=place, stats=stats)
+        return done[1].nonfinite if stats else 0
 
     def finish(self, key: int | None) -> None:
         """The contribution is complete."""
@@ -216,12 +212,13 @@ class Reducer:
         self._takes = False  # gradients go to the buckets
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
-        self._lock = threading.Lock()  # of what buckets have
-        self._state = threading.Condition()
-        self._ended = False  # the pass at hand, on this rank
-        self._error: BaseException | None = None  # .. by this
+        self._lock = threading.Lock()  # of what buckets have; held by no thread that waits
+        self._turn = 0  # passes so far ..
+        self._ended, self._sent = _core.EventCount(), _core.EventCount()  # .. that ended on this rank, and the sender's
+        self._passing = False
+        self._error: BaseException | None = None  # by which the pass ended here
+        self._failed: BaseException | None = None  # .. or its sums
         self._sender = ThreadPoolExecutor(1, "fanin.dist")
-        self._sending: Future[None] | None = None
         self._open = ExitStack()
 
     def _divide(self, bucket_bytes: int) -> list[_Bucket]:
@@ -280,7 +277,7 @@ class Reducer:
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         nonfinite = 0
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
-            nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+            nonfinite = self._copy(bucket, i, gradient)
         with self._lock:
             if not self._takes:
                 raise RuntimeError(
@@ -290,23 +287,24 @@ class Reducer:
             if self._taking is not None:
                 if self._each and self._key is None and bucket.has[i]:
                     self._contribute(bucket)
-                nonfinite = bucket.put(i, gradient, self.detect, self._count_bad)
+                nonfinite = self._copy(bucket, i, gradient)
             bucket.has[i] = 1
             bucket.left -= 1
             if nonfinite:
-                bucket.bad = min(bucket.bad or [len(bucket.terms), i, nonfinite], [len(bucket.terms), i, nonfinite])
-            if bucket.left:
-                return
-        with self._state:
-            bucket.closed = True
-            self._state.notify_all()
+                one = [len(bucket.terms), i, nonfinite]
+                bucket.bad = min(bucket.bad or one, one)
+            whole = not bucket.left
+        if whole and self._passing:
+            bucket.closed.advance()
 
-    def _contribute(self, bucket: _Bucket) -> None:
-        """The bucket's contribution is complete: begin the next one."""
-        if any(bucket.has):
-            bucket.finish(self._key)
-            bucket.settle(self._options.order)
-            bucket.start()
+    def _copy(self, bucket: _Bucket, i: int, gradient: Any) -> int:
+        nonfinite = bucket.put(i, gradient, self.detect or self._count_bad)
+        if nonfinite and self.detect:
+            name = bucket.layout.leaves[i].name
+            bad = FloatingPointError(f"Reducer: {name}: {counted(nonfinite, 'element')} inf or NaN")
+            bad.leaf = name  # type: ignore[attr-defined]
+            raise bad
+        return nonfinite
 
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
@@ -350,16 +348,18 @@ class Reducer:
     def _fail(self, error: BaseException) -> None:
         """End the pass of every rank with this rank's error."""
         self.group._passes += 1
-        self._error, self._ended = error, True
+        self._turn += 1
+        self._pass_ended(error)
         try:
             self._send(self.group._passes)
         except RuntimeError:
             pass  # this rank raises its own error
         finally:
+            self._sent.advance()
             self._reset()
 
     def _reset(self) -> None:
-        self._error, self._ended, self._key = None, False, None
+        self._error, self._failed, self._key = None, None, None
         for bucket in self._buckets:
             bucket.reset()
 
@@ -377,14 +377,21 @@ class Reducer:
             raise
         self._pass = pass_
         self.group._passes += 1
-        rings, number = beside(), self.group._passes
+        self._turn += 1
+        self._passing = True
         self._travels: list[tuple[int, int]] = []
+        rings, number = [] if here.spawn else beside(), self.group._passes
 
         def send() -> None:
-            with recording(rings):
-                self._send(number)
+            try:
+                with recording(rings):
+                    self._send(number)
+            except BaseException as e:
+                self._failed = e
+            finally:
+                self._sent.advance()
 
-        self._sending = self._sender.submit(send)
+        (here.spawn or self._sender.submit)(send)
 
     def _end(self, error: BaseException | None) -> None:
         """End the pass, which raised `error`: wait for the sums, and add them to .grad."""
@@ -393,8 +400,8 @@ class Reducer:
         except BaseException as e:
             if not isinstance(e, Exception) and e is not error:  # Ctrl-C: the sending thread may wait for other ranks
                 self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
-                with self._state:
-                    self._state.notify_all()
+                if self._ended.value < self._turn:
+                    self._pass_ended(e)
                 self._open.close()
                 self._pass.close()
             self._reset()
@@ -414,23 +421,16 @@ class Reducer:
                 leaf.accumulate(total)
 
     def _finish(self, error: BaseException | None) -> list[Any]:
-        assert self._sending is not None
         try:
             self._open.close()
         except RuntimeError as e:  # .grad was set in the pass
             error = error or e
         ended = time.monotonic_ns()
         with self._pass:
-            with self._state:
-                self._error, self._ended = error, True
-                self._state.notify_all()
-            while not wait([self._sending], 1.0).done:
-                pass  # a signal that comes just before a wait does not end it
-            try:
-                self._sending.result()
-            except Exception:
-                if error is None:
-                    raise
+            self._pass_ended(error)
+            self._sent.wait(self._turn)
+            if self._failed is not None and error is None:
+                raise self._failed
         if error is not None:
             raise error
         self.group._tally.passed(self._travels, ended)
@@ -498,6 +498,14 @@ class Reducer:
         with suppress(RuntimeError), self.group.entered(self._name):  # this rank raises its own error
             self._fail(error)
 
+    def _pass_ended(self, error: BaseException | None) -> None:
+        """No gradient comes any more: all buckets are closed."""
+        self._passing, self._error = False, error
+        self._ended.advance()  # before buckets: the sender reads the error when they are closed
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:
+                bucket.closed.advance()
+
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
         for bucket in self._buckets:
@@ -533,10 +541,8 @@ class Reducer:
 
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
         """Wait until a bucket is closed (None: until the pass has ended), and return this rank's error."""
-        with self._state:
-            while not (self._ended or self.group.closed or (bucket is not None and bucket.closed)):
-                self._state.wait()
-            return self._error
+        (self._ended if bucket is None else bucket.closed).wait(self._turn)
+        return self._error if self._ended.value >= self._turn else None
 
     def _call(self, number: int, bucket: int) -> Call:
         return Call(self.group, self._name, number, bucket, self._timeout)

@@ -5,78 +5,79 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._threads import here
 from fanin.errors import PeerError
 
 from .group import Group, seconds, set_default
 
 T = TypeVar("T")
 
-
-@dataclass
-class _Meeting:
-    """One operation: what each rank brought, and how many ranks have read all of it."""
-
-    posted: dict[int, Any] = field(default_factory=dict)
-    done: int = 0
+LOOK = 0.05  #: seconds after which a rank that waits looks for ranks that have left
 
 
-class _World:
-    """State that the ranks share: the operations in progress, by number, and the ranks that have ended."""
+class World:
+    """State that ranks share. Each number grows by one rank's doing alone, so waits are all that orders ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changed = threading.Condition()
-        self.meetings: dict[int, _Meeting] = {}
-        self.gone: dict[int, str] = {}
+        #: What each rank brought to its operations that are not over.
+        self.outbox: list[dict[int, Any]] = [{} for _ in range(size)]
+        #: How many operations each rank has begun ..
+        self.begun = [_core.EventCount() for _ in range(size)]
+        #: .. and how many of rank r's messages rank s has copied: copied[r][s].
+        self.copied = [[_core.EventCount() for _ in range(size)] for _ in range(size)]
+        self.gone: dict[int, str] = {}  #: why ranks have left, in their order
 
     def leave(self, rank: int, reason: str) -> None:
-        with self.changed:
-            self.gone.setdefault(rank, reason)
-            self.changed.notify_all()
+        self.gone.setdefault(rank, reason)
+        self.begun[rank].end()
+        for mine in self.copied:
+            mine[rank].end()
 
-    def until(self, rank: int, holds: Callable[[], bool], missing: Callable[[], list[int]], timeout: float) -> None:
-        """Let a rank wait until `holds()`, under the lock. `missing()`: the ranks on which that depends."""
-        end = time.monotonic() + timeout
-        while not holds():
-            late = missing()
-            for r in (*late, rank):  # another thread of this rank may have ended it
-                if r in self.gone:
-                    raise PeerError(f"rank {r} {self.gone[r]}", r)
-            if not self.changed.wait(min(end - time.monotonic(), threading.TIMEOUT_MAX)) and not holds():
-                ranks = ", ".join(map(str, late))
-                raise TimeoutError(f"rank {ranks} did not answer" if len(late) == 1 else f"no answer of ranks {ranks}")
+    def until(self, rank: int, waits: Sequence[tuple[int, _core.EventCount]], n: int, end: float) -> None:
+        """Let a rank wait until the number of each other one is `n`; PeerError if one has left before, or the rank
+        itself by another of its threads; TimeoutError at `end`.
+        """
+        for other, count in waits:
+            while not count.wait(n, min(LOOK, end - time.monotonic())):
+                late = [r for r, c in waits if c.value < n]
+                for left, reason in list(self.gone.items()):
+                    if left in late or left == rank:
+                        raise PeerError(f"rank {left} {reason}", left)
+                if other in late and time.monotonic() >= end:
+                    ranks = ", ".join(map(str, late))
+                    raise TimeoutError(
+                        f"rank {ranks} did not answer" if len(late) == 1 else f"no answer of ranks {ranks}"
+                    )
 
 
 class _Operation:
-    """One rank's part of an operation; `read` copies from what all ranks have posted."""
+    """One rank's part of an operation; `read` copies from what all ranks have brought."""
 
-    def __init__(self, engine: ThreadEngine, value: Any, read: Callable[[dict[int, Any]], Any]) -> None:
+    def __init__(self, engine: ThreadEngine, value: Any, read: Callable[[list[Any]], Any]) -> None:
         self.world, self.rank, self.read = engine.world, engine.rank, read
         self.number, engine.started = engine.started, engine.started + 1
-        with self.world.changed:
-            self.meeting = self.world.meetings.setdefault(self.number, _Meeting())
-            self.meeting.posted[engine.rank] = value
-            self.world.changed.notify_all()
+        self.world.outbox[self.rank][self.number] = value
+        self.world.begun[self.rank].advance()
 
     def wait(self, timeout: float) -> Any:
-        world, posted = self.world, self.meeting.posted
-        with world.changed:
-            everyone = range(world.size)
-            absent = lambda: [r for r in everyone if r not in posted]  # noqa: E731
-            world.until(self.rank, lambda: len(posted) == world.size, absent, timeout)
-        result = self.read(posted)
-        with world.changed:
-            self.meeting.done += 1
-            world.changed.notify_all()
-            # A sender may write into its message once all ranks have copied it.
-            world.until(self.rank, lambda: self.meeting.done == world.size, lambda: list(world.gone), timeout)
-            world.meetings.pop(self.number, None)
+        world, mine, number = self.world, self.rank, self.number
+        end = time.monotonic() + timeout
+        world.until(mine, list(enumerate(world.begun)), number + 1, end)
+        result = self.read([box[number] for box in world.outbox])
+        others = [r for r in range(world.size) if r != mine]
+        for r in others:
+            world.copied[r][mine].advance()
+        # A sender may write into its message once all ranks have copied it.
+        world.until(mine, [(r, world.copied[mine][r]) for r in others], number + 1, end)
+        del world.outbox[mine][number]
         return result
 
 
@@ -87,17 +88,17 @@ def _offsets(counts: Sequence[int]) -> list[int]:
 class ThreadEngine:
     """An engine whose ranks are threads (fanin.dist.threads)."""
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.size, self.name = world, rank, world.size, f"{world.size} threads"
         self.started = 0
 
     def exchange(self, data: bytes) -> _Operation:
-        return _Operation(self, data, lambda posted: [posted[r] for r in range(self.size)])
+        return _Operation(self, data, list)
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
     ) -> _Operation:
-        def read(posted: dict[int, tuple[NDArray, list[int]]]) -> None:
+        def read(posted: list[tuple[NDArray, list[int]]]) -> None:
             at = _offsets(receive_counts)
             for rank in range(self.size):
                 if rank != self.rank:
@@ -109,7 +110,7 @@ class ThreadEngine:
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Operation:
         at = _offsets(counts)
 
-        def read(posted: dict[int, NDArray]) -> None:
+        def read(posted: list[NDArray]) -> None:
             for rank in range(self.size):
                 if rank != self.rank:
                     whole[at[rank] : at[rank + 1]] = posted[rank][at[rank] : at[rank + 1]]
@@ -126,7 +127,8 @@ class ThreadEngine:
 def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list[T]:
     """Call `fn(group)` on `n` ranks, each a thread of this process, and return what each rank returned.
 
-    Inside, `fanin.dist.group()` is the rank's group.
+    Inside, `fanin.dist.group()` is the rank's group. In a thread of a `fanin.sim.Machine` the ranks are threads of that
+    machine, so that `fanin.sim.explore` orders what they do; they then share no arrays but by messages.
 
     Parameters
     ----------
@@ -150,7 +152,7 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"threads: expected a positive number of ranks, got {n!r}")
     seconds("threads", timeout)
-    world = _World(n)
+    world = World(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
@@ -164,13 +166,18 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
             errors[rank] = e
             reason = f"failed: {type(e).__name__}: {e}"
         world.leave(rank, reason)
+        over.advance()
 
-    ranks = [threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True) for r in range(n)]
+    over = _core.EventCount()
+    names = [f"rank {r}" for r in range(n)]
     try:
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join()
+        if here.spawn is not None:
+            for r in range(n):
+                here.spawn(partial(run, r), name=names[r], apart=r + 1)
+        else:
+            for r in range(n):
+                threading.Thread(target=run, args=(r,), name=names[r], daemon=True).start()
+        over.wait(n)
     except BaseException as e:
         for rank in range(n):
             world.leave(rank, f"was ended: {type(e).__name__}")

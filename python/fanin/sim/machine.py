@@ -18,6 +18,7 @@ import numpy as np
 from .. import _core
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike
+from .._threads import here
 from .._trace.recording import active
 from .._words import counted, type_of
 from ..slots import Sparse
@@ -62,8 +63,10 @@ class Abandoned(BaseException):
 class Thread(Generic[T_co]):
     """A host thread of a machine, made by `Machine.spawn`."""
 
-    def __init__(self, machine: Machine, actor: int, name: str, call: Callable[[], T_co]) -> None:
+    def __init__(self, machine: Machine, actor: int, name: str, apart: int | None, call: Callable[[], T_co]) -> None:
         self.name = name
+        maker = machine._running
+        self._apart: int = apart if apart is not None else maker._apart if maker else 0
         self._exception: BaseException | None = None
         self._machine, self._actor, self._call = machine, actor, call
         self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
@@ -79,6 +82,8 @@ class Thread(Generic[T_co]):
         try:
             machine._enter()
             machine._here.thread = self
+            machine._thread_apart(self._apart)
+            here.spawn = machine.spawn
             for trace in self._traces:
                 cores.append(trace._beside())
                 cores[-1].begin()
@@ -396,9 +401,13 @@ class Machine(_core.Machine):
         """The machine's thread that is running now, if this is one."""
         return getattr(self._here, "thread", None)
 
-    def spawn(self, fn: Callable[..., T], *args: object, name: str | None = None) -> Thread[T]:
+    def spawn(
+        self, fn: Callable[..., T], *args: object, name: str | None = None, apart: int | None = None
+    ) -> Thread[T]:
         """Make a host thread that calls `fn(*args)`; `join` runs the threads in turns, one at a time.
 
+        `apart`: a promise that threads of different numbers share no host arrays and no graph: `explore` then does not
+        order what they do with theirs. Default: the number of the thread that spawns, at first 0.
         They switch only in calls of fanin. A thread must not wait for another one by other means than fanin's. A
         machine has at most 32 at a time; ValueError beyond.
         """
@@ -406,9 +415,12 @@ class Machine(_core.Machine):
             raise TypeError(f"spawn: {fn!r} cannot be called")
         if not isinstance(name, str | None):
             raise TypeError(f"spawn: name: expected a str, got {type_of(name)}")
+        if apart is not None and (isinstance(apart, bool) or not isinstance(apart, int) or not 0 <= apart < 1 << 31):
+            raise ValueError(f"spawn: apart: expected a non-negative number, got {apart!r}")
         actor = self._spawn()
         try:
-            thread = Thread(self, actor, name or f"{getattr(fn, '__name__', 'thread')}[{actor}]", lambda: fn(*args))
+            named = name or f"{getattr(fn, '__name__', 'thread')}[{actor}]"
+            thread = Thread(self, actor, named, apart, lambda: fn(*args))
         except BaseException:
             self._thread_end(actor)  # join would wait for it
             raise

@@ -1,0 +1,389 @@
+"""Every order in which the threads of two and three ranks may act: one outcome, no deadlock; and planted faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core, dist
+from fanin.dist import sums
+from fanin.dist.group import Call, Group
+from fanin.dist.reducer import Reducer
+from fanin.dist.sums import Sum
+from fanin.dist.threads import World
+from fanin.sim import Machine, Report, explore
+
+pytestmark = pytest.mark.threads
+
+
+def on_ranks(machine: Machine, n: int, fn: Callable[[Group], Any]) -> list[Any]:
+    """What fn(group) gives on each rank; ranks, and the threads that send for them, are threads of the machine."""
+    ranks = machine.spawn(dist.threads, n, fn)
+    machine.join()
+    return ranks.result
+
+
+def failing(g: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+def roots(group: Group, leaves: list[fanin.Leaf], fails: bool, turned: bool = False) -> list[Any]:
+    """A node before each leaf, the newest of which runs first; `turned`: on rank 1 they are made in another order."""
+    made = []
+    order = list(enumerate(leaves))
+    for i, w in order[::-1] if turned and group.rank == 1 else order:
+        fn = failing if fails and i == 0 else lambda g: g
+        made.append((fanin.Node(fn, edges=[(w, 0)], name=f"N{i}"), 0, np.full(3, 1 + group.rank, "f4")))
+    return made
+
+
+def passes(
+    group: Group,
+    buckets: int,
+    fails: int | None = None,
+    inputs: int | None = None,
+    turned: bool = False,
+    order: Any = None,
+    after: bool = False,
+) -> Any:
+    """A pass over a bucket for each leaf, and `after` it one more; what each ended as, and the gradients."""
+    leaves = [fanin.Leaf(np.zeros(3, "f4"), name=f"w{i}") for i in range(buckets)]
+    reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order)
+    seen: list[Any] = []
+    for turn in range(1 + after):
+        only = {"inputs": leaves[-1:]} if inputs == group.rank else {}
+        try:
+            fanin.backward(
+                roots(group, leaves, fails == group.rank and turn == 0, turned),
+                reducer=reducer,
+                **only,  # type: ignore[arg-type]
+            )
+            seen.append("ended")
+        except Exception as e:
+            seen.append((type(e).__name__, getattr(e, "rank", None)))
+    return seen, [None if w.grad is None else w.grad.tolist() for w in leaves]
+
+
+def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None = None, after: bool = False) -> Any:
+    """The outcome of `passes` on each rank."""
+    first = [
+        "ended" if fails is None else ("ZeroDivisionError", None) if r == fails else ("PeerError", fails)
+        for r in range(n)
+    ]
+    good = (fails is None) + after
+    every, without = (sum(1.0 + r for r in range(n) if r not in (left,)) for left in (None, inputs))
+    grads = [[good * (every if i == buckets - 1 else without)] * 3 if good else None for i in range(buckets)]
+    return [([one, *["ended"] * after], grads) for one in first]
+
+
+def scenario(machine: Machine, n: int, buckets: int, **options: Any) -> Any:
+    outcome = on_ranks(machine, n, lambda group: passes(group, buckets, **options))
+    facts = {k: v for k, v in options.items() if k not in ("turned", "order")}
+    assert outcome == expected(n, buckets, **facts)
+    return outcome
+
+
+def explored(n: int, buckets: int, limit: int = 4000, **options: Any) -> Report:
+    return explore(partial(scenario, n=n, buckets=buckets, **options), limit=limit, stuck_after=30)
+
+
+#: (ranks, buckets, options, orders that there are at least)
+SCENES: list[tuple[int, int, dict[str, Any], int]] = [
+    (1, 2, {}, 3),
+    (2, 1, {}, 8),
+    (2, 2, {}, 20),
+    (2, 2, {"turned": True}, 10),
+    (2, 2, {"order": "exact"}, 10),
+    (2, 2, {"fails": 1}, 5),
+    (2, 2, {"inputs": 1}, 5),
+    (2, 1, {"fails": 1, "after": True}, 5),
+    (3, 1, {}, 20),
+    (3, 1, {"fails": 2, "inputs": 1}, 5),
+]
+LARGE: list[tuple[int, int, dict[str, Any], int]] = [
+    (2, 3, {}, 50),
+    (2, 3, {"fails": 0, "inputs": 1}, 10),
+    (2, 2, {"fails": 1, "after": True}, 50),
+    (3, 2, {}, 100),
+    (3, 2, {"fails": 2, "inputs": 1}, 30),
+]
+
+
+@pytest.mark.parametrize(("n", "buckets", "options", "least"), SCENES)
+def test_every_order_of_ranks_has_one_outcome(n: int, buckets: int, options: dict[str, Any], least: int) -> None:
+    report = explored(n, buckets, **options)
+    assert report.ok and report.runs >= least, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "buckets", "options", "least"), LARGE)
+def test_every_order_of_more_ranks_and_buckets_has_one_outcome(
+    n: int, buckets: int, options: dict[str, Any], least: int
+) -> None:
+    report = explored(n, buckets, **options)
+    assert report.ok and report.runs >= least, report
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, put = Reducer.__init__, Reducer._put
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.ready, self.some = [], _core.EventCount()
+
+    def noted(self: Any, bucket: Any, i: int, gradient: Any) -> None:
+        put(self, bucket, i, gradient)
+        self.ready.append(bucket)
+        self.some.advance()
+
+    def in_order_of_readiness(self: Any, number: int) -> None:
+        for k in range(len(self._buckets)):
+            self.some.wait(k + 1)
+            bucket = self.ready[k]
+            with self._call(number, bucket.number) as call:
+                self._sum(call, bucket)
+
+    monkeypatch.setattr(Reducer, "__init__", made)
+    monkeypatch.setattr(Reducer, "_put", noted)
+    monkeypatch.setattr(Reducer, "_send", in_order_of_readiness)
+    assert explored(2, 2).ok, "both ranks have the same order"
+    report = explored(2, 2, turned=True)
+    assert report.failed and report.errors == report.runs
+
+
+def anew(machine: Machine) -> Any:
+    """Rank 1 makes its group anew after a pass: a header then has another pass number."""
+
+    def rank(group: Group) -> Any:
+        dist.add_n([np.ones(2)], group)
+        second = Group(group._engine) if group.rank == 1 else group
+        try:
+            return dist.add_n([np.ones(2)], second)
+        except fanin.PeerError as e:
+            return str(e)
+
+    outcome = on_ranks(machine, 2, rank)
+    assert all("rank 1 is at call add_n, pass 1" in x and "rank 0 at call add_n, pass 2" in x for x in outcome)
+    return outcome
+
+
+def test_a_header_without_pass_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(anew).ok
+    begin = Call.__init__
+
+    def without(self: Call, *args: Any) -> None:
+        begin(self, *args)
+        self.at["pass"] = 0
+
+    monkeypatch.setattr(Call, "__init__", without)
+    report = explore(anew)
+    assert report.failed
+
+
+def test_a_failed_rank_that_sends_no_header_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Reducer._send
+
+    def silent(self: Any, number: int) -> None:
+        if self._until(self._buckets[-1]) is None:
+            real(self, number)
+
+    monkeypatch.setattr(Reducer, "_send", silent)
+    monkeypatch.setattr(World, "leave", lambda *args: None)  # nor does it leave
+    report = explored(2, 1, fails=1)
+    assert report.deadlocks == report.runs > 0
+
+
+def test_a_failed_rank_that_is_not_heard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends its buckets as if the pass had gone well."""
+    real = Reducer._until
+
+    def deaf(self: Any, bucket: Any) -> None:
+        real(self, bucket)
+
+    monkeypatch.setattr(Reducer, "_until", deaf)
+    assert explored(2, 2, fails=1).failed
+
+
+def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets are closed before the end of the pass is noted: the sender may take a failed pass for a good one."""
+
+    def wrong(self: Any, error: BaseException | None) -> None:
+        self._passing, self._error = False, error
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:
+                bucket.closed.advance()
+        self._ended.advance()
+
+    monkeypatch.setattr(Reducer, "_pass_ended", wrong)
+    real = Reducer._send
+
+    def send(self: Any, number: int) -> None:
+        """.. and so does not wait for the end."""
+        for bucket in self._buckets:
+            failed = self._until(bucket)
+            with self._call(number, bucket.number) as call:
+                if failed is not None:
+                    call.meet({}, failure={"text": f": {failed}", "leaf": None})
+                self._sum(call, bucket)
+
+    assert explored(2, 2, fails=1).ok, "the header of the pass's end has the error, too"
+    monkeypatch.setattr(Reducer, "_send", send)
+    report = explored(2, 2, fails=1)
+    assert report.failed and report.errors < report.runs, "in some orders alone"
+    del real
+
+
+def exact(machine: Machine) -> Any:
+    """Three terms on two ranks, of which the last has bits below all bits of the others."""
+
+    def rank(group: Group) -> Any:
+        mine = [np.full(3, x, "f8") for x in ((1.0, -1.0), (2.0**-60,))[group.rank]]
+        return dist.add_n(mine, group, order="exact")
+
+    outcome = on_ranks(machine, 2, rank)
+    assert all((x == 2.0**-60).all() for x in outcome), outcome
+    return outcome
+
+
+def test_a_window_that_is_not_widened_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(exact).ok
+    real = sums.window_add
+
+    def narrow(windows: Any, segment: Any, raws: Any) -> None:
+        """Bits below 2**-52 are lost."""
+        real(windows, segment, [(np.round(raw.view("f8") * 2.0**52) / 2.0**52).view(np.uint8) for raw in raws])
+
+    monkeypatch.setattr(sums, "window_add", narrow)
+    assert explore(exact).failed
+
+
+def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Sum.exact
+
+    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
+        real(self, i, segment, own)
+        rounded = own.copy()
+        own[:] = 0  # what travels is what was there before
+        start = self.call.start
+
+        def then(operation: str, *args: Any, **more: Any) -> Any:
+            result = start(operation, *args, **more)
+            own[:] = rounded
+            return result
+
+        self.call.start = then  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Sum, "exact", late)
+    assert explore(exact).failed
+
+
+# ---------------------------------------------------------------- the search itself
+
+
+def counting(machine: Machine) -> Any:
+    """Two threads count, one reads a number on whose order its result depends, one waits."""
+    a, b = _core.EventCount(), _core.EventCount()
+
+    def counts(one: Any, other: Any) -> int:
+        one.advance()
+        other.wait(1)
+        return 0
+
+    def reads() -> int:
+        return a.value * 2 + b.value
+
+    threads = [machine.spawn(counts, a, b), machine.spawn(counts, b, a), machine.spawn(reads)]
+    machine.join()
+    return [t.result for t in threads]
+
+
+def test_the_search_has_the_outcomes_of_all_orders_of_counts() -> None:
+    less, every = explore(counting), explore(counting, reduce=False, limit=100_000)
+    assert less.complete and every.complete and less.runs < every.runs
+    assert (
+        {tuple(r) for r in less.results}
+        == {tuple(r) for r in every.results}
+        == {  # type: ignore[arg-type]
+            (0, 0, x) for x in range(4)
+        }
+    )
+
+
+def test_waits_that_commute_have_one_order() -> None:
+    def chain(machine: Machine) -> Any:
+        counts = [_core.EventCount() for _ in range(4)]
+
+        def turn(k: int) -> int:
+            if k:
+                counts[k].wait(1)
+            for other in counts[k + 1 : k + 2]:
+                other.advance()
+            return k
+
+        threads = [machine.spawn(turn, k) for k in range(4)]
+        machine.join()
+        return [t.result for t in threads]
+
+    report = explore(chain)
+    assert report.ok and report.runs == 1
+
+
+def test_a_number_that_no_thread_reaches_is_a_deadlock_and_an_end_is_not() -> None:
+    def waits(machine: Machine, ends: bool) -> Any:
+        count = _core.EventCount()
+        thread = machine.spawn(count.wait, 2)
+        machine.spawn(count.end if ends else count.advance)
+        machine.join()
+        return thread.result
+
+    report = explore(partial(waits, ends=False))
+    assert report.deadlocks == report.runs > 0
+    assert explore(partial(waits, ends=True)).results == (False,)
+
+
+def test_what_happened_before_an_advance_is_before_what_follows_the_wait() -> None:
+    def two(machine: Machine, waits: bool) -> Any:
+        count, x = _core.EventCount(), machine.empty(4)
+        s, t = machine.stream(), machine.stream()
+
+        def first() -> None:
+            machine.launch(s, lambda x: x.fill(1), writes=[x])
+            s.synchronize()
+            count.advance()
+
+        def second() -> None:
+            if waits:
+                count.wait(1)
+            machine.launch(t, lambda x: x.fill(2), writes=[x])
+
+        machine.spawn(first)
+        machine.spawn(second)
+        machine.join()
+        return x
+
+    assert explore(partial(two, waits=True)).ok
+    assert explore(partial(two, waits=False)).races > 0
+
+
+def test_the_promise_of_apart_leaves_orders_of_host_memory_out() -> None:
+    def sums_in(machine: Machine, apart: bool) -> Any:
+        outs = [np.zeros(2), np.zeros(2)]
+        threads = [
+            machine.spawn(partial(fanin.add_n, [np.ones(2)], out=out), apart=k if apart else None)
+            for k, out in enumerate(outs)
+        ]
+        machine.join()
+        return [t.result for t in threads]
+
+    assert explore(partial(sums_in, apart=False)).runs == 2
+    assert explore(partial(sums_in, apart=True)).runs == 1
+    with pytest.raises(ValueError, match="apart: expected a non-negative number, got -1"), Machine() as m:
+        m.spawn(print, apart=-1)
