@@ -306,6 +306,13 @@ class Reducer:
             raise bad
         return nonfinite
 
+    def _contribute(self, bucket: _Bucket) -> None:
+        """The bucket's contribution is complete: begin the next one."""
+        if any(bucket.has):
+            bucket.finish(self._key)
+            bucket.settle(self._options.order)
+            bucket.start()
+
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
