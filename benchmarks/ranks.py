@@ -141,7 +141,7 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
             f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
             in_step(td.barrier, work),
             base="DDP alone",
-            rounds=2 if quick else 15,
+            rounds=2 if quick else 7,
             **how,
             targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
         )
@@ -155,7 +155,7 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
         EXACT: lambda: fanin.dist.add_n([mine], order="exact"),
     }
     title = f"{size_text(size)} of float32 on {ranks} ranks, Gloo"
-    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 9, **how))
+    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 5, **how))
     return made
 
 
@@ -199,7 +199,7 @@ class Late:
 
 def hidden(quick: bool) -> Result:
     """Two ranks, a pass of sleeping nodes, a transport that takes as long: how much of it the pass hides."""
-    buckets, pause = 16, 1e-3 if quick else 5e-3
+    buckets, pause = 16, 1e-3 if quick else 2e-2
     found: list[Result] = []
 
     def rank(inner: fanin.dist.Group) -> None:
@@ -229,7 +229,7 @@ def hidden(quick: bool) -> Result:
             work,
             base="a pass alone",
             unit="ms",
-            rounds=2 if quick else 9,
+            rounds=2 if quick else 5,
             after=group.barrier,
             longest=math.inf,
             targets=[] if quick else [at_most(1.2, "a pass that sends", "a pass alone")],
@@ -274,7 +274,7 @@ def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: f
             reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
         }
         targets = [] if quick or target is None else [at_most(target, reduced, alone)]
-        found.append(measure(title, work, base=alone, unit="us", rounds=2 if quick else 25, targets=targets))
+        found.append(measure(title, work, base=alone, unit="us", rounds=2 if quick else 9, targets=targets))
 
     fanin.dist.threads(1, rank)
     rows = found[0]["rows"]
