@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import fanin
 
@@ -141,7 +142,7 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
             f"a step of DDP, {depth} x Linear({width}), batch {batch}, on {ranks} ranks, Gloo",
             in_step(td.barrier, work),
             base="DDP alone",
-            rounds=2 if quick else 15,
+            rounds=2 if quick else 7,
             **how,
             targets=[] if quick else [at_most(1.1, key, "DDP alone"), at_most(1.5, exact, "DDP alone")],
         )
@@ -155,7 +156,7 @@ def by_gloo(quick: bool, args: Sequence[str]) -> list[Result]:
         EXACT: lambda: fanin.dist.add_n([mine], order="exact"),
     }
     title = f"{size_text(size)} of float32 on {ranks} ranks, Gloo"
-    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 9, **how))
+    made.append(measure(title, in_step(td.barrier, work), base="all_reduce", rounds=2 if quick else 5, **how))
     return made
 
 
@@ -199,7 +200,7 @@ class Late:
 
 def hidden(quick: bool) -> Result:
     """Two ranks, a pass of sleeping nodes, a transport that takes as long: how much of it the pass hides."""
-    buckets, pause = 16, 1e-3 if quick else 5e-3
+    buckets, pause = 16, 1e-3 if quick else 2e-2
     found: list[Result] = []
 
     def rank(inner: fanin.dist.Group) -> None:
@@ -229,7 +230,7 @@ def hidden(quick: bool) -> Result:
             work,
             base="a pass alone",
             unit="ms",
-            rounds=2 if quick else 9,
+            rounds=2 if quick else 5,
             after=group.barrier,
             longest=math.inf,
             targets=[] if quick else [at_most(1.2, "a pass that sends", "a pass alone")],
@@ -274,9 +275,11 @@ def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: f
             reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
         }
         targets = [] if quick or target is None else [at_most(target, reduced, alone)]
-        found.append(measure(title, work, base=alone, unit="us", rounds=2 if quick else 25, targets=targets))
+        how: Any = {"rounds": 2 if quick else 15, "timer": time.process_time_ns}  # of all threads
+        found.append(measure(title, work, base=alone, unit="us", targets=targets, **how))
 
-    fanin.dist.threads(1, rank)
+    with threadpool_limits(1):
+        fanin.dist.threads(1, rank)
     rows = found[0]["rows"]
     return {**found[0], "us_a_leaf": (rows[reduced]["median"] - rows[alone]["median"]) / n}
 
@@ -411,8 +414,16 @@ def results(quick: bool) -> Iterator[Result]:
     with pinned() as where:
         yield a_term(quick, where)
         n, many = (20, 20) if quick else (1000, 10_000)
-        yield on_one_rank(f"a pass of {n} layers, one rank, core {where}", n, layers(n), 1.03, quick)
-        yield on_one_rank(f"{many} leaves of 64 B, one rank, core {where}", many, handed_through(many), None, quick)
+        yield on_one_rank(
+            f"a pass of {n} layers, one rank, of the processor's time, core {where}", n, layers(n), 1.03, quick
+        )
+        yield on_one_rank(
+            f"{many} leaves of 64 B, one rank, of the processor's time, core {where}",
+            many,
+            handed_through(many),
+            None,
+            quick,
+        )
     yield hidden(quick)
     work, deviations = fitted(measured)
     for ranks in (8, 65_536) if quick else (8, 64, 512, 4096, 65_536):

@@ -83,6 +83,7 @@ def turns(
     before: Mapping[str, Callable[[], object]] | None = None,
     after: Callable[[], object] = lambda: None,
     longest: float = 2.0,
+    timer: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, list[float]]:
     """Nanoseconds of each call, a number for each round.
 
@@ -96,9 +97,7 @@ def turns(
         if one is not None:
             text = one if isinstance(one, str) else "fn_()"
             own = {**scope, "fn_": one}
-            timers[name] = Timer(
-                "for k in calls_:\n" + textwrap.indent(text, "    "), timer=time.perf_counter_ns, globals=own
-            )
+            timers[name] = Timer("for k in calls_:\n" + textwrap.indent(text, "    "), timer=timer, globals=own)
 
     def once(name: str) -> float:
         (before or {}).get(name, after)()

@@ -365,6 +365,17 @@ def test_a_number_of_ranks_is_positive(n: Any) -> None:
         dist.threads(n, lambda g: None)
 
 
+@pytest.mark.parametrize("order", ["key", "exact"])
+def test_a_sum_over_ranks_is_refused_where_a_graph_tree_records(order: Any) -> None:
+    def rank(group: Group) -> Any:
+        tree = fanin.GraphTree("cpu")
+        fn = tree.function(lambda x: dist.add_n([x], group, order))
+        with tree.step(), pytest.raises(fanin.CaptureError, match="operand"):
+            fn(np.ones(4, "f4"))
+
+    dist.threads(1, rank)
+
+
 class Breaks:
     """An engine whose k-th operation fails, at its start or in wait."""
 
