@@ -225,6 +225,9 @@ def read(app: Any, what: str, name: str, o: Any, options: Any, lines: list[str])
 
 
 def setup(app: Any) -> None:
+    from sphinx.ext.autodoc.mock import _MockObject
+
+    _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # `torch.Tensor | None`, without torch
     app.connect("builder-inited", make_pages)
     app.connect("doctree-read", add_anchors)
     app.connect("doctree-resolved", add_links)
