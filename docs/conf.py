@@ -136,7 +136,11 @@ def public_name(code: str, objects: Any) -> str | None:
     name = match[1].replace("buf.", "InputBuffer.", 1) if match else ""
     if "." not in name and not name[:1].isupper():
         return None  # a parameter, as often as a function
-    return next((n for n in (name, f"fanin.{name}") if n in objects), None)
+    full = f"fanin.{name.removeprefix('fanin.')}"
+    if full in objects or full == name:
+        return full if full in objects else None
+    ends = [n for n in objects if n.endswith(f".{name}")]  # Machine.launch
+    return ends[0] if len(ends) == 1 else None
 
 
 def add_links(app: Any, doctree: Any, page: str) -> None:
@@ -216,10 +220,14 @@ def as_restructured(lines: list[str]) -> list[str]:
 
 
 def read(app: Any, what: str, name: str, o: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_restructured(lines)
+    # napoleon takes the first line of an attribute up to a colon for its type: the first line is an empty comment
+    lines[:] = [*(["..", ""] if what in ("attribute", "property", "data") else []), *as_restructured(lines)]
 
 
 def setup(app: Any) -> None:
+    from sphinx.ext.autodoc.mock import _MockObject
+
+    _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # `torch.Tensor | None`, without torch
     app.connect("builder-inited", make_pages)
     app.connect("doctree-read", add_anchors)
     app.connect("doctree-resolved", add_links)

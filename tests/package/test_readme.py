@@ -105,10 +105,12 @@ def test_a_broken_link_is_found() -> None:
 
 
 def output_of(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
-    """What blocks that go on from each other print, where that is not what the page shows."""
+    """What blocks that go on from each other print, where that is not what the page shows. The first use of the fake
+    driver compiles it.
+    """
     mark = "-- block --"
     code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
-    said = run_python(code, cwd=folder).stdout.split(mark + "\n")
+    said = run_python(code, cwd=folder, timeout=600).stdout.split(mark + "\n")
     return [
         f"line {line}: {got}"
         for (line, _, expected), got in zip(blocks, said, strict=True)
