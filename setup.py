@@ -247,10 +247,13 @@ class SameSdist(sdist):
             return info
 
         name, top = f"{base_name}.tar.gz", Path(base_dir or ".")
-        with open(name, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, time) as packed:
-            with tarfile.open(mode="w", fileobj=packed, format=tarfile.PAX_FORMAT) as archive:
-                for path in [top, *sorted(top.rglob("*"))]:
-                    archive.add(path, recursive=False, filter=plain)
+        with (
+            open(name, "wb") as raw,
+            gzip.GzipFile("", "wb", 9, raw, time) as packed,
+            tarfile.open(mode="w", fileobj=packed, format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in [top, *sorted(top.rglob("*"))]:
+                archive.add(path, recursive=False, filter=plain)
         return name
 
 

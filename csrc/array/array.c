@@ -66,6 +66,7 @@ void fan_storage_drop(fan_storage *s)
 
 bool fan_storage_only_ours(const fan_storage *s)
 {
+    /* Acquire: pairs with the release of the last other drop, after which this thread may write. */
     return (s->release == release_ours || s->release == release_block) &&
            atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
 }

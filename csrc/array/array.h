@@ -50,7 +50,7 @@ static inline bool fan_storage_redirected(void)
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx);
 static inline fan_storage *fan_storage_hold(fan_storage *s)
 {
-    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); /* made from a reference, which orders it */
     return s;
 }
 void fan_storage_drop(fan_storage *s); /* s may be NULL */

@@ -99,6 +99,7 @@ void fan_trace_begin(fan_trace *t)
 
 void fan_trace_end(fan_trace *t)
 {
+    /* Release: the thread whose list has it unlinks it at its next line (acquire in trace_sweep). */
     if (!trace_unlink(t) && atomic_load(&t->on))
         atomic_store_explicit(&t->closed, true, memory_order_release);
 }

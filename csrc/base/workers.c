@@ -40,7 +40,7 @@ static int inside;         /* helpers at work */
 static void (*work_now)(void *, size_t);
 static void *ctx_now;
 static size_t tasks_now;
-static atomic_size_t next;
+static atomic_size_t next; /* relaxed: `lock` orders the call and its results, `inside` its helpers' end */
 
 static atomic_int chosen;
 

@@ -116,7 +116,9 @@ struct fan_buffer {
         const void *object;
         size_t slot, index;
     } last_parked;
-    atomic_uint waiting;       /* threads in slot_wait_for_change */
+    /* Threads in slot_wait_for_change. Sequentially consistent, and not enough by itself: a waiter counts itself with
+     * the slot's lock and the frontend's, and fan_plain_release reads it with the frontend's. */
+    atomic_uint waiting;
     unsigned owner_generation; /* fan_fork_generation() of the process that made or adopted it */
     /* .. or FAN_FORK_INVALID until clear(): it was inherited by a fork while a thread of the parent was in it */
     unsigned fork_generation;

@@ -425,10 +425,13 @@ void fan__event_note_end(fan_device *owner, fan_event *e)
 bool fan__event_passed(fan_event *e)
 {
     const fan_backend *b = e->device->backend;
-    bool done = atomic_load_explicit(&e->passed, memory_order_relaxed);
+    /* Acquire: the memory is reused after this, and the thread whose query found that the event had passed may be
+     * another one. It pairs with the release below. */
+    bool done = atomic_load_explicit(&e->passed, memory_order_acquire);
     if (done)
         return true;
     done = b->peek ? b->peek(e) : b->query(e, &done, NULL) == FAN_OK && done;
-    atomic_store_explicit(&e->passed, done, memory_order_relaxed);
+    if (done)
+        atomic_store_explicit(&e->passed, true, memory_order_release);
     return done;
 }

@@ -75,6 +75,7 @@ fan_stream *fan_stream_hold(fan_stream *s)
 
 fan_stream *fan_stream_try_hold(fan_stream *s)
 {
+    /* Relaxed: the lock of the list in which the caller found it orders what the stream holds. */
     size_t refs = atomic_load_explicit(&s->refs, memory_order_relaxed);
     while (refs)
         if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_relaxed,

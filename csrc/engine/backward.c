@@ -120,7 +120,8 @@ static void dependency_done(fan_backward *p, uint32_t at)
         fan__queue_push(&p->queue, p->nodes, at);
 }
 
-/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own. */
+/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own. The acquire without
+ * the lock pairs with the release of the worker that made it. */
 static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on, void *gradient, fan_error *err)
 {
     void *made = NULL, *other;
@@ -284,7 +285,7 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
         sums[i] = p->slots[tn->slots + i].forwarded;
         p->slots[tn->slots + i].forwarded = NULL;
     }
-    buffer = atomic_load_explicit(&tn->buffer, memory_order_relaxed); /* complete: there are no dependencies left */
+    buffer = atomic_load_explicit(&tn->buffer, memory_order_relaxed); /* the lock that counted the dependencies */
     for (uint32_t i = 0; buffer && i < tn->node->inputs && status == FAN_OK; i++)
         if (!sums[i] && p->slots[tn->slots + i].producers) {
             status = f->take(tn->node, buffer, i, &sums[i], err);

@@ -171,7 +171,8 @@ static inline fan_status fan__tree_no_memory(fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
 }
 
-/* fan__tree_is_mine: whether this thread has the lock, so is in a call of the tree. Without the lock. */
+/* fan__tree_is_mine: whether this thread has the lock, so is in a call of the tree. Without the lock: relaxed, since
+ * only this thread stores its own id. */
 static inline bool fan__tree_is_mine(fan_tree *t)
 {
     return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();

@@ -69,6 +69,7 @@ void fan__tree_block_end(fan_tree_block *b, const char *why)
 {
     if (!b->storage || atomic_load_explicit(&b->storage->ended, memory_order_relaxed))
         return;
+    /* Release: fan_storage_ended (acquire) reads the text on any thread. */
     snprintf(b->lease->why, sizeof b->lease->why, "%s", why);
     atomic_store_explicit(&b->storage->ended, b->lease->why, memory_order_release);
 }

@@ -235,7 +235,8 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     return FAN_OK;
 }
 
-/* begin_blocks: the node's storages are valid again; those that ended with references were replaced. */
+/* begin_blocks: the node's storages are valid again; those that ended with references were replaced, so that no other
+ * thread reads `ended` of these. */
 static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     for (size_t i = 0; i < n->nblocks; i++) {

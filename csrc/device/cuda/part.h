@@ -113,7 +113,7 @@ typedef struct fan__cuda_stream {
     fan_cu_stream handle;
     uint64_t thread;    /* of handle 2; else 0 */
     uint64_t id;        /* the driver's, unique for ever; 0: unknown */
-    atomic_bool passed; /* destroyed, and the whole device was waited for since */
+    atomic_bool passed; /* destroyed, and the whole device was waited for since; release after the wait, acquire */
     /* the driver reported that it was destroyed: the handle is not used again, and may already be another stream's */
     atomic_bool gone;
 } fan__cuda_stream;

@@ -176,7 +176,7 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     *id = 0;
-    if (!fan__cuda_usable(p) || (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_relaxed)))
+    if (!fan__cuda_usable(p) || (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
         return FAN_OK;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = fan__cuda_capture_of(s, id, NULL, err);
@@ -305,7 +305,7 @@ void fan__cuda_await_gone(fan_cuda_part *p)
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nstreams; i++)
         if (atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed))
-            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true, memory_order_relaxed);
+            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true, memory_order_release);
     (void)pthread_mutex_unlock(&p->lock);
 }
 
@@ -375,7 +375,7 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     fan_cu_stream on;
-    if (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_relaxed))
+    if (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire))
         on = p->free_stream; /* called for freed memory, and nothing of the stream runs any more */
     else
         FAN_TRY(fan__cuda_queue_of(s, &on, err));
