@@ -17,6 +17,7 @@ enum { RANK_ARRAY, RANK_NUMPY_SCALAR, RANK_PYTHON_SCALAR };
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
 int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out);
 bool fan_is_not_summed(PyObject *o);
+bool fan_tensor_has(PyObject *o, const fan_array *a); /* whether a torch tensor's memory is the array's */
 int fan_shape_tuple(PyObject *o, int64_t *shape);
 /* fan_import_dense, _sparse: from the record of one. */
 int fan_import_dense(PyObject *d, fan_value *out);
