@@ -828,3 +828,17 @@ def test_what_a_mode_keeps_of_what_an_add_asks_is_not_written_afterwards(kind: s
         seen += len(before)
         written += len(changed)
     assert seen > 50 and (kind == "function" or written), (seen, written)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_a_strided_tensor_on_the_cpu_is_imported_without_python(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3, dtype=getattr(torch, dtype))
+    want = through(x, x, slot=Slot(accumulate="complex128" if dtype == "complex64" else "float32"))
+
+    def describe(x: object, *how: object) -> object:
+        raise AssertionError(f"{x!r} was described")
+
+    monkeypatch.setattr("fanin._interop.arrays.describe", describe)
+    assert torch.equal(through(x, x, slot=Slot(accumulate="complex128" if dtype == "complex64" else "float32")), want)
+    with pytest.raises(AssertionError, match="was described"):  # its memory does not hold its value
+        through(torch._neg_view(x), torch._neg_view(x))

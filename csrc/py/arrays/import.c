@@ -110,8 +110,7 @@ static bool ndarray_is_unchanged(const fan_array *a, bool part)
     return fan_owner_has((PyObject *)nd, a->data + lo, a->data + hi);
 }
 
-/* tensor_is: whether a torch tensor's memory is the array's. */
-static bool tensor_is(PyObject *o, const fan_array *a)
+bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
     const fan_state *st = fan_state_get();
     fan_dl_tensor is;
@@ -130,7 +129,7 @@ bool fan_value_is_unchanged(const fan_value *v)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return true;
-    bool unchanged = !v->own_memory || tensor_is(v->object, v->array);
+    bool unchanged = !v->own_memory || fan_tensor_has(v->object, v->array);
     for (size_t i = 0; i < n && unchanged; i++)
         unchanged = ndarray_is_unchanged(some[i], is_array(v->object));
     fan_gil_leave(&gil);
@@ -258,7 +257,7 @@ static int import_dense(PyObject *d, fan_value *out)
     out->dtype = out->array->dtype;
     out->origin = (uint8_t)origin;
     out->object = Py_NewRef(object);
-    out->own_memory = out->device == fan_cpu() && tensor_is(object, out->array);
+    out->own_memory = out->device == fan_cpu() && fan_tensor_has(object, out->array);
     return 0;
 }
 

@@ -39,9 +39,40 @@ static bool holds_its_value(PyObject *o)
            answers_false(o, st->str_is_conj, true);
 }
 
-/* tensor_by_table: an array of a CUDA device, by its library's exchange table; the caller's to adopt. NULL: not by this
- * way, without an exception. */
-static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, bool asks_value, fan_device **device)
+/* int_of: what a method without arguments returns; -1: it fails, perhaps with an exception. */
+static int64_t int_of(PyObject *o, const char *method)
+{
+    PyObject *n = o ? PyObject_CallMethod(o, method, NULL) : NULL;
+    int64_t value = n ? PyLong_AsLongLong(n) : -1;
+    Py_XDECREF(n);
+    return value;
+}
+
+/* host_view: another tensor over the memory of a torch tensor on the CPU: it keeps that memory where the first one is
+ * given other memory (Tensor.set_). NULL, perhaps with an exception: it is none, or its storage was cut. */
+static PyObject *host_view(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_tensor t;
+    if (!fan_is_tensor(st, o) || !fan_tensor_is_plain(st, o) || !fan_tensor_look(st, o, &t) ||
+        t.device.type != FAN_DL_CPU || !t.data || t.dtype.bits < 8 || (t.ndim && !t.strides))
+        return NULL;
+    PyObject *storage = PyObject_CallMethod(o, "untyped_storage", NULL);
+    int64_t bytes = int_of(storage, "nbytes"), last = int_of(o, "storage_offset");
+    bool whole = bytes > 0 && last >= 0;
+    for (int i = 0; i < t.ndim && whole; i++) {
+        whole = t.shape[i] > 0;
+        last += (t.shape[i] - 1) * t.strides[i];
+    }
+    whole = whole && last < bytes / (t.dtype.bits / 8 * t.dtype.lanes);
+    Py_XDECREF(storage);
+    return whole ? PyObject_CallMethod(o, "detach", NULL) : NULL;
+}
+
+/* tensor_by_table: an array of a CUDA device, or (`host`, its host_view) a torch tensor on the CPU, by its library's
+ * exchange table; the caller's to adopt. NULL: not by this way, without an exception. */
+static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_dl_api *api, bool asks_value,
+                                         fan_device **device)
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
@@ -49,13 +80,17 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, boo
         PyErr_Clear();
         return NULL;
     }
-    if (api->take(o, &made) != 0) {
+    if (api->take(host ? host : o, &made) != 0) {
         made = NULL;
         fan_tensor_threw();
     }
     const fan_backend_entry *b = made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
                                      ? fan_backend_of_dlpack(made->tensor.device.type)
                                      : NULL;
+    if (b && host) {
+        *device = fan_cpu();
+        return made;
+    }
     if (b && b->backend->has_streams && fan_backend_device(b, made->tensor.device.id, device) == 0)
         return made;
     PyErr_Clear(); /* the other way raises the error again, if it is one */
@@ -72,7 +107,10 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
     const fan_dl_device said = {-1, 0};
     fan_device *device = NULL;
-    fan_dl_versioned *tensor = api ? tensor_by_table(o, api, how >= FAN_ASKS_VALUE, &device) : NULL;
+    PyObject *host = api ? host_view(o) : NULL;
+    PyErr_Clear();
+    fan_dl_versioned *tensor = api ? tensor_by_table(o, host, api, how >= FAN_ASKS_VALUE, &device) : NULL;
+    Py_XDECREF(host);
     if (!tensor)
         return 0;
     int result = fan_dlpack_adopt(tensor, true, o, &said, how >= FAN_ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS,
@@ -85,6 +123,7 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     out->dtype = out->array->dtype;
     out->origin = (uint8_t)(how % FAN_ASKS_VALUE);
     out->object = Py_NewRef(o);
+    out->own_memory = device == fan_cpu() && fan_tensor_has(o, out->array);
     return 1;
 }
 

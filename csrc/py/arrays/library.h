@@ -6,8 +6,8 @@
 #include "py/arrays/dlpack.h"
 
 #define FAN_ASKS_VALUE 256 /* beside a type's origin: what its table lacks is read of the array (torch) */
-/* fan_import_by_table: an array of a CUDA device by its library's exchange table: nothing waits for anything. 1: it is
- * imported; 0: not by this way, without an exception; -1 with an exception. */
+/* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's exchange table:
+ * nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out);
 /* fan_release_library_array: of the storage of an array that a library allocated for a sum. fan_is_dense_like: whether
  * a library's tensor is gap-free and as requested. */
