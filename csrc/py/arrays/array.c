@@ -36,106 +36,56 @@ static PyObject *view(fan_array_object *self, char *data, int ndim, const int64_
     return status == FAN_OK ? wrap_taken(made, self->d) : fan_raise(status, &err);
 }
 
-/* A subscript on its way: what has been made of the axes before `axis`. */
-typedef struct subscript {
-    const fan_array *a;
-    bool on_cpu;
-    char *data;
-    int ndim, axis;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-} subscript;
-
-static int put_axis(subscript *s, int64_t extent, int64_t stride)
+/* shadow_of: an ndarray of this geometry and no right to its elements: NumPy computes views of it. */
+static PyObject *shadow_of(const fan_array *a)
 {
-    if (s->ndim == FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_IndexError, "at most %d dimensions are supported", FAN_MAX_NDIM);
-        return -1;
-    }
-    s->shape[s->ndim] = extent;
-    s->strides[s->ndim++] = stride;
-    return 0;
+    static const int types[] = {[1] = NPY_BYTE, [2] = NPY_SHORT, [4] = NPY_INT, [8] = NPY_LONGLONG, [16] = NPY_CDOUBLE};
+    return PyArray_New(&PyArray_Type, a->ndim, (const npy_intp *)a->shape, types[fan_dtype_size(a->dtype)],
+                       (const npy_intp *)a->strides, a->data, 0, 0, NULL);
 }
 
-/* take_whole: the next n axes as they are. */
-static int take_whole(subscript *s, int n)
+/* check_index: an index that gives a view; -1 with TypeError. */
+static int check_index(PyObject *o, PyObject *k)
 {
-    for (; n > 0; n--, s->axis++)
-        if (put_axis(s, s->a->shape[s->axis], s->a->strides[s->axis]) < 0)
-            return -1;
-    return 0;
-}
-
-static int take_slice(subscript *s, PyObject *slice)
-{
-    Py_ssize_t start, stop, step, length;
-    int64_t stride = s->a->strides[s->axis];
-    if (PySlice_Unpack(slice, &start, &stop, &step) < 0)
-        return -1;
-    length = PySlice_AdjustIndices(s->a->shape[s->axis], &start, &stop, step);
-    if (put_axis(s, length, length > 1 ? stride * step : stride) < 0)
-        return -1;
-    if (length > 0)
-        s->data += start * stride;
-    s->axis++;
-    return 0;
-}
-
-static int take_index(subscript *s, PyObject *k)
-{
-    int64_t extent = s->a->shape[s->axis], at;
-    if (!PyIndex_Check(k) || PyBool_Check(k) || (PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
-        PyErr_Format(PyExc_TypeError,
-                     "an array %s is indexed by integers, slices, ... and None, which give views, not by %.80s; %s, or "
-                     "index x.numpy()%s",
-                     s->on_cpu ? "of a graph tree" : "on a device", Py_TYPE(k)->tp_name,
-                     s->on_cpu ? "np.take(x, places, axis) and np.where can be recorded"
-                               : "queue a kernel with Machine.launch",
-                     s->on_cpu ? " outside of functions" : "");
-        return -1;
-    }
-    if (fan_int_arg(k, PyExc_IndexError, &at) < 0)
-        return -1;
-    if (at < -extent || at >= extent) {
-        PyErr_Format(PyExc_IndexError, "index %lld is out of range for axis %d of length %lld", (long long)at, s->axis,
-                     (long long)extent);
-        return -1;
-    }
-    s->data += (at < 0 ? at + extent : at) * s->a->strides[s->axis];
-    s->axis++;
-    return 0;
+    bool on_cpu = array_on_cpu(o);
+    if (k == Py_Ellipsis || k == Py_None || PySlice_Check(k) ||
+        (PyIndex_Check(k) && !PyBool_Check(k) && !(PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)))
+        return 0;
+    PyErr_Format(PyExc_TypeError,
+                 "an array %s is indexed by integers, slices, ... and None, which give views, not by %.80s; %s, or "
+                 "index x.numpy()%s",
+                 on_cpu ? "of a graph tree" : "on a device", Py_TYPE(k)->tp_name,
+                 on_cpu ? "np.take(x, places, axis) and np.where can be recorded"
+                        : "queue a kernel with Machine.launch",
+                 on_cpu ? " outside of functions" : "");
+    return -1;
 }
 
 static PyObject *array_getitem(PyObject *o, PyObject *key)
 {
-    const fan_array *a = fan_array_self(o)->a;
-    bool several = PyTuple_Check(key);
-    Py_ssize_t n = several ? PyTuple_GET_SIZE(key) : 1, used = 0, dots = 0;
-    FAN_UNINITIALIZED subscript s;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
-        dots += k == Py_Ellipsis;
-        used += k != Py_Ellipsis && k != Py_None;
+    PyObject *keys = PyTuple_Check(key) ? PySequence_List(key) : Py_BuildValue("[O]", key);
+    PyObject *whole = NULL, *shadow, *part, *made = NULL;
+    bool dots = false;
+    for (Py_ssize_t i = 0; keys && i < PyList_GET_SIZE(keys); i++) {
+        dots |= PyList_GET_ITEM(keys, i) == Py_Ellipsis;
+        if (check_index(o, PyList_GET_ITEM(keys, i)) < 0)
+            Py_CLEAR(keys);
     }
-    if (dots > 1)
-        return PyErr_Format(PyExc_IndexError, "an index can have one ellipsis (...) only, not %zd", dots);
-    if (used > a->ndim)
-        return PyErr_Format(PyExc_IndexError, "too many indices: %zd for an array of %d dimensions", used, a->ndim);
-    s.a = a;
-    s.on_cpu = array_on_cpu(o);
-    s.data = a->data;
-    s.ndim = s.axis = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
-        int result = k == Py_Ellipsis   ? take_whole(&s, a->ndim - (int)used)
-                     : k == Py_None     ? put_axis(&s, 1, 0)
-                     : PySlice_Check(k) ? take_slice(&s, k)
-                                        : take_index(&s, k);
-        if (result < 0)
-            return NULL;
+    /* With an ellipsis NumPy returns a view even of one element, and reads none. */
+    if (keys && (dots || PyList_Append(keys, Py_Ellipsis) == 0))
+        whole = PyList_AsTuple(keys);
+    shadow = whole ? shadow_of(fan_array_self(o)->a) : NULL;
+    part = shadow ? PyObject_GetItem(shadow, whole) : NULL;
+    if (part) {
+        PyArrayObject *p = (PyArrayObject *)part;
+        made = view(fan_array_self(o), PyArray_BYTES(p), PyArray_NDIM(p), (const int64_t *)PyArray_DIMS(p),
+                    (const int64_t *)PyArray_STRIDES(p));
     }
-    if (!dots && take_whole(&s, a->ndim - (int)used) < 0)
-        return NULL;
-    return view(fan_array_self(o), s.data, s.ndim, s.shape, s.strides);
+    Py_XDECREF(part);
+    Py_XDECREF(shadow);
+    Py_XDECREF(whole);
+    Py_XDECREF(keys);
+    return made;
 }
 
 /* args_of: methods that take `f(2, 3)` and `f((2, 3))` alike; borrowed. */

@@ -154,9 +154,6 @@ int fan_scale_arg(PyObject *o, fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
 int fan_plans_arg(PyObject *words, uint64_t *bits);
 
-/* fan_int_arg: an integer index; an exception of class `large` where it is no int64. bool is refused: True as an index
- * is a mistake. */
-int fan_int_arg(PyObject *o, PyObject *large, int64_t *out);
 /* fan_ints_arg: integers from a sequence, or one bare integer, into out[FAN_MAX_NDIM]; their number. */
 int fan_ints_arg(PyObject *o, int64_t *out);
 /* fan_ints: the other way: integers as a tuple. */
