@@ -120,8 +120,9 @@ static PyObject *array_transpose(PyObject *o, PyObject *args)
     return view(fan_array_self(o), a->data, a->ndim, shape, strides);
 }
 
-/* restride: the strides of `a` seen with `shape` (as many elements), without a copy; false where there are none. Runs
- * of axes with as many elements on both sides are matched; inside a run the old axes must lie one behind the other. */
+/* restride: the strides of a view of `a` with `shape` (as many elements), without a copy; false where there are none.
+ * Runs of axes with as many elements on both sides are matched; inside a run the old axes must lie one behind the
+ * other. */
 static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t *strides)
 {
     int64_t old_shape[FAN_MAX_NDIM], old_strides[FAN_MAX_NDIM];
@@ -154,7 +155,7 @@ static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t
     return true;
 }
 
-/* reshape_copy: a copy seen so, as ndarray's method gives: on the CPU, where it is recorded. */
+/* reshape_copy: a copy of this shape, as ndarray's method returns: on the CPU, where it is recorded. */
 static PyObject *reshape_copy(PyObject *o, PyObject *shape)
 {
     PyObject *copy = PyObject_CallMethod(o, "copy", NULL);

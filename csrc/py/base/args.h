@@ -24,9 +24,6 @@ typedef struct fan_decl {
 int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 
-/* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
-int fan_sched_enter_or_raise(void);
-
 /* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The call writes its self
  * and those of its arguments that are ours. */
 typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

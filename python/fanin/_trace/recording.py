@@ -74,9 +74,7 @@ class Trace:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [
-            Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()
-        ]
+        every = [Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property
