@@ -411,26 +411,34 @@ static PyObject *by_ufunc(const char *name, PyObject *a, PyObject *b, bool in_pl
     return made;
 }
 
-#define OF_TWO(slot, name)                                                                          \
+/* X(slot, name): operators, and NumPy's functions of them. */
+#define TWO_LIST(X)                 \
+    X(add, "add")                   \
+    X(subtract, "subtract")         \
+    X(multiply, "multiply")         \
+    X(true_divide, "true_divide")   \
+    X(floor_divide, "floor_divide") \
+    X(remainder, "remainder")       \
+    X(and, "bitwise_and")           \
+    X(or, "bitwise_or")             \
+    X(xor, "bitwise_xor")           \
+    X(lshift, "left_shift")         \
+    X(rshift, "right_shift")
+#define ONE_LIST(X)         \
+    X(invert, "invert")     \
+    X(negative, "negative") \
+    X(positive, "positive") \
+    X(absolute, "absolute")
+
+#define X(slot, name)                                                                               \
     static PyObject *array_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, false); } \
     static PyObject *array_in_place_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, true); }
-#define OF_ONE(slot, name) \
+TWO_LIST(X)
+#undef X
+#define X(slot, name) \
     static PyObject *array_##slot(PyObject *a) { return by_ufunc(name, a, NULL, false); }
-OF_TWO(add, "add")
-OF_TWO(subtract, "subtract")
-OF_TWO(multiply, "multiply")
-OF_TWO(divide, "true_divide")
-OF_TWO(floor_divide, "floor_divide")
-OF_TWO(remainder, "remainder")
-OF_TWO(and, "bitwise_and")
-OF_TWO(or, "bitwise_or")
-OF_TWO(xor, "bitwise_xor")
-OF_TWO(lshift, "left_shift")
-OF_TWO(rshift, "right_shift")
-OF_ONE(invert, "invert")
-OF_ONE(negative, "negative")
-OF_ONE(positive, "positive")
-OF_ONE(absolute, "absolute")
+ONE_LIST(X)
+#undef X
 
 static PyObject *array_matmul(PyObject *a, PyObject *b) { return by_ufunc("matmul", a, b, false); }
 
@@ -569,46 +577,25 @@ static PyObject *array_item(PyObject *o, Py_ssize_t i)
 
 static PyObject *array_iter(PyObject *o) { return array_length(o) < 0 ? NULL : PySeqIter_New(o); }
 
-static PyObject *array_get_shape(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->shape);
-}
-
-static PyObject *array_get_strides(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->strides);
-}
-
-static PyObject *array_get_dtype(PyObject *o, void *Py_UNUSED(closure))
-{
-    return (PyObject *)fan_descr_of_dtype(fan_array_self(o)->a->dtype);
-}
+#define GETTER(name, value)                                                  \
+    static PyObject *array_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
+    {                                                                        \
+        const fan_array *a = fan_array_self(o)->a;                           \
+        return value;                                                        \
+    }
+GETTER(shape, fan_ints(a->ndim, a->shape))
+GETTER(strides, fan_ints(a->ndim, a->strides))
+GETTER(dtype, (PyObject *)fan_descr_of_dtype(a->dtype))
+GETTER(ndim, PyLong_FromLong(a->ndim))
+GETTER(size, PyLong_FromLongLong(a->size))
+GETTER(itemsize, PyLong_FromSize_t(fan_dtype_size(a->dtype)))
+GETTER(nbytes, PyLong_FromLongLong(a->size *(int64_t)fan_dtype_size(a->dtype)))
+GETTER(address, PyLong_FromVoidPtr(a->data))
 
 static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(fan_array_self(o)->d, text, sizeof text));
-}
-
-static PyObject *array_get_ndim(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(fan_array_self(o)->a->ndim);
-}
-
-static PyObject *array_get_size(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(fan_array_self(o)->a->size);
-}
-
-static PyObject *array_get_itemsize(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(fan_dtype_size(fan_array_self(o)->a->dtype));
-}
-
-static PyObject *array_get_nbytes(PyObject *o, void *Py_UNUSED(closure))
-{
-    fan_array *a = fan_array_self(o)->a;
-    return PyLong_FromLongLong(a->size * (int64_t)fan_dtype_size(a->dtype));
 }
 
 static PyObject *array_get_T(PyObject *o, void *Py_UNUSED(closure))
@@ -617,11 +604,6 @@ static PyObject *array_get_T(PyObject *o, void *Py_UNUSED(closure))
     PyObject *made = none ? array_transpose(o, none) : NULL;
     Py_XDECREF(none);
     return made;
-}
-
-static PyObject *array_get_address(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromVoidPtr(fan_array_self(o)->a->data);
 }
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
@@ -641,7 +623,6 @@ static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-
 #include "py/declared/Array.h"
 
 static PyMemberDef members[] = {
@@ -659,35 +640,17 @@ static PyType_Slot slots[] = {
     {Py_tp_richcompare, array_compare},
     {Py_mp_subscript, array_getitem},
     {Py_mp_ass_subscript, array_assign},
-    {Py_nb_add, array_add},
-    {Py_nb_subtract, array_subtract},
-    {Py_nb_multiply, array_multiply},
-    {Py_nb_true_divide, array_divide},
-    {Py_nb_floor_divide, array_floor_divide},
-    {Py_nb_remainder, array_remainder},
+/* clang-format off */
+#define X(slot, name) {Py_nb_##slot, array_##slot}, {Py_nb_inplace_##slot, array_in_place_##slot},
+    TWO_LIST(X)
+#undef X
+#define X(slot, name) {Py_nb_##slot, array_##slot},
+    ONE_LIST(X)
+#undef X
+    /* clang-format on */
     {Py_nb_power, array_power},
     {Py_nb_matrix_multiply, array_matmul},
-    {Py_nb_and, array_and},
-    {Py_nb_or, array_or},
-    {Py_nb_xor, array_xor},
-    {Py_nb_lshift, array_lshift},
-    {Py_nb_rshift, array_rshift},
-    {Py_nb_invert, array_invert},
     {Py_nb_divmod, array_divmod},
-    {Py_nb_negative, array_negative},
-    {Py_nb_positive, array_positive},
-    {Py_nb_absolute, array_absolute},
-    {Py_nb_inplace_add, array_in_place_add},
-    {Py_nb_inplace_subtract, array_in_place_subtract},
-    {Py_nb_inplace_multiply, array_in_place_multiply},
-    {Py_nb_inplace_true_divide, array_in_place_divide},
-    {Py_nb_inplace_floor_divide, array_in_place_floor_divide},
-    {Py_nb_inplace_remainder, array_in_place_remainder},
-    {Py_nb_inplace_and, array_in_place_and},
-    {Py_nb_inplace_or, array_in_place_or},
-    {Py_nb_inplace_xor, array_in_place_xor},
-    {Py_nb_inplace_lshift, array_in_place_lshift},
-    {Py_nb_inplace_rshift, array_in_place_rshift},
     {Py_mp_length, array_length},
     {Py_sq_item, array_item},
     {Py_tp_iter, array_iter},
