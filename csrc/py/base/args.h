@@ -95,10 +95,9 @@ int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
         return fan_sched_active() ? fan_step_vector(vector, type, args, nargsf, kwnames)                         \
                                   : vector(type, args, nargsf, kwnames);                                         \
     }
-#define FAN_STEP_NONE(call) \
+/* Of METH_NOARGS, METH_O and METH_VARARGS. */
+#define FAN_STEP_ONE(call) \
     FAN_STEP(call, (PyObject * self, PyObject * none), fan_step_one(call, self, none), call(self, none))
-#define FAN_STEP_ONE(call) FAN_STEP_NONE(call)
-#define FAN_STEP_TUPLE(call) FAN_STEP_NONE(call)
 #define FAN_STEP_REPR(call) FAN_STEP(call, (PyObject * self), fan_step_repr(call, self), call(self))
 #define FAN_STEP_GET(call) \
     FAN_STEP(call, (PyObject * self, void *closure), fan_step_get(call, self, closure), call(self, closure))
