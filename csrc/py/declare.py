@@ -146,10 +146,9 @@ def row_of(c: Callable, call: str, first: str) -> tuple[list[str], str]:
     step = "STEP_" if "step" in c.words else ""
     if c.star or not c.all:
         flags = ["METH_NOARGS", "METH_VARARGS", "", "METH_VARARGS | METH_KEYWORDS"][bool(c.star) + 2 * bool(c.stars)]
-        shape = "TUPLE" if c.star else "NONE"
         if step and c.stars:
             raise SystemExit(f"core.pyi: {c.name}: a step has no **kwargs")
-        before = [f"FAN_STEP_{shape}({call})"] if step else []
+        before = [f"FAN_STEP_ONE({call})"] if step else []
         function = f"{call}_step" if step else call
         if not c.stars:  # without a cast, so the compiler checks the function's type
             return before, f'    {{"{c.name}", {function}, {flags},\n{doc}}},'

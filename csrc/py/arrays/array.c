@@ -36,106 +36,56 @@ static PyObject *view(fan_array_object *self, char *data, int ndim, const int64_
     return status == FAN_OK ? wrap_taken(made, self->d) : fan_raise(status, &err);
 }
 
-/* A subscript on its way: what has been made of the axes before `axis`. */
-typedef struct subscript {
-    const fan_array *a;
-    bool on_cpu;
-    char *data;
-    int ndim, axis;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-} subscript;
-
-static int put_axis(subscript *s, int64_t extent, int64_t stride)
+/* shadow_of: an ndarray of this geometry and no right to its elements: NumPy computes views of it. */
+static PyObject *shadow_of(const fan_array *a)
 {
-    if (s->ndim == FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_IndexError, "at most %d dimensions are supported", FAN_MAX_NDIM);
-        return -1;
-    }
-    s->shape[s->ndim] = extent;
-    s->strides[s->ndim++] = stride;
-    return 0;
+    static const int types[] = {[1] = NPY_BYTE, [2] = NPY_SHORT, [4] = NPY_INT, [8] = NPY_LONGLONG, [16] = NPY_CDOUBLE};
+    return PyArray_New(&PyArray_Type, a->ndim, (const npy_intp *)a->shape, types[fan_dtype_size(a->dtype)],
+                       (const npy_intp *)a->strides, a->data, 0, 0, NULL);
 }
 
-/* take_whole: the next n axes as they are. */
-static int take_whole(subscript *s, int n)
+/* check_index: an index that gives a view; -1 with TypeError. */
+static int check_index(PyObject *o, PyObject *k)
 {
-    for (; n > 0; n--, s->axis++)
-        if (put_axis(s, s->a->shape[s->axis], s->a->strides[s->axis]) < 0)
-            return -1;
-    return 0;
-}
-
-static int take_slice(subscript *s, PyObject *slice)
-{
-    Py_ssize_t start, stop, step, length;
-    int64_t stride = s->a->strides[s->axis];
-    if (PySlice_Unpack(slice, &start, &stop, &step) < 0)
-        return -1;
-    length = PySlice_AdjustIndices(s->a->shape[s->axis], &start, &stop, step);
-    if (put_axis(s, length, length > 1 ? stride * step : stride) < 0)
-        return -1;
-    if (length > 0)
-        s->data += start * stride;
-    s->axis++;
-    return 0;
-}
-
-static int take_index(subscript *s, PyObject *k)
-{
-    int64_t extent = s->a->shape[s->axis], at;
-    if (!PyIndex_Check(k) || PyBool_Check(k) || (PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
-        PyErr_Format(PyExc_TypeError,
-                     "an array %s is indexed by integers, slices, ... and None, which give views, not by %.80s; %s, or "
-                     "index x.numpy()%s",
-                     s->on_cpu ? "of a graph tree" : "on a device", Py_TYPE(k)->tp_name,
-                     s->on_cpu ? "np.take(x, places, axis) and np.where can be recorded"
-                               : "queue a kernel with Machine.launch",
-                     s->on_cpu ? " outside of functions" : "");
-        return -1;
-    }
-    if (fan_int_arg(k, PyExc_IndexError, &at) < 0)
-        return -1;
-    if (at < -extent || at >= extent) {
-        PyErr_Format(PyExc_IndexError, "index %lld is out of range for axis %d of length %lld", (long long)at, s->axis,
-                     (long long)extent);
-        return -1;
-    }
-    s->data += (at < 0 ? at + extent : at) * s->a->strides[s->axis];
-    s->axis++;
-    return 0;
+    bool on_cpu = array_on_cpu(o);
+    if (k == Py_Ellipsis || k == Py_None || PySlice_Check(k) ||
+        (PyIndex_Check(k) && !PyBool_Check(k) && !(PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)))
+        return 0;
+    PyErr_Format(PyExc_TypeError,
+                 "an array %s is indexed by integers, slices, ... and None, which give views, not by %.80s; %s, or "
+                 "index x.numpy()%s",
+                 on_cpu ? "of a graph tree" : "on a device", Py_TYPE(k)->tp_name,
+                 on_cpu ? "np.take(x, places, axis) and np.where can be recorded"
+                        : "queue a kernel with Machine.launch",
+                 on_cpu ? " outside of functions" : "");
+    return -1;
 }
 
 static PyObject *array_getitem(PyObject *o, PyObject *key)
 {
-    const fan_array *a = fan_array_self(o)->a;
-    bool several = PyTuple_Check(key);
-    Py_ssize_t n = several ? PyTuple_GET_SIZE(key) : 1, used = 0, dots = 0;
-    FAN_UNINITIALIZED subscript s;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
-        dots += k == Py_Ellipsis;
-        used += k != Py_Ellipsis && k != Py_None;
+    PyObject *keys = PyTuple_Check(key) ? PySequence_List(key) : Py_BuildValue("[O]", key);
+    PyObject *whole = NULL, *shadow, *part, *made = NULL;
+    bool dots = false;
+    for (Py_ssize_t i = 0; keys && i < PyList_GET_SIZE(keys); i++) {
+        dots |= PyList_GET_ITEM(keys, i) == Py_Ellipsis;
+        if (check_index(o, PyList_GET_ITEM(keys, i)) < 0)
+            Py_CLEAR(keys);
     }
-    if (dots > 1)
-        return PyErr_Format(PyExc_IndexError, "an index can have one ellipsis (...) only, not %zd", dots);
-    if (used > a->ndim)
-        return PyErr_Format(PyExc_IndexError, "too many indices: %zd for an array of %d dimensions", used, a->ndim);
-    s.a = a;
-    s.on_cpu = array_on_cpu(o);
-    s.data = a->data;
-    s.ndim = s.axis = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
-        int result = k == Py_Ellipsis   ? take_whole(&s, a->ndim - (int)used)
-                     : k == Py_None     ? put_axis(&s, 1, 0)
-                     : PySlice_Check(k) ? take_slice(&s, k)
-                                        : take_index(&s, k);
-        if (result < 0)
-            return NULL;
+    /* With an ellipsis NumPy returns a view even of one element, and reads none. */
+    if (keys && (dots || PyList_Append(keys, Py_Ellipsis) == 0))
+        whole = PyList_AsTuple(keys);
+    shadow = whole ? shadow_of(fan_array_self(o)->a) : NULL;
+    part = shadow ? PyObject_GetItem(shadow, whole) : NULL;
+    if (part) {
+        PyArrayObject *p = (PyArrayObject *)part;
+        made = view(fan_array_self(o), PyArray_BYTES(p), PyArray_NDIM(p), (const int64_t *)PyArray_DIMS(p),
+                    (const int64_t *)PyArray_STRIDES(p));
     }
-    if (!dots && take_whole(&s, a->ndim - (int)used) < 0)
-        return NULL;
-    return view(fan_array_self(o), s.data, s.ndim, s.shape, s.strides);
+    Py_XDECREF(part);
+    Py_XDECREF(shadow);
+    Py_XDECREF(whole);
+    Py_XDECREF(keys);
+    return made;
 }
 
 /* args_of: methods that take `f(2, 3)` and `f((2, 3))` alike; borrowed. */
@@ -170,8 +120,9 @@ static PyObject *array_transpose(PyObject *o, PyObject *args)
     return view(fan_array_self(o), a->data, a->ndim, shape, strides);
 }
 
-/* restride: the strides of `a` seen with `shape` (as many elements), without a copy; false where there are none. Runs
- * of axes with as many elements on both sides are matched; inside a run the old axes must lie one behind the other. */
+/* restride: the strides of a view of `a` with `shape` (as many elements), without a copy; false where there are none.
+ * Runs of axes with as many elements on both sides are matched; inside a run the old axes must lie one behind the
+ * other. */
 static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t *strides)
 {
     int64_t old_shape[FAN_MAX_NDIM], old_strides[FAN_MAX_NDIM];
@@ -204,7 +155,7 @@ static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t
     return true;
 }
 
-/* reshape_copy: a copy seen so, as ndarray's method gives: on the CPU, where it is recorded. */
+/* reshape_copy: a copy of this shape, as ndarray's method returns: on the CPU, where it is recorded. */
 static PyObject *reshape_copy(PyObject *o, PyObject *shape)
 {
     PyObject *copy = PyObject_CallMethod(o, "copy", NULL);
@@ -460,26 +411,34 @@ static PyObject *by_ufunc(const char *name, PyObject *a, PyObject *b, bool in_pl
     return made;
 }
 
-#define OF_TWO(slot, name)                                                                          \
+/* X(slot, name): operators, and NumPy's functions of them. */
+#define TWO_LIST(X)                 \
+    X(add, "add")                   \
+    X(subtract, "subtract")         \
+    X(multiply, "multiply")         \
+    X(true_divide, "true_divide")   \
+    X(floor_divide, "floor_divide") \
+    X(remainder, "remainder")       \
+    X(and, "bitwise_and")           \
+    X(or, "bitwise_or")             \
+    X(xor, "bitwise_xor")           \
+    X(lshift, "left_shift")         \
+    X(rshift, "right_shift")
+#define ONE_LIST(X)         \
+    X(invert, "invert")     \
+    X(negative, "negative") \
+    X(positive, "positive") \
+    X(absolute, "absolute")
+
+#define X(slot, name)                                                                               \
     static PyObject *array_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, false); } \
     static PyObject *array_in_place_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, true); }
-#define OF_ONE(slot, name) \
+TWO_LIST(X)
+#undef X
+#define X(slot, name) \
     static PyObject *array_##slot(PyObject *a) { return by_ufunc(name, a, NULL, false); }
-OF_TWO(add, "add")
-OF_TWO(subtract, "subtract")
-OF_TWO(multiply, "multiply")
-OF_TWO(divide, "true_divide")
-OF_TWO(floor_divide, "floor_divide")
-OF_TWO(remainder, "remainder")
-OF_TWO(and, "bitwise_and")
-OF_TWO(or, "bitwise_or")
-OF_TWO(xor, "bitwise_xor")
-OF_TWO(lshift, "left_shift")
-OF_TWO(rshift, "right_shift")
-OF_ONE(invert, "invert")
-OF_ONE(negative, "negative")
-OF_ONE(positive, "positive")
-OF_ONE(absolute, "absolute")
+ONE_LIST(X)
+#undef X
 
 static PyObject *array_matmul(PyObject *a, PyObject *b) { return by_ufunc("matmul", a, b, false); }
 
@@ -618,46 +577,25 @@ static PyObject *array_item(PyObject *o, Py_ssize_t i)
 
 static PyObject *array_iter(PyObject *o) { return array_length(o) < 0 ? NULL : PySeqIter_New(o); }
 
-static PyObject *array_get_shape(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->shape);
-}
-
-static PyObject *array_get_strides(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->strides);
-}
-
-static PyObject *array_get_dtype(PyObject *o, void *Py_UNUSED(closure))
-{
-    return (PyObject *)fan_descr_of_dtype(fan_array_self(o)->a->dtype);
-}
+#define GETTER(name, value)                                                  \
+    static PyObject *array_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
+    {                                                                        \
+        const fan_array *a = fan_array_self(o)->a;                           \
+        return value;                                                        \
+    }
+GETTER(shape, fan_ints(a->ndim, a->shape))
+GETTER(strides, fan_ints(a->ndim, a->strides))
+GETTER(dtype, (PyObject *)fan_descr_of_dtype(a->dtype))
+GETTER(ndim, PyLong_FromLong(a->ndim))
+GETTER(size, PyLong_FromLongLong(a->size))
+GETTER(itemsize, PyLong_FromSize_t(fan_dtype_size(a->dtype)))
+GETTER(nbytes, PyLong_FromLongLong(a->size *(int64_t)fan_dtype_size(a->dtype)))
+GETTER(address, PyLong_FromVoidPtr(a->data))
 
 static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(fan_array_self(o)->d, text, sizeof text));
-}
-
-static PyObject *array_get_ndim(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(fan_array_self(o)->a->ndim);
-}
-
-static PyObject *array_get_size(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(fan_array_self(o)->a->size);
-}
-
-static PyObject *array_get_itemsize(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(fan_dtype_size(fan_array_self(o)->a->dtype));
-}
-
-static PyObject *array_get_nbytes(PyObject *o, void *Py_UNUSED(closure))
-{
-    fan_array *a = fan_array_self(o)->a;
-    return PyLong_FromLongLong(a->size * (int64_t)fan_dtype_size(a->dtype));
 }
 
 static PyObject *array_get_T(PyObject *o, void *Py_UNUSED(closure))
@@ -666,11 +604,6 @@ static PyObject *array_get_T(PyObject *o, void *Py_UNUSED(closure))
     PyObject *made = none ? array_transpose(o, none) : NULL;
     Py_XDECREF(none);
     return made;
-}
-
-static PyObject *array_get_address(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromVoidPtr(fan_array_self(o)->a->data);
 }
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
@@ -690,7 +623,6 @@ static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-
 #include "py/declared/Array.h"
 
 static PyMemberDef members[] = {
@@ -708,35 +640,17 @@ static PyType_Slot slots[] = {
     {Py_tp_richcompare, array_compare},
     {Py_mp_subscript, array_getitem},
     {Py_mp_ass_subscript, array_assign},
-    {Py_nb_add, array_add},
-    {Py_nb_subtract, array_subtract},
-    {Py_nb_multiply, array_multiply},
-    {Py_nb_true_divide, array_divide},
-    {Py_nb_floor_divide, array_floor_divide},
-    {Py_nb_remainder, array_remainder},
+/* clang-format off */
+#define X(slot, name) {Py_nb_##slot, array_##slot}, {Py_nb_inplace_##slot, array_in_place_##slot},
+    TWO_LIST(X)
+#undef X
+#define X(slot, name) {Py_nb_##slot, array_##slot},
+    ONE_LIST(X)
+#undef X
+    /* clang-format on */
     {Py_nb_power, array_power},
     {Py_nb_matrix_multiply, array_matmul},
-    {Py_nb_and, array_and},
-    {Py_nb_or, array_or},
-    {Py_nb_xor, array_xor},
-    {Py_nb_lshift, array_lshift},
-    {Py_nb_rshift, array_rshift},
-    {Py_nb_invert, array_invert},
     {Py_nb_divmod, array_divmod},
-    {Py_nb_negative, array_negative},
-    {Py_nb_positive, array_positive},
-    {Py_nb_absolute, array_absolute},
-    {Py_nb_inplace_add, array_in_place_add},
-    {Py_nb_inplace_subtract, array_in_place_subtract},
-    {Py_nb_inplace_multiply, array_in_place_multiply},
-    {Py_nb_inplace_true_divide, array_in_place_divide},
-    {Py_nb_inplace_floor_divide, array_in_place_floor_divide},
-    {Py_nb_inplace_remainder, array_in_place_remainder},
-    {Py_nb_inplace_and, array_in_place_and},
-    {Py_nb_inplace_or, array_in_place_or},
-    {Py_nb_inplace_xor, array_in_place_xor},
-    {Py_nb_inplace_lshift, array_in_place_lshift},
-    {Py_nb_inplace_rshift, array_in_place_rshift},
     {Py_mp_length, array_length},
     {Py_sq_item, array_item},
     {Py_tp_iter, array_iter},

@@ -88,7 +88,7 @@ int fan_ndarray_check_known(PyObject *o, const char *op);
  * where the collector cannot visit it: it skips ndarrays, so we visit the base of one without other references.
  */
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg);
-/* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
+/* fan_alone: whether an object has just these references, so that its memory is freed with them. A view of an ndarray
  * without other references counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);
 /* fan_only_ours: an ndarray that owns its memory and has just these references: no view, no buffer of another and no

@@ -117,7 +117,7 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d);
 /* ---- import ---- */
 
 typedef enum fan_dl_writes {
-    FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and says neither READ_ONLY nor IS_COPIED */
+    FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and flagged neither READ_ONLY nor IS_COPIED */
     FAN_DL_READ,       /* never */
     FAN_DL_WRITE       /* always: the caller trusts the producer */
 } fan_dl_writes;

@@ -26,7 +26,7 @@ static void delete_versioned(fan_dl_versioned *m) { delete_sent(m->ctx); }
 
 static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
 
-/* Nobody took what is in the capsule: the deleter is called, the live exception stays. */
+/* The capsule was not consumed: calls the deleter; the live exception stays. */
 static void capsule_gone(PyObject *capsule)
 {
     PyObject *live;
@@ -199,8 +199,8 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
     return *out ? 0 : -1;
 }
 
-/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The
- * GIL may be let go. */
+/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. May
+ * release the GIL. */
 static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -218,7 +218,7 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
     return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
 }
 
-/* device_copy: another array on d, whose copy is queued on s behind what made `a`. */
+/* device_copy: another array on d; its copy is queued on s after the work that made `a`. */
 static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out, fan_error *err)
 {
     fan_operand from = {.array = a, .acc = a->dtype};

@@ -21,7 +21,7 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
            Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
 }
 
-/* Whose memory an ndarray shows: its own, or that of an ndarray that it alone refers to. */
+/* owns: whether an ndarray owns its memory, or has the only reference to the ndarray that does. */
 static bool owns(const PyArrayObject *a)
 {
     PyObject *base = PyArray_BASE(a);
@@ -41,8 +41,8 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
     return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
 }
 
-/* The value of an ndarray has two references, as in unshared. What a library keeps of its arrays beside the object that
- * Python has is not seen. */
+/* The value of an ndarray has two references, as in unshared. References that a library
+ * keeps outside of the Python object do not count. */
 static bool alone(void *object, const fan_value *v)
 {
     return fan_gil_held() &&

@@ -89,8 +89,8 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
 /* is_array: a fanin.Array, which is what it was made as: over an ndarray's memory it may be any view of that. */
 static bool is_array(PyObject *o) { return o && Py_TYPE(o) == fan_state_get()->array_type; }
 
-/* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`; others cannot be
- * asked. */
+/* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`; other owners
+ * cannot be read. */
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
@@ -388,7 +388,7 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     return 1;
 }
 
-/* import_zero: a zero's array is one element, seen with the zero's shape. */
+/* import_zero: a zero is an array of one element, broadcast to its shape. */
 static int import_zero(PyObject *o, fan_value *out)
 {
     const fan_state *st = fan_state_get();
@@ -631,7 +631,7 @@ int fan_import_out(PyObject *o, fan_value *out)
     else if (may_overlap_itself(out->array))
         why = "overlaps itself";
     else if (out->object != o)
-        why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */
+        why = "is read through a detached copy or view: give x.detach()"; /* a write might not reach `o` */
     if (why) {
         fan_value_release(out);
         return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got %s that %s",

@@ -24,9 +24,6 @@ typedef struct fan_decl {
 int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 
-/* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
-int fan_sched_enter_or_raise(void);
-
 /* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The call writes its self
  * and those of its arguments that are ours. */
 typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
@@ -98,10 +95,9 @@ int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
         return fan_sched_active() ? fan_step_vector(vector, type, args, nargsf, kwnames)                         \
                                   : vector(type, args, nargsf, kwnames);                                         \
     }
-#define FAN_STEP_NONE(call) \
+/* Of METH_NOARGS, METH_O and METH_VARARGS. */
+#define FAN_STEP_ONE(call) \
     FAN_STEP(call, (PyObject * self, PyObject * none), fan_step_one(call, self, none), call(self, none))
-#define FAN_STEP_ONE(call) FAN_STEP_NONE(call)
-#define FAN_STEP_TUPLE(call) FAN_STEP_NONE(call)
 #define FAN_STEP_REPR(call) FAN_STEP(call, (PyObject * self), fan_step_repr(call, self), call(self))
 #define FAN_STEP_GET(call) \
     FAN_STEP(call, (PyObject * self, void *closure), fan_step_get(call, self, closure), call(self, closure))
@@ -156,9 +152,6 @@ void fan_scale_finish(fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
 int fan_plans_arg(PyObject *words, uint64_t *bits);
 
-/* fan_int_arg: an integer index; an exception of class `large` where it is no int64. bool is refused: True as an index
- * is a mistake. */
-int fan_int_arg(PyObject *o, PyObject *large, int64_t *out);
 /* fan_ints_arg: integers from a sequence, or one bare integer, into out[FAN_MAX_NDIM]; their number. */
 int fan_ints_arg(PyObject *o, int64_t *out);
 /* fan_ints: the other way: integers as a tuple. */

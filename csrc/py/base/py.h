@@ -155,7 +155,7 @@ static inline void fan_error_clear(fan_error *err)
     err->text[0] = '\0';
 }
 
-/* fan_word_of: a str that is held against known words, in UTF-8; "", which is none of them, where it has a NUL; NULL
+/* fan_word_of: a str to compare with words, in UTF-8; "", which is none of them, where it has a NUL; NULL
  * with an exception. Lives as long as the str. */
 static inline const char *fan_word_of(PyObject *text)
 {

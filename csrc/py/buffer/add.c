@@ -32,8 +32,8 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
     return result;
 }
 
-/* showable: could the sum be shown? A low float in NumPy's arrays only with ml_dtypes: said here, where nothing is lost
- * yet. */
+/* showable: whether the sum can be returned: NumPy has low floats by ml_dtypes alone. Checked here, where nothing is
+ * lost yet. */
 static int showable(const fan_value *v)
 {
     if ((v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&

@@ -43,7 +43,7 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
-/* all_readable: of arrays that are checked at use; their library is asked before anything is looked at once more. */
+/* all_readable: of arrays that are checked at use. Calls their library first, and then reads the arrays again. */
 static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind, const char *const *data)
 {
     for (size_t i = 0; i < n; i++)

@@ -176,7 +176,7 @@ bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data)
     if (!kind->check_at_use)
         return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
     Py_INCREF(o); /* this calls its library, which may run any code */
-    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* before it is written it is looked at again */
+    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* it is checked again before it is written */
     Py_DECREF(o);
     return good;
 }

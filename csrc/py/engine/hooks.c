@@ -159,7 +159,7 @@ static bool values_match(const fan_value *a, const fan_value *b)
     if (a->form != b->form)
         return false;
     if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
-        return ndim < 0; /* nothing is known of objects */
+        return ndim < 0; /* objects have no dtype or shape */
     for (int i = 0; i < ndim; i++)
         if (one[i] != two[i])
             return false;

@@ -187,7 +187,7 @@ static PyObject *kernel_call(fan_kernel *k)
         end_views(k, args);
     Py_XDECREF(args);
     Py_DECREF(fn);
-    if (result) { /* what it returned is let go of: it may be a view */
+    if (result) { /* drops what it returned, which may be a view */
         Py_SETREF(result, Py_NewRef(Py_None));
         if (check_kept(k, owners) < 0)
             Py_CLEAR(result);

@@ -19,7 +19,7 @@ typedef struct fan_kernel {
     fan_array *views[]; /* reads, then writes; geometry alone */
 } fan_kernel;
 
-/* Who acts next among the host threads. */
+/* Chooses the host thread that runs next. */
 typedef struct chooser {
     enum { BY_SEED, FOLLOW, GIVE_UP } mode;
     PyObject *search; /* FOLLOW: the capsule, held */

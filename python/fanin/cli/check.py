@@ -148,7 +148,7 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
         rows.append((name, orders, *map(str, found), "FAILED" if report.failed else report.outcome))
         if not report.failed and not report.ok:
-            unsure.append((name, str(report).rpartition("\n")[2]))
+            unsure.append((name, report.advice))
         if report.failed:
             seed = {**own, **given}.get("seed", 0)
             failed.append((name, report, f" --seed {seed}" if seed else ""))

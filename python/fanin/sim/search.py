@@ -84,6 +84,17 @@ class Report:
         """Whether every order ran and none failed."""
         return self.outcome == "ok"
 
+    @property
+    def advice(self) -> str:
+        """How to make the result certain, where orders are missing or results cannot be compared; else ""."""
+        if self.incomparable is not None:
+            return (
+                f"cannot be compared: a result holds {self.incomparable}, which has no value: return its arrays and"
+                " numbers, or give the class __eq__ and __hash__"
+            )
+        missing = "incomplete: no fault was found, but orders are missing: use a larger limit="
+        return missing if self.outcome == "incomplete" else ""
+
     def replay(self, schedule: str | None = None) -> object:
         """Run the scenario once more in the order that failed, or in `schedule`; return its result or raise its
         exception.
@@ -112,14 +123,7 @@ class Report:
             text += f": {type(self.error).__name__}: {self.error}"
         elif self.schedule is not None:
             text += ": its result differs from the first run's"
-        if self.outcome == "incomplete":
-            text += "\nincomplete: no fault was found, but orders are missing: use a larger limit="
-        if self.incomparable is not None:
-            text += (
-                f"\ncannot be compared: a result holds {self.incomparable}, which has no value: return its arrays and"
-                " numbers, or give the class __eq__ and __hash__"
-            )
-        return text
+        return f"{text}\n{self.advice}" if self.advice else text
 
 
 @dataclass(frozen=True)

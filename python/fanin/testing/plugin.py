@@ -105,7 +105,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     may_miss = options.pop("incomplete", False)
     report = fanin.sim.explore(run, **options)
     if report.error is not None:
-        report.error.add_note(str(report).partition(":")[0] + f": schedule {report.schedule!r}, seed {options['seed']}")
+        report.error.add_note(f"{report.name}: schedule {report.schedule!r}, seed {options['seed']}")
         raise report.error
     if not report.ok and not (may_miss and report.outcome == "incomplete"):
         pytest.fail(str(report), pytrace=False)
