@@ -92,7 +92,9 @@ void fan_counters_join(fan_counters *some)
 {
     raise_to(&total.peak_parked_bytes, some->peak_parked_bytes);
     some->peak_parked_bytes = 0;
-#define X(name) atomic_fetch_add_explicit(&total.name, some->name, memory_order_relaxed);
+#define X(name)     \
+    if (some->name) \
+        atomic_fetch_add_explicit(&total.name, some->name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
     *some = (fan_counters){.adds = 0};

@@ -190,6 +190,56 @@ class Counters(Struct):
     _fields_ = [("struct_size", ct.c_size_t), *((name, ct.c_uint64) for name in COUNTERS)]
 
 
+class Edge(Struct):
+    _fields_ = [("next", ANY), ("slot", ct.c_uint32)]
+
+
+class Root(Struct):
+    _fields_ = [
+        ("struct_size", ct.c_size_t),
+        ("node", ANY),
+        ("gradient", ct.POINTER(Value)),
+        ("slot", ct.c_uint32),
+        ("reserved", ct.c_uint32),
+    ]
+
+
+class PassOptions(Struct):
+    _fields_ = [
+        ("struct_size", ct.c_size_t),
+        ("flags", ct.c_uint32),
+        ("workers", ct.c_uint32),
+        ("inputs", ct.POINTER(Edge)),
+        ("ninputs", ct.c_size_t),
+    ]
+
+
+class MachineOptions(Struct):
+    _fields_ = [
+        ("struct_size", ct.c_size_t),
+        ("seed", ct.c_uint64),
+        ("devices", ct.c_int32),
+        ("schedule", ct.c_int),
+    ]
+
+
+CALL, RELEASE = ct.CFUNCTYPE(STATUS, ANY), ct.CFUNCTYPE(None, ANY)
+
+
+class Kernel(Struct):
+    _fields_ = [
+        ("struct_size", ct.c_size_t),
+        ("name", ct.c_char_p),
+        ("call", CALL),
+        ("release", RELEASE),
+        ("ctx", ANY),
+        ("reads", ct.POINTER(Value)),
+        ("writes", ct.POINTER(Value)),
+        ("nreads", ct.c_size_t),
+        ("nwrites", ct.c_size_t),
+    ]
+
+
 #: The functions of the table in their order: result and arguments; "py": needs the interpreter.
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "empty": (STATUS, ct.c_int, ct.c_int, ANY, ANY, ANY),
@@ -219,6 +269,28 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "buffer_stats": (STATUS, ANY, ct.c_size_t, ANY, ANY),
     "buffer_counters": (STATUS, ANY, ANY, ANY),
     "buffer_explain": ("py", ct.py_object, ANY, ct.c_size_t),
+    "leaf_new": ("py", ct.py_object, ANY, ANY),
+    "leaf_grad": ("py", ct.c_int, ct.py_object, ANY),
+    "backward": ("py", ct.c_int, ANY, ct.c_size_t, ANY),
+    "grad": ("py", ct.c_int, ANY, ct.c_size_t, ANY, ANY),
+    "overlap": (STATUS, ANY, ANY, ct.c_uint64, ANY, ANY, ANY, ANY),
+    "event_record": (STATUS, ANY, ANY, ANY),
+    "event_free": (None, ANY),
+    "stream_wait": (STATUS, ANY, ANY, ANY),
+    "stream_sync": (STATUS, ANY, ANY),
+    "value_read": (STATUS, ANY, ANY, ANY, ANY),
+    "machine_new": (STATUS, ANY, ANY, ANY),
+    "machine_entered": (STATUS, ANY, ANY),
+    "machine_free": (None, ANY),
+    "machine_enter": (STATUS, ANY, ANY),
+    "machine_leave": (None, ANY),
+    "machine_stream": (STATUS, ANY, ct.c_int32, ANY, ANY),
+    "machine_array": (STATUS, ANY, ct.c_int32, ANY, ANY, ANY),
+    "machine_launch": (STATUS, ANY, ANY, ANY, ANY),
+    "machine_synchronize": (STATUS, ANY, ANY),
+    "machine_races": (ct.c_uint64, ANY),
+    "machine_spawn": (STATUS, ANY, ANY, ANY, ANY),
+    "machine_join": (STATUS, ANY, ANY),
 }
 
 
@@ -470,3 +542,106 @@ def declared(
         s.device_type, s.device_id = device
     s.name = name.encode() if name else None
     return s
+
+
+# The engine
+
+
+def backward(roots: Sequence[tuple[Any, int, Any]], inputs: Any = None, into: Any = None, **options: Any) -> None:
+    """fanin.backward of Values; with `into`, fanin.grad: a list that gets the sums."""
+    all_ = (Root * len(roots))()
+    for i, (node, slot, gradient) in enumerate(roots):
+        all_[i].struct_size, all_[i].node, all_[i].slot = ct.sizeof(Root), id(node), slot
+        if gradient is not None:
+            all_[i].gradient = ct.pointer(gradient)
+    o = PassOptions(**options)
+    if inputs is not None:
+        o.inputs = (Edge * len(inputs))(*(Edge(next=id(node), slot=slot) for node, slot in inputs))
+        o.ninputs = len(inputs)
+    if into is None:
+        api.backward(all_, len(roots), ct.byref(o))
+        return
+    sums = (Value * len(inputs))()
+    if api.grad(all_, len(roots), ct.byref(o), sums) == 0:
+        into += [dropped(v) for v in sums]
+
+
+# The simulated machine
+
+SIM = 12
+
+
+class Machine:
+    """A machine of the C API, entered by this thread."""
+
+    def __init__(self, entered: bool = False, **options: Any) -> None:
+        self.at, self.kept, self.released = ANY(), [], 0  # type: tuple[Any, list[Any], int]
+        self.mine = not entered
+        if entered:
+            call("machine_entered", ct.byref(self.at))
+            return
+        call("machine_new", ct.byref(MachineOptions(**options)), ct.byref(self.at))
+        call("machine_enter", self.at)
+
+    def close(self) -> None:
+        if self.at:
+            if self.mine:
+                api.machine_leave(self.at)
+            api.machine_free(self.at)
+            self.at = ANY()
+
+    def stream(self, device: int = 0) -> Stream:
+        s = Stream()
+        call("machine_stream", self.at, device, ct.byref(s))
+        return s
+
+    def array(self, x: Any, device: int = 0) -> Value:
+        v = Value()
+        call("machine_array", self.at, device, ct.byref(view(x)), ct.byref(v))
+        return v
+
+    def _release(self, ctx: Any) -> None:
+        self.released += 1
+
+    def launch(
+        self, stream: Stream, run: Any, reads: Sequence[Value] = (), writes: Sequence[Value] = (), name: str = "k"
+    ) -> None:
+        """`run` gets ndarrays over the device's memory."""
+        spans = [(v.data, v.size, NUMPY[v.dtype]) for v in (*reads, *writes)]
+
+        def work(ctx: Any) -> int:
+            views = [np.frombuffer((ct.c_char * (n * d.itemsize)).from_address(at), d, n) for at, n, d in spans]
+            return run(*views) or OK
+
+        k = Kernel(name=name.encode(), call=CALL(work), release=RELEASE(self._release))
+        k.reads, k.nreads = (Value * len(reads))(*reads), len(reads)
+        k.writes, k.nwrites = (Value * len(writes))(*writes), len(writes)
+        self.kept.append(k)
+        call("machine_launch", self.at, ct.byref(stream), ct.byref(k))
+
+    def spawn(self, run: Any) -> None:
+        entry = RELEASE(lambda ctx: run())
+        self.kept.append(entry)
+        call("machine_spawn", self.at, entry, None)
+
+    def join(self) -> None:
+        call("machine_join", self.at)
+
+    def synchronize(self) -> None:
+        call("machine_synchronize", self.at)
+
+
+def read(v: Value, stream: Stream | None = None) -> Any:
+    """A device's value on the host, after what the stream has queued; drops it."""
+    out = np.empty(tuple(v.shape[: v.ndim]), NUMPY[v.dtype])
+    call("value_read", ct.byref(v), None if stream is None else ct.byref(stream), ct.byref(view(out)))
+    api.drop(ct.byref(v))
+    return out
+
+
+def after(stream: Stream, other: Stream) -> None:
+    """`stream` waits for what `other` has queued."""
+    e = ANY()
+    call("event_record", ct.byref(other), ct.byref(e))
+    call("stream_wait", ct.byref(stream), e)
+    api.event_free(e)

@@ -160,6 +160,11 @@ def test_the_tests_structs_are_those_of_the_header() -> None:
         ("fanin_take_options", c_api.TakeOptions),
         ("fanin_stats", c_api.Stats),
         ("fanin_counters", c_api.Counters),
+        ("fanin_edge", c_api.Edge),
+        ("fanin_root", c_api.Root),
+        ("fanin_pass_options", c_api.PassOptions),
+        ("fanin_machine_options", c_api.MachineOptions),
+        ("fanin_kernel", c_api.Kernel),
         ("fanin_api", c_api.Table),
     ):
         names = {name for name, _ in struct._fields_} & set(found[of])

@@ -216,6 +216,20 @@ the same bits as one after the other: True
 whichever thread is faster: True
 ValueError: two threads: slot 0: expect takes a count >= 0, got -2
 """,
+    "own_arrays.py": """\
+a sum of 100 matrices: (2, 3) the same bits as one after the other: True
+the sum of one is its own memory: True 42.0
+ValueError: InputBuffer: slot 0: expected a gradient of shape (2, 3) as the first one, got (3, 2) (A9)
+""",
+    "cython_buffer.py": """\
+2000 gradients of two threads: [1000. 1000. 1000. 1000.]
+nothing is left: None
+ValueError: InputBuffer: slot 0: expected a gradient of shape (3,) as the first one, got (4,) (A9)
+""",
+    "rust_buffer.py": """\
+2000 gradients of two threads: 22.456404 the same bits as one after the other: True
+ValueError: of two shapes: True
+""",
 }
 
 

@@ -57,4 +57,39 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
 fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why);
 fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot);
 
+/* ---- engine.c: inside the interpreter; NULL or not 0: an exception is set ---- */
+
+fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name);
+int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out);
+int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options *options);
+int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out);
+
+/* ---- stream.c ---- */
+
+fanin_status fan_api_event_record(const fanin_stream *stream, fanin_event **out, fanin_failure *why);
+void fan_api_event_free(fanin_event *e);
+fanin_status fan_api_stream_wait(const fanin_stream *stream, fanin_event *e, fanin_failure *why);
+fanin_status fan_api_stream_sync(const fanin_stream *stream, fanin_failure *why);
+fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
+                                fanin_failure *why);
+fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget, int64_t *at_a,
+                             int64_t *at_b, fanin_verdict *out, fanin_failure *why);
+
+/* ---- machine.c ---- */
+
+fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out, fanin_failure *why);
+fanin_status fan_api_machine_entered(fanin_machine **out, fanin_failure *why);
+void fan_api_machine_free(fanin_machine *m);
+fanin_status fan_api_machine_enter(fanin_machine *m, fanin_failure *why);
+void fan_api_machine_leave(fanin_machine *m);
+fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why);
+fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
+                                   fanin_failure *why);
+fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
+                                    fanin_failure *why);
+fanin_status fan_api_machine_synchronize(fanin_machine *m, fanin_failure *why);
+uint64_t fan_api_machine_races(fanin_machine *m);
+fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why);
+fanin_status fan_api_machine_join(fanin_machine *m, fanin_failure *why);
+
 #endif

@@ -146,6 +146,7 @@ typedef struct api_call {
 static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, api_call *call, fan_error *err)
 {
     fan_error_clear(err);
+    call->was = (fan_api_place){NULL, false};
     call->turn = fan_sched_active();
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
@@ -319,7 +320,7 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
               (flags & FANIN_ADD_KEY && key < 0) || (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
         return false;
     if (view ? !view_plain(view, flags, kind, &data)
-             : object && (fan_api_device_of(value) != fan_cpu() || !fan_unboxed_plain(object, kind, &data)))
+             : object && (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data)))
         return false;
     *one = fan_entry_of(object, data, key, false, false);
     if (object && flags & FANIN_ADD_DONATE) /* bits that are written one by one delay the next read of the entry */

@@ -27,6 +27,8 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
 /* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The call writes its self
  * and those of its arguments that are ours. */
 typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
+int fan_sched_enter_or_raise(void);
 PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg);

@@ -4,8 +4,7 @@
 
 #include "device/sim/sim.h"
 
-/* sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
-static int sched_enter_or_raise(void)
+int fan_sched_enter_or_raise(void)
 {
     if (fan_sched_enter()) {
         fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ); /* any call may depend on them */
@@ -65,7 +64,7 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
     PyObject *slots = nargs > 0 ? args[0] : NULL;
     bool writes = false;                                   /* memory of the caller's */
     PyTypeObject *machine = fan_state_get()->machine_type; /* NULL: a core without fanin.sim */
-    if (sched_enter_or_raise() < 0)
+    if (fan_sched_enter_or_raise() < 0)
         return -1;
     if (machine && PyObject_TypeCheck(self, machine))
         return 0;

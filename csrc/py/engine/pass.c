@@ -281,8 +281,7 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool cap
 
 /* ---- backward, grad ---- */
 
-/* run_all: 0, or -1 with an exception. */
-static int run_all(fan_backward *p)
+int fan_task_run(fan_backward *p)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_status status;
@@ -297,7 +296,7 @@ static int run_all(fan_backward *p)
     return status == FAN_OK ? 0 : -1;
 }
 
-static void task_end(fan_backward *p)
+void fan_task_end(fan_backward *p)
 {
     PyObject *live = fan_exception_take();
     fan_backward_end(p);
@@ -308,8 +307,8 @@ static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
     fan_backward *p = fan_task_begin_args("backward", a, false, &nwanted);
-    int bad = p ? run_all(p) : -1;
-    task_end(p);
+    int bad = p ? fan_task_run(p) : -1;
+    fan_task_end(p);
     return bad;
 }
 
@@ -386,7 +385,7 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted = 0;
     fan_backward *p = fan_task_begin_args("grad", a, true, &nwanted);
-    PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
+    PyObject *sums = p && fan_task_run(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
     for (size_t i = 0; sums && i < nwanted; i++) {
         void *sum = fan_backward_result(p, i);
         if (fan_box(&sum) < 0) {
@@ -396,7 +395,7 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
             PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? (PyObject *)sum : Py_NewRef(Py_None));
         }
     }
-    task_end(p);
+    fan_task_end(p);
     return sums;
 }
 

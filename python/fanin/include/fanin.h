@@ -278,6 +278,61 @@ typedef struct fanin_counters {
 #undef FANIN_COUNTER
 } fanin_counters;
 
+/* A root of a pass: where it begins. */
+typedef struct fanin_root {
+    size_t struct_size;          /* sizeof(fanin_root) */
+    fanin_object *node;          /* a fanin.Node or fanin.Leaf */
+    const fanin_value *gradient; /* NULL: 1, where the slot declares one element */
+    uint32_t slot;
+    uint32_t reserved; /* 0 */
+} fanin_root;
+
+#define FANIN_PASS_KEEP_GRAPH 1u
+#define FANIN_PASS_DETECT 2u /* the pass ends at the first gradient with an inf or NaN */
+typedef struct fanin_pass_options {
+    size_t struct_size; /* sizeof(fanin_pass_options) */
+    uint32_t flags;
+    uint32_t workers;         /* threads; 0: one */
+    const fanin_edge *inputs; /* which leaves accumulate; for `grad` which sums are returned. NULL: all leaves */
+    size_t ninputs;
+} fanin_pass_options;
+
+typedef enum fanin_verdict {
+    FANIN_DISJOINT = 0,
+    FANIN_OVERLAP = 1,
+    FANIN_UNKNOWN = 2, /* treat it as an overlap */
+    FANIN_VERDICT_SIZE = 0x7fffffff
+} fanin_verdict;
+
+typedef struct fanin_event fanin_event;     /* all that a stream had queued when it was recorded */
+typedef struct fanin_machine fanin_machine; /* a simulated machine (docs/simulated-device.md) */
+
+typedef enum fanin_schedule {
+    FANIN_SEEDED = 0,
+    FANIN_FIFO = 1,
+    FANIN_LIFO = 2,
+    FANIN_ROUND_ROBIN = 4,
+    FANIN_SCHEDULE_SIZE = 0x7fffffff
+} fanin_schedule;
+
+typedef struct fanin_machine_options {
+    size_t struct_size; /* sizeof(fanin_machine_options) */
+    uint64_t seed;      /* picks which stream, and which spawned thread, goes on */
+    int32_t devices;    /* 0: one */
+    fanin_schedule schedule;
+} fanin_machine_options;
+
+/* Work on a simulated device. */
+typedef struct fanin_kernel {
+    size_t struct_size;              /* sizeof(fanin_kernel) */
+    const char *name;                /* copied */
+    fanin_status (*call)(void *ctx); /* later, on any thread; it accesses the data of these values alone */
+    void (*release)(void *ctx);      /* once, after the call or without it; NULL: nothing */
+    void *ctx;
+    const fanin_value *reads, *writes;
+    size_t nreads, nwrites;
+} fanin_kernel;
+
 /* The table. Later versions are longer. */
 typedef struct fanin_api {
     uint32_t version; /* FANIN_API_VERSION of the fanin that runs */
@@ -368,6 +423,58 @@ typedef struct fanin_api {
     /* buffer_explain: what a slot holds and what its next sum will do, in sentences with the numbers of rules: a str,
      * new reference; NULL: an exception. Inside the interpreter. */
     fanin_object *(*buffer_explain)(fanin_buffer *b, size_t slot);
+
+    /* ---- the engine: inside the interpreter; NULL or not 0: an exception is set ---- */
+
+    /* leaf_new: a fanin.Leaf over the value's memory: new reference. `name` is a str, or NULL. leaf_grad: its .grad, on
+     * the CPU; undefined: None. */
+    fanin_object *(*leaf_new)(const fanin_value *array, fanin_object *name);
+    int (*leaf_grad)(fanin_object *leaf, fanin_value *out);
+    /* backward: runs a pass into the leaves. grad: returns the sums of options->inputs, of which the caller owns
+     * out[i]; they are on the CPU. */
+    int (*backward)(const fanin_root *roots, size_t n, const fanin_pass_options *options);
+    int (*grad)(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out);
+
+    /* ---- the rest: on any thread, with or without the interpreter ---- */
+
+    /* overlap: whether two arrays share a byte; at_a, at_b (as many numbers as axes; both may be NULL) get an element
+     * of each with a common one. budget: bytes for the table of a hard question; 0: none. */
+    fanin_status (*overlap)(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
+                            fanin_verdict *out, fanin_failure *why);
+
+    /* event_record: all that the stream has queued so far. stream_wait: the stream's later work is ordered after that.
+     * stream_sync: blocks until its work has run. value_read: copies a value to memory of the CPU of the same shape and
+     * dtype, after what the stream (NULL: the current one) has queued; blocks. */
+    fanin_status (*event_record)(const fanin_stream *stream, fanin_event **out, fanin_failure *why);
+    void (*event_free)(fanin_event *e);
+    fanin_status (*stream_wait)(const fanin_stream *stream, fanin_event *e, fanin_failure *why);
+    fanin_status (*stream_sync)(const fanin_stream *stream, fanin_failure *why);
+    fanin_status (*value_read)(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
+                               fanin_failure *why);
+
+    /* machine_new: a simulated machine; its first device is {FANIN_DEVICE_SIM, 0} on a thread that has entered it.
+     * machine_entered: the one that this thread has entered, of a Machine in Python too. machine_free: the handle, and
+     * its streams. */
+    fanin_status (*machine_new)(const fanin_machine_options *options, fanin_machine **out, fanin_failure *why);
+    fanin_status (*machine_entered)(fanin_machine **out, fanin_failure *why);
+    void (*machine_free)(fanin_machine *m);
+    fanin_status (*machine_enter)(fanin_machine *m, fanin_failure *why);
+    void (*machine_leave)(fanin_machine *m);
+    /* machine_stream: a new one, until machine_free. machine_array: memory of a device with the elements of `init`,
+     * ordered before all that is queued later. machine_launch: queues a kernel: FANIN_ERR_RACE names the earlier access
+     * that nothing orders before it; on failure `release` is not called. machine_synchronize: runs all
+     * that is queued. machine_races: how many were found. */
+    fanin_status (*machine_stream)(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why);
+    fanin_status (*machine_array)(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
+                                  fanin_failure *why);
+    fanin_status (*machine_launch)(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
+                                   fanin_failure *why);
+    fanin_status (*machine_synchronize)(fanin_machine *m, fanin_failure *why);
+    uint64_t (*machine_races)(fanin_machine *m);
+    /* machine_spawn: a host thread that calls run(ctx), in turns with the others: at most 32. machine_join: runs them
+     * to their end; FANIN_ERR_DEADLOCK: those that are left wait for each other, and the machine has given up. */
+    fanin_status (*machine_spawn)(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why);
+    fanin_status (*machine_join)(fanin_machine *m, fanin_failure *why);
 } fanin_api;
 
 #define FANIN_CAPSULE "fanin._core._C_API"

@@ -1,0 +1,156 @@
+/* engine: passes of the C API: fanin.backward and fanin.grad, whose arguments they make, so that the checks are theirs.
+ * All inside the interpreter. */
+#include "py/api/api.h"
+#include "py/engine/node_object.h"
+
+/* options_of: 0, or -1 with an exception. */
+static int options_of(const fanin_pass_options *given, fanin_pass_options *o)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    fan_status status = fan_api_options(given, sizeof *o, sizeof *o, "fanin_pass_options", o, &err);
+    if (status == FAN_OK)
+        status = fan_api_flags(o->flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+/* root_of: (node, slot, gradient); new reference. */
+static PyObject *root_of(const fanin_root *given)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fanin_root r;
+    fan_error_clear(&err);
+    fan_status status = fan_api_options(given, sizeof r, sizeof r, "fanin_root", &r, &err);
+    if (status == FAN_OK && r.gradient && r.gradient->array && fan_api_device_of(r.gradient) != fan_cpu())
+        status = fan_fail(&err, FAN_ERR_TYPE, "fanin_root: expected a gradient on the CPU");
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *gradient =
+        r.gradient && r.gradient->array ? fan_export_array(fan_c_array(r.gradient)) : Py_NewRef(Py_None);
+    return gradient ? Py_BuildValue("(OIN)", r.node ? (PyObject *)r.node : Py_None, (unsigned)r.slot, gradient) : NULL;
+}
+
+static PyObject *roots_of(const fanin_root *roots, size_t n)
+{
+    PyObject *all = PyTuple_New((Py_ssize_t)n);
+    for (size_t i = 0; all && i < n; i++) { /* each is as long as its author's version had it */
+        PyObject *one = root_of((const void *)((const char *)roots + i * roots->struct_size));
+        if (one)
+            PyTuple_SET_ITEM(all, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(all);
+    }
+    return all;
+}
+
+static PyObject *inputs_of(const fanin_pass_options *o)
+{
+    if (!o->inputs)
+        return Py_NewRef(Py_None);
+    PyObject *all = PyTuple_New((Py_ssize_t)o->ninputs);
+    for (size_t i = 0; all && i < o->ninputs; i++) {
+        PyObject *one = Py_BuildValue("(OI)", o->inputs[i].next ? (PyObject *)o->inputs[i].next : Py_None,
+                                      (unsigned)o->inputs[i].slot);
+        if (one)
+            PyTuple_SET_ITEM(all, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(all);
+    }
+    return all;
+}
+
+/* pass_begin: NULL with an exception. */
+static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n, const fanin_pass_options *given,
+                                size_t *nwanted)
+{
+    /* The parameters of backward, in the order of core.pyi. */
+    enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS, REDUCER, ALL };
+    PyObject *a[ALL] = {NULL};
+    fanin_pass_options o;
+    fan_backward *p = NULL;
+    if (options_of(given, &o) < 0)
+        return NULL;
+    a[ROOTS] = roots_of(roots, n);
+    a[INPUTS] = a[ROOTS] ? inputs_of(&o) : NULL;
+    a[WORKERS] = a[INPUTS] ? PyLong_FromUnsignedLong(o.workers ? o.workers : 1) : NULL;
+    a[KEEP_GRAPH] = o.flags & FANIN_PASS_KEEP_GRAPH ? Py_True : Py_None;
+    a[DETECT] = o.flags & FANIN_PASS_DETECT ? Py_True : Py_None;
+    a[CREATE_GRAPH] = a[SCHEDULE] = a[PROGRESS] = a[ONE] = a[REDUCER] = Py_None;
+    if (a[WORKERS])
+        p = fan_task_begin_args(call, a, strcmp(call, "grad") == 0, nwanted);
+    Py_XDECREF(a[ROOTS]);
+    Py_XDECREF(a[INPUTS]);
+    Py_XDECREF(a[WORKERS]);
+    return p;
+}
+
+int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options *options)
+{
+    size_t nwanted;
+    fan_backward *p = pass_begin("backward", roots, n, options, &nwanted);
+    int bad = p ? fan_task_run(p) : -1;
+    fan_task_end(p);
+    return bad;
+}
+
+/* result_of: takes the hold of a sum, an object or unboxed; 0, or -1 with an exception. */
+static int result_of(void *sum, fanin_value *out)
+{
+    int bad = 0;
+    if (!sum || fan_is_unboxed(sum)) {
+        fan_c_show(sum ? fan_unboxed_array(sum) : NULL, out);
+        return 0;
+    }
+    bad = fan_c_import(sum, NULL, out);
+    fan_object_drop(sum);
+    return bad;
+}
+
+int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out)
+{
+    size_t nwanted = 0, made = 0;
+    fan_backward *p = pass_begin("grad", roots, n, options, &nwanted);
+    int bad = p ? fan_task_run(p) : -1;
+    for (; !bad && made < nwanted; made++)
+        bad = result_of(fan_backward_result(p, made), &out[made]);
+    for (size_t i = 0; bad && i < made; i++)
+        if (out[i].array) {
+            fan_array_drop(fan_c_array(&out[i]));
+            fan_c_show(NULL, &out[i]);
+        }
+    fan_task_end(p);
+    return bad;
+}
+
+fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
+{
+    PyObject *x, *leaf = NULL, *names;
+    if (!array->array || fan_api_device_of(array) != fan_cpu())
+        return (fanin_object *)PyErr_Format(PyExc_TypeError, "leaf_new: expected an array on the CPU");
+    x = fan_export_array(fan_c_array(array));
+    names = x ? Py_BuildValue("(s)", "name") : NULL;
+    if (names) {
+        PyObject *args[] = {x, name ? (PyObject *)name : Py_None};
+        leaf = PyObject_Vectorcall((PyObject *)fan_state_get()->leaf_type, args, 1, names);
+    }
+    Py_XDECREF(names);
+    Py_XDECREF(x);
+    return (fanin_object *)leaf;
+}
+
+int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out)
+{
+    PyObject *grad;
+    fan_c_show(NULL, out);
+    if (!leaf || !PyObject_TypeCheck((PyObject *)leaf, fan_state_get()->leaf_type)) {
+        PyErr_Format(PyExc_TypeError, "leaf_grad: expected a fanin.Leaf, got %s",
+                     leaf ? FAN_TYPE_TEXT((PyObject *)leaf) : "NULL");
+        return -1;
+    }
+    grad = PyObject_GetAttrString((PyObject *)leaf, "grad");
+    int bad = grad ? fan_c_import(grad, NULL, out) : -1;
+    Py_XDECREF(grad);
+    return bad;
+}

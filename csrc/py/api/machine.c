@@ -1,0 +1,390 @@
+/* machine: the simulated machine of the C API. Needs no interpreter. */
+#include "py/api/api.h"
+
+#include "base/mem.h"
+#include "device/sim/sim.h"
+
+#include <pthread.h>
+
+/* A thread of machine_spawn. */
+typedef struct spawned {
+    struct spawned *next;
+    fan_sim *m; /* held */
+    int actor;
+    pthread_t thread;
+    void (*run)(void *ctx);
+    void *ctx;
+} spawned;
+
+/* A handle; several may be of one machine. */
+struct fanin_machine {
+    fan_sim *m; /* held */
+    pthread_mutex_t lock;
+    fan_stream **streams; /* held */
+    size_t nstreams;
+    spawned *threads; /* not joined yet */
+};
+
+static void *machine_before_block(void *ctx)
+{
+    (void)ctx;
+    return fan_allow_threads_begin();
+}
+
+static void machine_after_block(void *ctx, void *left)
+{
+    (void)ctx;
+    fan_allow_threads_end(left);
+}
+
+static const fan_sim_hooks hooks = {.before_block = machine_before_block, .after_block = machine_after_block};
+
+/* A call in progress: a turn of a machine's thread, without the interpreter. */
+typedef struct machine_call {
+    bool turn;
+    void *left;
+} machine_call;
+
+static fan_status call_begin(machine_call *call, fan_error *err)
+{
+    fan_error_clear(err);
+    call->turn = fan_sched_active();
+    call->left = NULL;
+    if (call->turn && !fan_sched_enter())
+        return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
+    call->left = fan_allow_threads_begin();
+    return FAN_OK;
+}
+
+static void call_end(const machine_call *call)
+{
+    fan_allow_threads_end(call->left);
+    if (call->turn)
+        fan_sched_leave();
+}
+
+/* ---- new, entered, free ---- */
+
+/* handle_new: takes the hold of m, also on failure. */
+static fan_status handle_new(fan_sim *m, fanin_machine **out, fan_error *err)
+{
+    fanin_machine *h = fan_calloc(sizeof *h);
+    if (h && pthread_mutex_init(&h->lock, NULL) == 0) {
+        h->m = m;
+        *out = h;
+        return FAN_OK;
+    }
+    fan_free(h);
+    fan_sim_drop(m);
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+}
+
+fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fanin_machine_options o;
+    fan_sim *m = NULL;
+    *out = NULL;
+    fan_error_clear(&err);
+    fan_status status = fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, &err);
+    if (status == FAN_OK && (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3))
+        status = fan_fail(&err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d", (int)o.schedule);
+    if (status == FAN_OK) {
+        fan_sim_config config = {.devices = o.devices ? o.devices : 1,
+                                 .seed = o.seed,
+                                 .schedule = (fan_sim_schedule)o.schedule,
+                                 .run_work = true};
+        status = fan_sim_new(&config, &hooks, &m, &err);
+    }
+    if (status == FAN_OK)
+        status = handle_new(m, out, &err);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_machine_entered(fanin_machine **out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_sim *m = fan_sim_entered();
+    *out = NULL;
+    fan_error_clear(&err);
+    fan_status status = m ? handle_new(fan_sim_hold(m), out, &err)
+                          : fan_fail(&err, FAN_ERR_STATE, "this thread has entered no simulated machine");
+    return fan_api_fail(why, status, &err);
+}
+
+static void spawned_free(spawned *t)
+{
+    fan_sim_drop(t->m);
+    fan_free(t);
+}
+
+void fan_api_machine_free(fanin_machine *m)
+{
+    if (!m)
+        return;
+    for (size_t i = 0; i < m->nstreams; i++)
+        fan_stream_drop(m->streams[i]);
+    fan_free(m->streams);
+    for (spawned *t = m->threads, *next; t; t = next) { /* it frees itself no more: it may run for ever */
+        next = t->next;
+        (void)pthread_detach(t->thread);
+    }
+    (void)pthread_mutex_destroy(&m->lock);
+    fan_sim_drop(m->m);
+    fan_free(m);
+}
+
+fanin_status fan_api_machine_enter(fanin_machine *m, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    return fan_api_fail(why, fan_sim_enter(m->m, &err), &err);
+}
+
+void fan_api_machine_leave(fanin_machine *m) { fan_sim_leave(m->m); }
+
+uint64_t fan_api_machine_races(fanin_machine *m)
+{
+    if (fan_sched_active())
+        fan_sim_read_all(m->m);
+    return fan_sim_races(m->m);
+}
+
+/* ---- streams, memory, work ---- */
+
+/* machine_keep: takes the hold of a stream. */
+static fan_status machine_keep(fanin_machine *m, fan_stream *s, fan_error *err)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    fan_stream **more = fan_realloc(m->streams, (m->nstreams + 1) * sizeof *more);
+    if (more) {
+        m->streams = more;
+        m->streams[m->nstreams++] = s;
+    }
+    (void)pthread_mutex_unlock(&m->lock);
+    if (more)
+        return FAN_OK;
+    fan_stream_drop(s);
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+}
+
+fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    machine_call call;
+    fan_stream *s = NULL;
+    *out = (fanin_stream){FANIN_DEVICE_SIM, device, 0};
+    fan_status status = call_begin(&call, &err);
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    status = fan_sim_stream(m->m, device, true, &s, &err);
+    if (status == FAN_OK) {
+        fan_sim_list(m->m, s);
+        out->handle = (uintptr_t)s->handle;
+        status = machine_keep(m, s, &err);
+    }
+    call_end(&call);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
+                                   fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    machine_call call;
+    fan_array *from = NULL, *a = NULL;
+    fan_c_show(NULL, out);
+    fan_status status = call_begin(&call, &err);
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    if (!fan_sim_device(m->m, device))
+        status = fan_fail(&err, FAN_ERR_VALUE, "machine_array: the machine has no device %d", (int)device);
+    if (status == FAN_OK)
+        status = fan_api_view(init, false, &from, &err);
+    if (status == FAN_OK)
+        status = fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, &err);
+    fan_array_drop(from);
+    if (status == FAN_OK)
+        fan_api_show(a, fan_sim_device(m->m, device), out);
+    call_end(&call);
+    return fan_api_fail(why, status, &err);
+}
+
+/* A kernel of the caller's, with holds on its arrays. */
+typedef struct queued {
+    fanin_kernel k;
+    char name[48];
+    size_t n;
+    fan_array *arrays[];
+} queued;
+
+static fan_status queued_call(void *ctx, fan_error *err)
+{
+    const queued *q = ctx;
+    fan_status status = fan_api_core_status(q->k.call(q->k.ctx));
+    return status == FAN_OK ? status : fan_fail(err, status, "the kernel '%s' failed", q->name);
+}
+
+static void queued_drop(queued *q)
+{
+    for (size_t i = 0; i < q->n; i++)
+        fan_array_drop(q->arrays[i]);
+    fan_free(q);
+}
+
+static void queued_end(void *ctx)
+{
+    queued *q = ctx;
+    if (q->k.release)
+        q->k.release(q->k.ctx);
+    queued_drop(q);
+}
+
+static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, queued **out, fan_error *err)
+{
+    fanin_kernel k;
+    FAN_TRY(fan_api_options(given, sizeof k, sizeof k, "fanin_kernel", &k, err));
+    if (!k.call)
+        return fan_fail(err, FAN_ERR_VALUE, "machine_launch: expected a function, got NULL");
+    queued *q = *out = fan_calloc(sizeof *q + (k.nreads + k.nwrites) * sizeof(fan_array *));
+    if (!q)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    q->k = k;
+    fan_append(q->name, sizeof q->name, "%s", k.name ? k.name : "kernel");
+    for (; q->n < k.nreads + k.nwrites; q->n++) {
+        const fanin_value *v = q->n < k.nreads ? &k.reads[q->n] : &k.writes[q->n - k.nreads];
+        if (!v->array || fan_sim_of(fan_api_device_of(v)) != m->m)
+            return fan_fail(err, FAN_ERR_VALUE, "machine_launch: %s %zu is no array of this machine",
+                            q->n < k.nreads ? "read" : "write", q->n < k.nreads ? q->n : q->n - k.nreads);
+        q->arrays[q->n] = fan_array_hold(fan_c_array(v));
+    }
+    return FAN_OK;
+}
+
+static fan_status launch(const fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel, fan_error *err)
+{
+    queued *q = NULL;
+    fan_stream *s = NULL;
+    fan_status status = queued_new(m, kernel, &q, err);
+    if (status == FAN_OK)
+        status = fan_api_stream(stream, stream ? fan_sim_device(m->m, stream->device_id) : NULL, &s, err);
+    if (status == FAN_OK && (!s || fan_sim_of(s->device) != m->m))
+        status = fan_fail(err, FAN_ERR_VALUE, "machine_launch: expected a stream of this machine");
+    if (status == FAN_OK) {
+        fan_sim_kernel k = {.name = q->name,
+                            .fn = queued_call,
+                            .fini = queued_end,
+                            .ctx = q,
+                            .reads = q->arrays,
+                            .nreads = q->k.nreads,
+                            .writes = q->arrays + q->k.nreads,
+                            .nwrites = q->k.nwrites,
+                            .us = -1};
+        status = fan_sim_launch(m->m, s, &k, err);
+        q = status == FAN_OK ? NULL : q;
+    }
+    if (q)
+        queued_drop(q);
+    fan_stream_drop(s);
+    return status;
+}
+
+fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
+                                    fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    machine_call call;
+    fan_status status = call_begin(&call, &err);
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    status = launch(m, stream, kernel, &err);
+    call_end(&call);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_machine_synchronize(fanin_machine *m, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    machine_call call;
+    fan_status status = call_begin(&call, &err);
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    status = fan_sim_synchronize(m->m, &err);
+    if (status == FAN_OK)
+        status = fan_sim_pending(m->m, &err);
+    call_end(&call);
+    return fan_api_fail(why, status, &err);
+}
+
+/* ---- host threads ---- */
+
+static void *spawned_main(void *arg)
+{
+    const spawned *t = arg;
+    fan_sim *m = fan_sim_hold(t->m); /* a thread that is never joined outlives its record's handle */
+    int actor = t->actor;
+    if (fan_sim_thread_begin(m, actor)) {
+        if (fan_sim_enter(m, NULL) == FAN_OK) {
+            t->run(t->ctx);
+            fan_sim_leave(m);
+        }
+        fan_sim_thread_end(m, actor);
+    }
+    fan_sim_drop(m);
+    return NULL;
+}
+
+fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    machine_call call;
+    spawned *t = fan_calloc(sizeof *t);
+    fan_status status = call_begin(&call, &err);
+    if (status == FAN_OK && !t)
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    if (status == FAN_OK)
+        status = fan_sim_spawn(m->m, &t->actor, &err);
+    if (status != FAN_OK) {
+        fan_free(t);
+        call_end(&call);
+        return fan_api_fail(why, status, &err);
+    }
+    t->m = fan_sim_hold(m->m);
+    t->run = run;
+    t->ctx = ctx;
+    if (pthread_create(&t->thread, NULL, spawned_main, t) != 0) {
+        fan_sim_thread_end(m->m, t->actor); /* join would wait for it */
+        spawned_free(t);
+        status = fan_fail(&err, FAN_ERR_STATE, "a thread could not be started");
+    } else {
+        (void)pthread_mutex_lock(&m->lock);
+        t->next = m->threads;
+        m->threads = t;
+        (void)pthread_mutex_unlock(&m->lock);
+    }
+    call_end(&call);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_machine_join(fanin_machine *m, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    void *left = fan_allow_threads_begin();
+    fan_status status = fan_sim_join(m->m, &err);
+    (void)pthread_mutex_lock(&m->lock);
+    spawned *all = m->threads, *next;
+    m->threads = NULL;
+    (void)pthread_mutex_unlock(&m->lock);
+    for (spawned *t = all; t; t = next) {
+        next = t->next;
+        if (fan_sim_stuck(m->m, t->actor)) { /* it never ends, and its record stays */
+            (void)pthread_detach(t->thread);
+            continue;
+        }
+        (void)pthread_join(t->thread, NULL);
+        spawned_free(t);
+    }
+    fan_allow_threads_end(left);
+    return fan_api_fail(why, status, &err);
+}

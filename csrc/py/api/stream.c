@@ -1,0 +1,180 @@
+/* stream: streams, events and reads of the C API, on any device; and which arrays share bytes. Needs no interpreter. */
+#include "py/api/api.h"
+
+#include "array/overlap.h"
+#include "base/interrupt.h"
+
+/* What stands under a fanin_event is a fan_event. */
+static fan_event *event_of(fanin_event *e) { return (fan_event *)(void *)e; }
+
+/* turn_begin: a call of a simulated machine's thread (base/thread.h, Calls and turns). */
+static fan_status turn_begin(bool *turn, fan_error *err)
+{
+    fan_error_clear(err);
+    *turn = fan_sched_active();
+    return !*turn || fan_sched_enter() ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
+}
+
+static void turn_end(bool turn)
+{
+    if (turn)
+        fan_sched_leave();
+}
+
+/* stream_arg: a hold on a stream that must be there. */
+static fan_status stream_arg(const fanin_stream *given, const char *what, fan_stream **out, fan_error *err)
+{
+    FAN_TRY(fan_api_stream(given, NULL, out, err));
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_TYPE, "%s: expected a stream, got NULL", what);
+}
+
+fanin_status fan_api_event_record(const fanin_stream *stream, fanin_event **out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    fan_event *e = NULL;
+    bool turn;
+    fan_status status = turn_begin(&turn, &err);
+    if (status == FAN_OK) {
+        status = stream_arg(stream, "event_record", &s, &err);
+        void *left = fan_allow_threads_begin();
+        if (status == FAN_OK)
+            status = fan_event_record(s, &e, &err);
+        fan_allow_threads_end(left);
+        fan_stream_drop(s);
+        turn_end(turn);
+    }
+    *out = (void *)e;
+    return fan_api_fail(why, status, &err);
+}
+
+void fan_api_event_free(fanin_event *e) { fan_event_drop(event_of(e)); }
+
+fanin_status fan_api_stream_wait(const fanin_stream *stream, fanin_event *e, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    bool turn;
+    fan_status status = turn_begin(&turn, &err);
+    if (status == FAN_OK) {
+        status = stream_arg(stream, "stream_wait", &s, &err);
+        void *left = fan_allow_threads_begin();
+        if (status == FAN_OK)
+            status = fan_stream_wait(s, event_of(e), NULL, &err);
+        fan_allow_threads_end(left);
+        fan_stream_drop(s);
+        turn_end(turn);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_stream_sync(const fanin_stream *stream, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    bool turn;
+    fan_status status = turn_begin(&turn, &err);
+    if (status == FAN_OK) {
+        status = stream_arg(stream, "stream_sync", &s, &err);
+        void *left = fan_allow_threads_begin();
+        if (status == FAN_OK)
+            status = fan_stream_sync(s, &err);
+        fan_allow_threads_end(left);
+        fan_stream_drop(s);
+        turn_end(turn);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+/* read_into: dst has the shape and dtype of the value. */
+static fan_status read_into(const fanin_value *v, fan_stream *s, const fan_array *dst, fan_error *err)
+{
+    fan_array *a = fan_c_array(v);
+    fan_device *d = fan_api_device_of(v);
+    char has[160], wants[160];
+    if (dst->dtype != a->dtype || !fan_array_same_shape(dst, a))
+        return fan_fail(err, FAN_ERR_VALUE, "value_read: the value is %s of shape %s, and the memory %s of shape %s",
+                        fan_dtype_name(a->dtype), fan_shape_text(a->ndim, a->shape, wants, sizeof wants),
+                        fan_dtype_name(dst->dtype), fan_shape_text(dst->ndim, dst->shape, has, sizeof has));
+    if (d->backend->use)
+        FAN_TRY(d->backend->use(d, a, "read", false, err));
+    return d->backend->read(s, dst, a, err);
+}
+
+fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
+                                fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    fan_array *dst = NULL;
+    bool turn;
+    fan_status status = turn_begin(&turn, &err);
+    if (status == FAN_OK) {
+        fan_device *d = fan_api_device_of(v);
+        status = v->array ? fan_api_view(out, false, &dst, &err)
+                          : fan_fail(&err, FAN_ERR_VALUE, "value_read: the value is undefined");
+        if (status == FAN_OK)
+            status = fan_api_stream(stream, d, &s, &err);
+        void *left = fan_allow_threads_begin();
+        if (status == FAN_OK && !s && d->backend->has_streams && !(s = fan_stream_current(d)))
+            status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for the current stream");
+        if (status == FAN_OK)
+            status = read_into(v, s, dst, &err);
+        fan_allow_threads_end(left);
+        fan_array_drop(dst);
+        fan_stream_drop(s);
+        turn_end(turn);
+    }
+    return fan_api_fail(why, status, &err);
+}
+
+/* ---- overlap ---- */
+
+/* region_of: of a tensor, whose strides in bytes are written to `strides`. */
+static fan_status region_of(const fanin_tensor *given, int64_t *strides, fan_region *out, fan_error *err)
+{
+    const fan_dl_tensor *t = fan_api_tensor(given);
+    int64_t size, item = (int64_t)t->dtype.lanes * ((t->dtype.bits + 7) / 8);
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || (t->ndim && !t->shape))
+        return fan_fail(err, FAN_ERR_VALUE, "overlap: expected a tensor of 0 to %d axes with a shape, got %d axes",
+                        FAN_MAX_NDIM, (int)t->ndim);
+    FAN_TRY(fan_shape_check(t->ndim, t->shape, (size_t)(item ? item : 1), &size, err));
+    fan_dense_strides(t->ndim, t->shape, (size_t)item, NULL, strides);
+    for (int i = 0; i < t->ndim && t->strides && size; i++)
+        if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
+            return fan_fail(err, FAN_ERR_VALUE, "overlap: the stride %lld along axis %d is too large",
+                            (long long)t->strides[i], i);
+    *out = (fan_region){.data = (uint64_t)(uintptr_t)t->data + t->byte_offset,
+                        .itemsize = item,
+                        .shape = t->shape,
+                        .strides = strides,
+                        .ndim = t->ndim};
+    return FAN_OK;
+}
+
+fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget, int64_t *at_a,
+                             int64_t *at_b, fanin_verdict *out, fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    FAN_UNINITIALIZED int64_t strides[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
+    const fan_dl_tensor *one = fan_api_tensor(a), *two = fan_api_tensor(b);
+    fan_region x, y;
+    fan_verdict v = FAN_OVERLAP_DISJOINT;
+    fan_error_clear(&err);
+    fan_status status = one->device.type == two->device.type && one->device.id == two->device.id
+                            ? FAN_OK
+                            : fan_fail(&err, FAN_ERR_VALUE, "overlap: the tensors are on different devices");
+    if (status == FAN_OK)
+        status = region_of(a, strides[0], &x, &err);
+    if (status == FAN_OK)
+        status = region_of(b, strides[1], &y, &err);
+    if (status == FAN_OK)
+        status = fan_overlap(&x, &y, budget, at[0], at[1], &v, &err);
+    *out = v == FAN_OVERLAP_DISJOINT ? FANIN_DISJOINT : v == FAN_OVERLAP_YES ? FANIN_OVERLAP : FANIN_UNKNOWN;
+    if (status == FAN_OK && v == FAN_OVERLAP_YES && at_a)
+        memcpy(at_a, at[0], (size_t)x.ndim * sizeof *at_a);
+    if (status == FAN_OK && v == FAN_OVERLAP_YES && at_b)
+        memcpy(at_b, at[1], (size_t)y.ndim * sizeof *at_b);
+    return fan_api_fail(why, status, &err);
+}
