@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from .. import _core
 from .._files import path_text, write_whole
@@ -74,7 +75,7 @@ class Trace:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()]
+        every = [line_of(list(line)) for core in self._cores for line in core.lines()]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property
@@ -172,6 +173,13 @@ class Trace:
     def dot(self) -> str:
         """The order of the work, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
         return dot(self.picture())
+
+
+def line_of(fields: list[Any]) -> Line:
+    """A line of the core, whose rules are bits."""
+    rules = list(Line.__annotations__).index("rules")
+    fields[rules] = rule_names(fields[rules])
+    return Line(*fields)
 
 
 def beside() -> list[_core.Trace]:
