@@ -60,16 +60,16 @@ static PyObject *view_of(const char *buffer, size_t slot, PyObject *name, const 
     return Py_BuildValue(
         "{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,s:K,s:s,s:N}",
         "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
-        (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum", (unsigned long long)v->accum,
-        "ready", (unsigned long long)v->ready, "event", PyBool_FromLong(v->event), "has_value",
-        PyBool_FromLong(v->has_value), "value_ours", PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget",
-        fan_budget_wrap(v->budget), "limits", (unsigned long long)v->limits.alone, (unsigned long long)v->limits.held,
-        "parked_bytes", (unsigned long long)v->parked, "alone_bytes", (unsigned long long)v->alone, "how", &v->how,
-        (Py_ssize_t)(v->how != 0), "value_form", form_word(v->value_form), "dtype", fan_dtype_name(v->dtype),
-        "accumulate", fan_dtype_name(v->accumulate), "count", (long long)v->count, "expected", (long long)v->expected,
-        "next_key", (long long)v->next_key, "next_action", fan_action_word(v->next.action), "next_rules",
-        (unsigned long long)v->next.rules, "reuse", fan_reuse_words(v->next.reuse), "items",
-        list_of_items(items, v->items));
+        (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum",
+        (unsigned long long)v->accum, "ready", (unsigned long long)v->ready, "event", PyBool_FromLong(v->event),
+        "has_value", PyBool_FromLong(v->has_value), "value_ours", PyBool_FromLong(v->value_owned), "poisoned",
+        v->poisoned, "budget", fan_budget_wrap(v->budget), "limits", (unsigned long long)v->limits.alone,
+        (unsigned long long)v->limits.held, "parked_bytes", (unsigned long long)v->parked, "alone_bytes",
+        (unsigned long long)v->alone, "how", &v->how, (Py_ssize_t)(v->how != 0), "value_form", form_word(v->value_form),
+        "dtype", fan_dtype_name(v->dtype), "accumulate", fan_dtype_name(v->accumulate), "count", (long long)v->count,
+        "expected", (long long)v->expected, "next_key", (long long)v->next_key, "next_action",
+        fan_action_word(v->next.action), "next_rules", (unsigned long long)v->next.rules, "reuse",
+        fan_reuse_words(v->next.reuse), "items", list_of_items(items, v->items));
 }
 
 PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,

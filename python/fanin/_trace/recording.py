@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._files import path_text, write_whole
@@ -162,7 +162,7 @@ class Trace(Pictured):
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()]
+        every = [line_of(list(line)) for core in self._cores for line in core.lines()]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property
@@ -192,6 +192,13 @@ class Trace(Pictured):
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, once the trace has ended."""
         return None if self._depth else super()._repr_svg_()
+
+
+def line_of(fields: list[Any]) -> Line:
+    """A line of the core, whose rules are bits."""
+    rules = list(Line.__annotations__).index("rules")
+    fields[rules] = rule_names(fields[rules])
+    return Line(*fields)
 
 
 def beside() -> list[_core.Trace]:
