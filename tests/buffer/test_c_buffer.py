@@ -16,7 +16,7 @@ import fanin
 from fanin import _core
 from kit import c_api
 from kit.c_api import Buffer, Deleted, Failed, Gradient, Struct, Value, api, call, declared, dropped, seen, value, view
-from kit.support import run_python
+from kit.support import run_python, sanitizer
 
 pytestmark = pytest.mark.core
 
@@ -576,6 +576,7 @@ t.join()
 """
 
 
+@pytest.mark.skipif("thread" in sanitizer(), reason="the thread sanitizer ends a child that starts threads")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in() -> None:
     run_python(FORKED, timeout=60)

@@ -88,7 +88,7 @@ static void *api_copy(void *of, const fan_plain_kind *kind, char **data)
 {
     const char *from = *data;
     void *made = api_fresh(of, kind, data);
-    if (made)
+    if (made && fan_plain_bytes(kind)) /* an empty array may have no address */
         memcpy(*data, from, (size_t)fan_plain_bytes(kind));
     return made;
 }
