@@ -144,7 +144,13 @@ class Info(dict[str, Any]):
         del words["implementation"]
         width = max(map(len, words))
         return "\n".join(
-            fill(f"{key:<{width}}  {value}", 80, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+            fill(
+                f"{key:<{width}}  {value}",
+                80,
+                subsequent_indent=" " * (width + 2),
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
             for key, value in words.items()
         )
 

@@ -217,12 +217,15 @@ def test_a_small_add_allocates_nothing() -> None:
     why, o = c_api.Failure(), c_api.AddOptions(flags=c_api.KEY)
     for _ in range(3):
         b.add(0, x)
-    before = _core._test_memory()
-    for _ in range(100):
-        assert api.buffer_add(b.at, 0, ct.byref(tensor), None, ct.byref(why)) == c_api.OK
-        assert api.buffer_add_value(b.at, 0, ct.byref(y), None, ct.byref(why)) == c_api.OK
-    assert _core._test_memory() == before
-    assert b.take()[0].tolist() == [203] * 16
+    rounds = []
+    for _ in range(3):  # in one of them no thread that an earlier test left ends
+        before = _core._test_memory()
+        for _ in range(100):
+            assert api.buffer_add(b.at, 0, ct.byref(tensor), None, ct.byref(why)) == c_api.OK
+            assert api.buffer_add_value(b.at, 0, ct.byref(y), None, ct.byref(why)) == c_api.OK
+        rounds.append((before, _core._test_memory()))
+    assert any(before == after for before, after in rounds), rounds
+    assert b.take()[0].tolist() == [603] * 16
     parks = Buffer(1, budget=c_api.FUSED)
     for k in range(2):  # the first pass makes the list
         for i in range(64):

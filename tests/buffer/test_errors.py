@@ -332,7 +332,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "budget negative",
         lambda: InputBuffer(1, budget=-1),
         ValueError,
-        "budget: expected a non-negative number of bytes, got -1",
+        "budget: expected a non-negative whole number of bytes, or math.inf, got -1",
     ),
     ("budget -inf", lambda: InputBuffer(1, budget=-math.inf), ValueError, "budget"),
     (
@@ -434,7 +434,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "options",
         lambda: fanin.set_options(budget=-1),
         ValueError,
-        "budget: expected a non-negative number of bytes, got -1",
+        "budget: expected a non-negative whole number of bytes, or math.inf, got -1",
     ),
     ("options by position", lambda: fanin.set_options(True), TypeError, "positional"),  # type: ignore[misc]
     ("unknown option", lambda: fanin.set_options(thread=4), TypeError, "thread"),  # type: ignore[call-arg]

@@ -41,7 +41,7 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
     with pytest.raises(fanin.DeviceError, match=r"no CUDA driver: libcuda-of-no-machine\.so\.1") as caught:
         fanin.Stream("cuda:0", 1)
     assert caught.value.code == 0  # type: ignore[attr-defined]
-    assert "no CUDA driver" in str(fanin.info())
+    assert "no CUDA driver" in " ".join(str(fanin.info()).split())
     assert fanin.devices() == ["cpu"]
 
 
@@ -95,7 +95,7 @@ def test_a_feature_that_a_driver_lacks_is_off_and_named(a_world: Any, name: str)
     for value in (1.0, 2.0):
         buf.add(0, driver.array(np.full(3, value)), stream=s)
     assert values(buf.take()[0], s) == [3, 3, 3]
-    assert f"its driver has no cu{name}" in str(fanin.info())
+    assert f"its driver has no cu{name}" in " ".join(str(fanin.info()).split())
     assert name in "".join(fanin.info()["backends"]["cuda"]["missing"].values())
     assert driver.calls(name) == 0
 
@@ -142,7 +142,7 @@ def test_a_driver_without_devices_has_none() -> None:
 def test_info_says_what_is_there(driver: FakeDriver) -> None:
     found = fanin.info()["backends"]["cuda"]
     assert found["available"] and found["version"] == "12.4" and len(found["devices"]) == 2
-    said = str(fanin.info())
+    said = " ".join(str(fanin.info()).split())
     assert str(driver.path) in said and "CUDA 12.4" in said and "cuda:1 is fanin's fake device, compute 7.5" in said
     assert driver.calls("DevicePrimaryCtxRetain") == 0  # looking makes no context
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -308,9 +309,7 @@ def compare(
         counts["narrow"] += twin.narrow
         counts["permuted"] += twin.axes != sorted(twin.axes)
         for rule in ("S2", "A6", "A7"):
-            counts[rule] += sum(
-                rule in text.splitlines()[-1].replace(".", "").split(": ")[-1].split(", ") for text in twin.explained
-            )
+            counts[rule] += sum(rule in re.findall(r"[A-Z]\d+", text.splitlines()[-1]) for text in twin.explained)
     return counts
 
 

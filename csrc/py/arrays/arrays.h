@@ -37,7 +37,6 @@ bool fan_plain_is_detached(PyObject *o);
 /* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
  * false: it is none, or complex. */
 bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
-bool fan_tensor_has(PyObject *o, const fan_array *a); /* whether a torch tensor's memory is the array's */
 /* fan_plain_writable: whether its memory may be written. */
 bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:

@@ -110,18 +110,6 @@ static bool ndarray_is_unchanged(const fan_array *a, bool part)
     return fan_owner_has((PyObject *)nd, a->data + lo, a->data + hi);
 }
 
-bool fan_tensor_has(PyObject *o, const fan_array *a)
-{
-    const fan_state *st = fan_state_get();
-    fan_dl_tensor is;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &is))
-        return false;
-    bool same = is.ndim == a->ndim && (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
-    for (int i = 0; i < a->ndim && same; i++)
-        same = is.shape[i] == a->shape[i];
-    return same;
-}
-
 bool fan_value_is_unchanged(const fan_value *v)
 {
     fan_array *some[3];

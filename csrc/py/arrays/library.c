@@ -39,6 +39,18 @@ static bool holds_its_value(PyObject *o)
            answers_false(o, st->str_is_conj, true);
 }
 
+bool fan_tensor_has(PyObject *o, const fan_array *a)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_tensor is;
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &is))
+        return false;
+    bool same = is.ndim == a->ndim && (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
+    for (int i = 0; i < a->ndim && same; i++)
+        same = is.shape[i] == a->shape[i];
+    return same;
+}
+
 /* int_of: what a method without arguments returns; -1: it fails, perhaps with an exception. */
 static int64_t int_of(PyObject *o, const char *method)
 {

@@ -9,6 +9,7 @@
 /* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's exchange table:
  * nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out);
+bool fan_tensor_has(PyObject *o, const fan_array *a); /* whether a torch tensor's memory is the array's */
 /* fan_release_library_array: of the storage of an array that a library allocated for a sum. fan_is_dense_like: whether
  * a library's tensor is gap-free and as requested. */
 void fan_release_library_array(void *ctx);
