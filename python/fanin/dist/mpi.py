@@ -22,6 +22,7 @@ _LEVELS = {
 }
 #: A rank that ends the operations of all sends them its reason with this tag, in as many bytes.
 _TAG, _REASON = 7, 512
+_DATA = 6  #: the tag of all else that goes point to point
 _PROBE = 1e-3  #: seconds between two looks for such a message
 
 
@@ -99,9 +100,9 @@ class MPIEngine:
         for step in range(1, self.size):
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(receives[origin]):
-                requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin))
+                requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin, _DATA))
             if len(sends[to]):
-                requests.append(comm.Isend([sends[to], MPI.BYTE], to))
+                requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
         return _Request(self, requests, lambda: None, (sends, receives))
 
     def exchange(self, data: bytes) -> _Request:
