@@ -163,7 +163,7 @@ assert e.value.rank == 1
 print("ended")
 """,
     )
-    assert done.returncode and done.stdout == "ended\nended\n", done.stdout + done.stderr
+    assert done.returncode and done.stdout.count("ended") == 2, done.stdout + done.stderr
 
 
 def test_mpiexec_ends_the_other_ranks_if_one_is_killed() -> None:
@@ -190,10 +190,10 @@ group = dist.group()
 assert group._engine.largest == (None if MPI.Get_version() >= (4, 0) else 2**31 - 1)
 group._engine.largest = 3000
 for order in ("key", "exact", "rank"):
-    with pytest.raises(fanin.PeerError, match="8000 bytes in one message: .* has at most 3000; use smaller buckets"):
+    with pytest.raises(fanin.PeerError, match="4096 bytes in one message: .* has at most 3000; use smaller buckets"):
         dist.add_n([np.ones(1000)], order=order)
     assert dist.add_n([np.ones(100)], order=order).tolist() == [2] * 100
-for order, sent in (("key", [np.ones(300)] * (2 - comm.rank)), ("exact", [np.array([1e-300, 1e300] * 150)])):
+for order, sent in (("key", [np.ones(300)] * (2 - comm.rank)), ("exact", [np.array([1e-300, 1e300] * 400)])):
     with pytest.raises(fanin.PeerError, match="bytes in one message"):  # the shards of one rank
         dist.add_n(sent, order=order, into="shard")
 group._engine.largest = None
