@@ -24,6 +24,13 @@ def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     assert not list(mutate.variants("    return status;"))
 
 
+def test_the_tests_behind_a_file_are_there_and_so_is_the_file() -> None:
+    files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")]
+    for table in (mutate.NEAR, mutate.NEAR_IN_C):
+        assert not [key for key in table if not any(file.startswith(key) for file in files)]
+    assert not [test for tests in mutate.NEAR.values() for test in tests if not (ROOT / "tests" / test).exists()]
+
+
 def test_the_seed_draws_the_same_mutants_and_every_one_is_there() -> None:
     some = mutate.drawn(7, 60)
     assert some == mutate.drawn(7, 60) != mutate.drawn(8, 60)

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("array", "base", "buffer", "device", "engine", "fake", "graph", "py")
+FOLDERS = ("array", "base", "buffer", "device", "engine", "graph", "py")
 PUBLIC = "python/fanin/include"
 COPIED = (
     "csrc",
@@ -108,16 +108,10 @@ NEAR = {
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
-    "buffer/add_host": [
-        "buffer/test_doors.py",
-        "buffer/test_out.py",
-        "buffer/test_budget_auto.py",
-        "buffer/test_many.py",
-    ]
+    "buffer/add": ["buffer/test_doors.py", "buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"]
     + ["buffer/test_stats.py"],
-    "buffer/host": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
+    "buffer/list": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
     + ["buffer/test_stats.py"],
-    "buffer/add": ["buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"],
     "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
     "buffer/explain": ["buffer/test_explain.py"],
     "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
@@ -143,55 +137,53 @@ NEAR = {
     "graph/record": ["graph/test_graph_tree_captures.py", "graph/test_graph_tree_failures.py"],
     "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
-    "fake/": ["device/test_fake_driver.py", "device/test_cuda.py", "device/test_cuda_edges.py"]
-    + ["device/test_cuda_values.py", "graph/test_graph_trees_cuda.py"],
-    "py/overlap": ["array/test_overlap.py"],
-    "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "py/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
-    "py/dlpack_export": ["interop/test_exchange_cuda.py"],
-    "py/driver": ["device/test_cuda.py"],
+    "py/arrays/overlap": ["array/test_overlap.py"],
+    "py/arrays/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/arrays/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/arrays/dlpack_export": ["interop/test_exchange_cuda.py"],
     "device/sim/run": ["sim/test_sim_memory.py"],
-    "py/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
-    "py/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
-    "py/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
-    "py/import": ["interop/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
-    "py/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
-    "py/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
-    "py/machine_graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
-    "py/machine": ["sim/test_sim.py", "sim/test_sim_memory.py", "sim/test_explore.py"],
-    "py/kernel": ["sim/test_sim.py", "sim/test_explore.py", "sim/test_host_order.py"],
-    "py/search": ["sim/test_explore.py", "sim/test_explore_law.py"],
-    "py/stream": ["device/test_streams.py", "sim/test_sim.py", "device/test_cuda.py"],
-    "py/event": ["device/test_streams.py", "sim/test_sim.py"],
-    "py/array": ["sim/test_sim.py", "sim/test_sim_memory.py", "interop/test_exchange_dlpack.py"],
-    "py/trace": ["cli/test_trace.py"],
-    "py/target": ["buffer/test_target.py"],
-    "py/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
-    "py/counters": ["buffer/test_doors.py", "buffer/test_budget.py"],
-    "py/buffer_many": ["buffer/test_many.py"],
-    "py/buffer_slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
-    "py/buffer_take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
-    "py/add_n": ["array/test_sums.py", "buffer/test_out.py"],
-    "py/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
+    "py/arrays/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
+    "py/arrays/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
+    "py/arrays/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
+    "py/arrays/import": ["interop/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
+    "py/arrays/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
+    "py/device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
+    "py/sim/machine": ["sim/test_sim.py", "sim/test_sim_memory.py", "sim/test_explore.py", "graph/test_capture.py"]
+    + ["graph/test_capture_table.py"],
+    "py/sim/kernel": ["sim/test_sim.py", "sim/test_explore.py", "sim/test_host_order.py"],
+    "py/sim/search": ["sim/test_explore.py", "sim/test_explore_law.py"],
+    "py/device/stream": ["device/test_streams.py", "sim/test_sim.py", "device/test_cuda.py"],
+    "py/device/event": ["device/test_streams.py", "sim/test_sim.py"],
+    "py/arrays/array": ["sim/test_sim.py", "sim/test_sim_memory.py", "interop/test_exchange_dlpack.py"],
+    "py/module/trace": ["cli/test_trace.py"],
+    "py/buffer/target": ["buffer/test_target.py"],
+    "py/module/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
+    "py/buffer/view": ["buffer/test_doors.py", "buffer/test_budget.py"],
+    "py/buffer/add_many": ["buffer/test_many.py"],
+    "py/buffer/slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
+    "py/buffer/take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
+    "py/buffer/add_n": ["array/test_sums.py", "buffer/test_out.py"],
+    "py/engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
     + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
     + ["faults/test_engine_allocations.py"],
-    "py/place": ["engine/test_streams.py", "engine/test_bad_graphs.py"],
-    "py/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
-    "py/explain": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
-    "py/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
+    "py/engine/place": ["engine/test_streams.py", "engine/test_bad_graphs.py"],
+    "py/engine/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
+    "py/engine/explain": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
+    "py/engine/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
     + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
-    "py/hooks": ["engine/test_engine_rules.py", "engine/test_leaf_rules.py", "engine/test_bad_graphs.py"]
+    "py/engine/hooks": ["engine/test_engine_rules.py", "engine/test_leaf_rules.py", "engine/test_bad_graphs.py"]
     + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
-    "py/pass": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_workers.py"],
-    "py/worker": ["engine/test_workers.py"],
-    "py/graph_": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
+    "py/engine/pass": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_workers.py"],
+    "py/engine/carry": ["engine/test_workers.py"],
+    "py/graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
-    "py/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
-    "py/c_": ["engine/test_c_nodes.py"],
-    "py/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
-    "py/errors": ["buffer/test_interrupt.py"],
-    "py/unboxed": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
+    "py/graph/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
+    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
+    "py/engine/c_": ["engine/test_c_nodes.py"],
+    "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
+    "py/base/errors": ["buffer/test_interrupt.py"],
+    "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
+    "py/api/": ["buffer/test_c_buffer.py", "engine/test_c_engine.py", "sim/test_c_machine.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
@@ -211,7 +203,6 @@ NEAR_IN_C = {
     "device/cpu/": "cpu_recording",
     "engine/leaf": "leaf",
     "engine/ready": "ready",
-    "fake/": "block",
     "graph/": "graph_call or graph_pool",
     "device/sim/explore": "explore",
     "device/sim/call": "explore",
