@@ -55,7 +55,7 @@ def test_ranks_that_end_differently_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "train_rank", lambda group, options: demo.Trained(f"{group.rank:016x}", 0.9, []))
-    assert demo.train_ranks(argparse.Namespace(ranks=2, graph=False, leave_out=None)) == 1
+    assert demo.train_ranks(argparse.Namespace(ranks=2, checks=None, out=None, graph=False, leave_out=None)) == 1
     assert "rank 1 of 2 ended with other weights" in capsys.readouterr().out
 
 
@@ -66,7 +66,7 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(number: str, capsys: pyt
     assert e.value.code == 2 and "--ranks" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--graph"], ["--leave-out", "S12.wait"]])
+@pytest.mark.parametrize("words", [["--graph"], ["--leave-out", "S12.wait"], ["--checks", "2"], ["--out", "here"]])
 @pytest.mark.parametrize("launched", [False, True])
 def test_what_is_for_one_process_is_refused_on_ranks(
     words: list[str], launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -666,7 +666,9 @@ def world() -> dist.Group:
 
 def train_ranks(options: argparse.Namespace) -> int:
     """Train on 1, 2, 4 .. ranks and compare; under mpiexec or torchrun, on 1 rank and on all."""
-    for word, given in (("--graph", options.graph), ("--leave-out", options.leave_out)):
+    alone = {"--graph": options.graph, "--leave-out": options.leave_out}
+    alone |= {"--checks": options.checks is not None, "--out": options.out is not None}
+    for word, given in alone.items():
         if given:
             print(f"fanin demo: {word} is for one process: leave out --ranks, mpiexec, torchrun", file=sys.stderr)
             return 2
@@ -749,7 +751,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
     parser.add_argument(
-        "--checks", metavar="N", type=positive, default=12, help="on how many steps gradients are checked (default: 12)"
+        "--checks", metavar="N", type=positive, help="on how many steps gradients are checked (default: 12)"
     )
     parser.add_argument(
         "--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)"
@@ -770,7 +772,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", metavar="N", type=ranks, help="on the CPU on 1, 2, .. N ranks (at most 8), each a thread"
     )
-    parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
+    parser.add_argument("--out", metavar="DIR", help="where trace and picture go (default: here)")
     parser.add_argument(
         "--leave-out",
         metavar="WORD",
@@ -794,6 +796,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             if options.ranks or launched():
                 return train_ranks(options)
+            options.checks = options.checks or 12
+            options.out = "." if options.out is None else options.out
             if options.leave_out:
                 return leave_out(options)
             return train_recorded(options) if options.graph else train(options)
