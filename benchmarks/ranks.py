@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import fanin
 
@@ -277,6 +276,8 @@ def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: f
         targets = [] if quick or target is None else [at_most(target, reduced, alone)]
         how: Any = {"rounds": 2 if quick else 15, "timer": time.process_time_ns}  # of all threads
         found.append(measure(title, work, base=alone, unit="us", targets=targets, **how))
+
+    from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
         fanin.dist.threads(1, rank)
