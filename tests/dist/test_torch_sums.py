@@ -86,7 +86,8 @@ def by_block(group: Any, model: Any, order: str, mine: list[int], keys: bool, ba
 
 
 def by_reducer(group: Any, model: Any, order: str, mine: list[int], keys: bool, backward: Any) -> list[Any]:
-    reducer = dist.Reducer(model.parameters(), group, order=order, scale=1 / MICRO, bucket_bytes=1000)  # type: ignore[arg-type]
+    options: Any = {"order": order, "scale": 1 / MICRO, "bucket_bytes": 1000}
+    reducer = dist.Reducer(model.parameters(), group, **options)
     for _ in range(STEPS):
         for k in mine[:-1]:
             with reducer.accumulate(k if keys else None):
@@ -254,7 +255,12 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
         reducer = dist.Reducer(named, group, bucket_bytes=1)
         sent = threading.Event()
         real = reducer._sum
-        reducer._sum = lambda call, bucket: (real(call, bucket), sent.set())  # type: ignore[method-assign, func-returns-value, assign]
+
+        def noted(call: Any, bucket: Any) -> None:
+            real(call, bucket)
+            sent.set()
+
+        reducer._sum = noted  # type: ignore[method-assign]
         waited: list[bool] = []
         early = first * 1  # torch runs the newest operation first: `last` has its gradient before this hook
         early.register_hook(lambda g: waited.append(sent.wait(20)))

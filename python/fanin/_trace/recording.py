@@ -17,6 +17,7 @@ import io
 import os
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,12 +35,12 @@ if TYPE_CHECKING:  # pictures are imported when one is drawn
 __all__ = ["Trace", "trace"]
 
 
-class Pictured:
+class Pictured(ABC):
     """Lines placed in time: as a file, a picture, a text."""
 
+    @abstractmethod
     def picture(self) -> Picture:
         """The lines, placed in time."""
-        raise NotImplementedError
 
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, if there is something to draw and matplotlib is installed."""

@@ -103,7 +103,7 @@ typedef struct fanin_value {
  * the gradient of edge i, and is the engine's from then on, failing too. Sums are not written, but for those of which
  * `may_write` says so.
  *
- * Called on the thread of the pass, or on one of its workers, inside the interpreter or not: who calls Python takes
+ * Called on the thread of the pass, or on one of its workers, inside the interpreter or not: a function that calls Python takes
  * PyGILState_Ensure() first. Anything but FANIN_OK ends the pass with an exception that names the node. */
 typedef fanin_status (*fanin_node_fn)(void *ctx, const fanin_value *sums, size_t n, fanin_value *out, size_t m,
                                       fanin_error *err);
@@ -121,7 +121,7 @@ typedef struct fanin_function {
     uint32_t reserved; /* 0 */
 } fanin_function;
 
-/* An edge of a node: to slot `slot` of `next`, a fanin.Node or fanin.Leaf; NULL: nobody needs that gradient. */
+/* An edge of a node: to slot `slot` of `next`, a fanin.Node or fanin.Leaf; NULL: that gradient is not needed. */
 typedef struct fanin_edge {
     fanin_object *next;
     uint32_t slot;
@@ -350,7 +350,7 @@ typedef struct fanin_api {
      * is not called. strides in bytes; NULL: in C order. */
     fanin_status (*wrap)(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                          void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err);
-    /* may_write: not 0: nobody but the node's function sees this sum: it may be overwritten, and shared as gradient. */
+    /* may_write: not 0: only the node's function holds this sum, so it may be overwritten, and shared as gradient. */
     int (*may_write)(const fanin_value *sum);
     /* drop: what is owned goes; the value is undefined then. */
     void (*drop)(fanin_value *v);
