@@ -103,8 +103,8 @@ typedef struct fanin_value {
  * the gradient of edge i, and is the engine's from then on, failing too. Sums are not written, but for those of which
  * `may_write` says so.
  *
- * Called on the thread of the pass, or on one of its workers, inside the interpreter or not: a function that calls Python takes
- * PyGILState_Ensure() first. Anything but FANIN_OK ends the pass with an exception that names the node. */
+ * Called on the thread of the pass, or on one of its workers, inside the interpreter or not: a function that calls
+ * Python takes PyGILState_Ensure() first. Anything but FANIN_OK ends the pass with an exception that names the node. */
 typedef fanin_status (*fanin_node_fn)(void *ctx, const fanin_value *sums, size_t n, fanin_value *out, size_t m,
                                       fanin_error *err);
 
