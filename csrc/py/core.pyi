@@ -1555,6 +1555,9 @@ def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> 
 def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pairs that are not surely disjoint, and the undecided ones."""
 
+def address(a: NDArray, /) -> int:
+    """The address of the first element of an ndarray."""
+
 # ---------------------------------------------------------------- recorded steps
 
 @final
@@ -1635,9 +1638,6 @@ def snapshot_data(snapshot: object, i: int, /) -> int: ...
 def snapshot_elsewhere(snapshot: object, arrays: tuple[object, ...], /) -> list[int]: ...
 def restride(a: NDArray, strides: tuple[int, ...], /) -> None:
     """Give an ndarray strides that it had before, without a check that they stay within its memory."""
-
-def address(a: NDArray, /) -> int:
-    """The address of the first element of an ndarray."""
 
 # ---------------------------------------------------------------- exact sums
 
