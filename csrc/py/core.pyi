@@ -779,13 +779,14 @@ def grad(
     [array([ 3., 12.])]
     """
 
-def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, /) -> None:
+def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it;
-    None: accumulate again. An error if the leaf has another function already.
+    None: accumulate again. An error if the leaf has another function already. A sum without other references, of the
+    leaf's dtype and strides, becomes kept[i] if there is none, instead of a call.
     """
 
-def leaf_accumulate(leaf: Leaf, sum: object, /) -> None:
-    """Add a sum to the leaf's `.grad`, and run the hooks that run after that."""
+def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
+    """Add sums[i], which becomes None, to the leaf's `.grad`, and run the hooks that run after that."""
 
 # walk.c
 def walk(
