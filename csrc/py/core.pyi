@@ -1686,6 +1686,9 @@ def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int
     line for each other rank to which it sent bytes: `sends`.
     """
 
+def yield_thread() -> None:
+    """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""
+
 # ---------------------------------------------------------------- errors
 
 class RaceError(RuntimeError):
