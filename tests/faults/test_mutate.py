@@ -50,13 +50,16 @@ def test_each_folder_has_its_share_of_a_draw_and_a_longer_draw_begins_with_the_s
 
 def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
     for file in {m.file for m in mutate.candidates()}:
-        python, *c = mutate.near(file)
-        assert python and all((ROOT / t).is_file() for t in python), file
-        assert all(word == "or" or (ROOT / f"tests/c/test_{word}.c").is_file() for _, _, k in c for word in k.split())
+        tests = mutate.near(file)
+        assert any("::" not in t for t in tests) and all((ROOT / t.partition("::")[0]).is_file() for t in tests), file
+    assert all((ROOT / f"tests/c/test_{c}.c").is_file() for programs in mutate.NEAR_IN_C.values() for c in programs)
 
 
 def test_a_draw_may_be_of_some_folders() -> None:
     assert {m.file.split("/")[1] for m in mutate.drawn(7, 60, among=["engine", "graph"])} == {"engine", "graph"}
+    below = {m.file.rpartition("/")[0] for m in mutate.drawn(7, 40, among=["device/sim", "py/buffer"])}
+    assert below == {"csrc/device/sim", "csrc/py/buffer"}
+    assert not mutate.drawn(7, 1, among=["none"])
 
 
 #: A test that ends as it says -> pytest's status and the verdict; None: it survives.
@@ -64,31 +67,49 @@ ENDS = {
     "pass": None,
     "assert False": "tests/test_one.py::test_one",
     "os.kill(os.getpid(), signal.SIGSEGV)": "tests/test_one.py::test_one: signal 11",
-    "time.sleep(60)": "tests/test_one.py::test_one: no end in 1 s",
+    "while True: pass": "tests/test_one.py::test_one: no end in 1 s of CPU time",
+    "signal.pause()": "tests/test_one.py::test_one: no end, no thread runs",
+    "subprocess.run(['sleep', '60'])": "tests/test_one.py::test_one: no end, no thread runs",
+    # A process that waits for another, which runs, does not stand still.
+    "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 2: pass'])": None,
 }
 
 
 def one_test(root: Path, body: str, before: str = "") -> Path:
     (root / "tests").mkdir()
     (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:fanin\n")
-    (root / "tests/test_one.py").write_text(f"import os, signal, time\n{before}\ndef test_one():\n    {body}\n")
+    (root / "tests/test_one.py").write_text(
+        f"import os, signal, subprocess, sys\n{before}\ndef test_one():\n    {body}\n"
+    )
     return root
 
 
 @pytest.mark.parametrize("body", ENDS)
-def test_a_mutant_dies_of_a_failed_test_a_signal_or_a_time_out(
+def test_a_mutant_dies_of_a_failed_test_a_signal_or_tests_that_do_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(mutate, "HOW", [x.replace(str(mutate.ONE_TEST), "1") for x in mutate.HOW])
-    monkeypatch.setattr(mutate, "ONE_TEST", 1)
-    assert mutate.killer(one_test(tmp_path, body), [["tests/test_one.py"]], 50) == ENDS[body]
+    monkeypatch.setattr(mutate, "STILL", 1)
+    cpu = 1 if body.startswith("while") else 50
+    assert mutate.killer(one_test(tmp_path, body), [(["tests/test_one.py"], cpu)]) == ENDS[body]
 
 
-def test_a_mutant_dies_where_all_tests_of_a_command_do_not_end_or_one_is_not_collected(tmp_path: Path) -> None:
-    tree = one_test(tmp_path, "time.sleep(60)")
-    assert mutate.killer(tree, [["tests/test_one.py"]], 1) == "tests/test_one.py: no end in 1 s"
-    (tree / "tests/test_one.py").write_text("raise OSError\n")
-    assert mutate.killer(tree, [["tests/test_one.py"]], 50) == "tests/test_one.py"
+def test_a_mutant_dies_where_a_module_is_not_collected(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "pass", "raise OSError")
+    assert mutate.killer(tree, [(["tests/test_one.py"], 50)]) == "tests/test_one.py"
+
+
+def test_the_limits_follow_from_the_times_without_a_mutant_and_the_fastest_tests_come_first(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "pass", "@__import__('pytest').mark.parametrize('c', ['x', 'y'])\ndef test_c(c): pass\n")
+    tests = ["tests/test_one.py::test_c[x]", "tests/test_one.py"]
+    assert set(mutate.measured(tree, tests)) == set(tests)
+    m = mutate.drawn(7, 1, among=["engine"])[0]
+    times = {t: float(n) for n, t in enumerate(reversed(mutate.near(m.file)))}
+    near, rest = mutate.commands_of(m, times, ["tests/laws"], 7)
+    assert near == (mutate.near(m.file)[::-1], mutate.START + mutate.FACTOR * sum(times.values()))
+    assert rest == (["tests/laws"], mutate.START + mutate.FACTOR * 7)
+    (tree / "tests/test_one.py").write_text("def test_one(): assert False\n")
+    with pytest.raises(SystemExit, match="the tests do not pass without a mutant"):
+        mutate.measured(tree, tests[1:])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +127,7 @@ def test_other_statuses_of_pytest_are_no_verdict(tmp_path: Path, status: int, bo
     (tree / "python").mkdir()
     (tree / "python/broken.py").write_text("def pytest_runtest_protocol(item):\n    raise OSError\n")
     with pytest.raises(RuntimeError, match=f"ended with status {status}, which is no verdict"):
-        mutate.killer(tree, [["tests/test_one.py", *options]], 50)
+        mutate.killer(tree, [(["tests/test_one.py", *options], 50)])
 
 
 def test_a_test_that_fails_without_the_mutant_is_found(tmp_path: Path) -> None:
@@ -122,7 +143,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], fail
     """The tool judges one mutant after the other so, without building anything; returns those that it judges."""
     seen: list[mutate.Mutant] = []
 
-    def judge(tree: Path, m: mutate.Mutant, rest: list[str], limit: float) -> str:
+    def judge(tree: Path, m: mutate.Mutant, commands: list[mutate.Command]) -> str:
         seen.append(m)
         verdict = verdicts[len(seen) - 1]
         if isinstance(verdict, Exception):
@@ -132,6 +153,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], fail
     monkeypatch.setattr(mutate, "judge", judge)
     monkeypatch.setattr(mutate, "built", lambda tree: True)
     monkeypatch.setattr(mutate, "copy_of", lambda root, to: to)
+    monkeypatch.setattr(mutate, "measured", lambda tree, tests: {})
     monkeypatch.setattr(mutate, "fail_anyway", lambda tree, killers: failing)
     return seen
 
@@ -185,21 +207,13 @@ def test_a_file_that_does_not_compile_as_it_is_has_no_verdict(tmp_path: Path) ->
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc/one.c").write_text('#include "not/there.h"\n')
     with pytest.raises(RuntimeError, match=r"csrc/one.c does not compile as it is"):
-        mutate.judge(tmp_path, mutate.Mutant("csrc/one.c", 1, '#include "not/there.h"', ";"), [], 1)
+        mutate.judge(tmp_path, mutate.Mutant("csrc/one.c", 1, '#include "not/there.h"', ";"), [])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
-def test_a_sum_that_subtracts_dies_and_a_mutant_that_does_nothing_is_told_apart(tmp_path: Path) -> None:
+def test_a_fold_that_counts_its_values_down_dies(tmp_path: Path) -> None:
     tree = mutate.copy_of(ROOT, tmp_path)
     assert mutate.built(tree)
-    m = next(
-        m
-        for m in mutate.candidates(tree)
-        if m.file == "csrc/buffer/add.c" and m.new.strip() == ";" and "one->" in m.old
-    )
-    assert mutate.judge(tree, m, ["tests/buffer/test_out.py"], 300) not in (
-        "survives",
-        "changes nothing",
-        "does not compile",
-    ), m
+    (m,) = (m for m in mutate.candidates(tree) if m.new.strip() == "gathered->nvalues--;")
+    assert mutate.judge(tree, m, [(["tests/buffer/test_out.py"], 300)]).startswith("tests/buffer/test_out.py::")
