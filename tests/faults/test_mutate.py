@@ -22,10 +22,22 @@ def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     assert ";" in {x.strip() for x in mutate.variants("    fan_free(x);")}
     assert "fold(b, a);" in {x.strip() for x in mutate.variants("    fold(a, b);")}
     assert not list(mutate.variants("    return status;"))
+    assert {x.strip() for x in mutate.variants("    if a is not None and b < 1:  # is", python=True)} == {
+        "if a is None and b < 1:  # is",
+        "if a is not None or b < 1:  # is",
+        "if a is not None and b <= 1:  # is",
+        "if a is not None and b < 2:  # is",
+        "if not (a is not None and b < 1):",
+    }
+    assert {x.strip() for x in mutate.variants("    elif a:", python=True)} == {"elif not (a):"}
+    assert {x.strip() for x in mutate.variants("    self.put(one)", python=True)} == {"pass"}
+    assert {x.strip() for x in mutate.variants("    n += m", python=True)} == {"n -= m", "pass"}
+    text = 'def f(n):\n    """n < 1"""\n    if n < 1:\n        raise E(\n  n < 2\n )\n    return n\nA < 1\n'
+    assert [n for n, _ in mutate.lines_of_python(text)] == [3, 7]
 
 
 def test_the_tests_behind_a_file_are_there_and_so_is_the_file() -> None:
-    files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")]
+    files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")] + [*mutate.PYTHON]
     for table in (mutate.NEAR, mutate.NEAR_IN_C):
         assert not [key for key in table if not any(file.startswith(key) for file in files)]
     assert not [test for tests in mutate.NEAR.values() for test in tests if not (ROOT / "tests" / test).exists()]
@@ -42,7 +54,7 @@ def test_the_seed_draws_the_same_mutants_and_every_one_is_there() -> None:
 def test_each_folder_has_its_share_of_a_draw_and_a_longer_draw_begins_with_the_shorter() -> None:
     some, more = mutate.drawn(7, 60), mutate.drawn(7, 120)
     assert more[:60] == some
-    every = mutate.candidates()
+    every = [m for m in mutate.candidates() if mutate.folder_of(m)]
     for folder in mutate.FOLDERS:
         share = sum(m.file.split("/")[1] == folder for m in every) / len(every)
         assert abs(sum(m.file.split("/")[1] == folder for m in more) - 120 * share) <= 1, folder
@@ -57,8 +69,9 @@ def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
 
 def test_a_draw_may_be_of_some_folders() -> None:
     assert {m.file.split("/")[1] for m in mutate.drawn(7, 60, among=["engine", "graph"])} == {"engine", "graph"}
-    below = {m.file.rpartition("/")[0] for m in mutate.drawn(7, 40, among=["device/sim", "py/buffer"])}
-    assert below == {"csrc/device/sim", "csrc/py/buffer"}
+    some = ["device/sim", "py/buffer", "python/fanin/dist"]
+    below = {m.file.rpartition("/")[0] for m in mutate.drawn(7, 40, among=some)}
+    assert below == {"csrc/device/sim", "csrc/py/buffer", "python/fanin/dist"}
     assert not mutate.drawn(7, 1, among=["none"])
 
 

@@ -1,7 +1,8 @@
-"""Mutants of the C core: one line is changed, and a test must fail.
+"""Mutants of the C core, and of some Python: one line is changed, and a test must fail.
 
     python tests/kit/mutate.py --seed 1 --minutes 60                draws, judges and prints verdicts
     python tests/kit/mutate.py --seed 1 --folders engine py/buffer  .. of these folders alone
+    python tests/kit/mutate.py --folders python/fanin/dist          .. of Python modules
     python tests/kit/mutate.py --seed 1 --verdicts FILE             .. adds the verdicts to FILE, and skips those in it
     python tests/kit/mutate.py --seed 1 -- tests/laws               .. with other tests after the likely ones
     python tests/kit/mutate.py --seed 1 --list                      prints what the seed draws
@@ -22,6 +23,7 @@ is, where all of them run at the end.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import hashlib
@@ -45,6 +47,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("array", "base", "buffer", "device", "engine", "graph", "py")
+PYTHON = ("python/fanin/dist", "python/fanin/graph")
 PUBLIC = "python/fanin/include"
 COPIED = (
     "csrc",
@@ -61,7 +64,7 @@ COPIED = (
     "benchmarks",
 )
 
-#: The first tests that are run, by the beginning of a file's path below csrc/: those likely to notice a fault there.
+#: The first tests that are run, by the beginning of a file's path, without csrc/: those likely to notice a fault there.
 #: All that match are asked, the first lines first.
 NEAR = {
     "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"]
@@ -192,6 +195,15 @@ NEAR = {
     "py/base/errors": ["buffer/test_interrupt.py"],
     "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
     "py/api/": ["buffer/test_c_buffer.py", "engine/test_c_engine.py", "sim/test_c_machine.py"],
+    "python/fanin/dist/": ["dist/test_sums.py", "dist/test_reducer.py", "dist/test_bad_input.py", "dist/test_seeing.py"]
+    + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/test_demo_ranks.py"]
+    + ["dist/test_ranks_on_streams.py"],
+    "python/fanin/graph/": [
+        "graph/test_graph_trees.py",
+        "graph/test_graph_trees_cpu.py",
+        "graph/test_graph_tree_traps.py",
+    ]
+    + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "tape/test_compiled.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
@@ -254,6 +266,18 @@ SWAPS = {
     "continue;": "break;",
     "break;": "continue;",
 }
+PYTHON_SWAPS = {
+    " and ": " or ",
+    " or ": " and ",
+    " is not ": " is ",
+    " is None": " is not None",
+    " not in ": " in ",
+    "True": "False",
+    "False": "True",
+    " // ": " * ",
+}
+PYTHON_CONDITION = re.compile(r"^(\s+(?:el)?if )(.*)(:)$")
+PYTHON_CALL = re.compile(r"^\s+(?!return\b|yield\b|raise\b|assert\b)[A-Za-z_][\w.]*(\(.*\)| ([-+*|&]?=) [^\[({]*)$")
 CALL = re.compile(r"^\s+(?!return\b|else\b|case\b|goto\b)[A-Za-z_][\w>.\-\[\]]*(\(.*\)|( [|&+-]?= ).*);$")
 PAIR = re.compile(r"\(([a-z_]\w*), ([a-z_]\w*)\)")
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
@@ -271,52 +295,67 @@ class Mutant:
         return f"{self.file}:{self.line}: {self.old.strip()} -> {self.new.strip() or '(left out)'}"
 
 
-def variants(line: str) -> Iterator[str]:
-    """All that may be made of one line of C."""
-    code = line.partition("/*")[0]
-    for old, new in SWAPS.items():
+def variants(line: str, python: bool = False) -> Iterator[str]:
+    """All that may be made of one line of C, or of Python."""
+    code = line.partition("  #" if python else "/*")[0]
+    for old, new in (SWAPS | PYTHON_SWAPS if python else SWAPS).items():
         for at in (m.start() for m in re.finditer(re.escape(old), code)):
             yield line[:at] + new + line[at + len(old) :]
     for m in NUMBER.finditer(code):
         yield line[: m.start()] + str(int(m[1]) + 1) + line[m.end() :]
     for m in PAIR.finditer(code):
         yield line[: m.start()] + f"({m[2]}, {m[1]})" + line[m.end() :]
-    if condition := CONDITION.match(code.rstrip()):
-        yield f"{condition[1]}(!{condition[2]}){condition[3]}"
-    if CALL.match(code.rstrip()):
-        yield re.sub(r"\S.*", ";", line)
+    if condition := (PYTHON_CONDITION if python else CONDITION).match(code.rstrip()):
+        yield f"{condition[1]}{'not ' * python}({'!' * (not python)}{condition[2]}){condition[3]}"
+    if (PYTHON_CALL if python else CALL).match(code.rstrip()):
+        yield re.sub(r"\S.*", "pass" if python else ";", line)
+
+
+def lines_of_c(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that may be changed, with their numbers: those of functions, but for comments, messages and asserts."""
+    inside, comment = False, False
+    for n, line in enumerate(text.splitlines(), 1):
+        code = line.strip()
+        comment = (comment or code.startswith("/*")) and "*/" not in code
+        inside = line.startswith("{") or (inside and not line.startswith("}"))
+        kept = code.startswith(("#", "/*", "*", "fan_fail(", '"')) or "assert(" in code or "FAN_FAULT(" in code
+        if inside and not comment and not kept and not code.endswith("\\"):
+            yield n, line
+
+
+def lines_of_python(text: str) -> Iterator[tuple[int, str]]:
+    """The same of a Python module: the lines of statements in functions, but for docstrings and what raises."""
+    numbers: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            numbers |= {n for x in node.body for n in range(x.lineno, (x.end_lineno or x.lineno) + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Raise | ast.Constant | ast.JoinedStr):
+            one = isinstance(node, ast.Constant) and node.lineno == node.end_lineno
+            numbers -= set() if one else set(range(node.lineno, (node.end_lineno or 0) + 1))
+    for n, line in enumerate(text.splitlines(), 1):
+        if n in numbers and not line.strip().startswith(("#", '"', 'f"', "assert ", "def ")):
+            yield n, line
 
 
 @functools.cache
 def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
     """Every mutant that there is, in the order of the tree."""
-    found = []
-    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c")):
-        inside, comment = False, False
-        for n, line in enumerate(path.read_text().splitlines(), 1):
-            text = line.strip()
-            comment = (comment or text.startswith("/*")) and "*/" not in text
-            inside = line.startswith("{") or (inside and not line.startswith("}"))
-            if (
-                not inside
-                or comment
-                or text.startswith(("#", "/*", "*", "assert(", "fan_fail(", '"'))
-                or text.endswith("\\")
-                or "assert(" in text
-                or "FAN_FAULT(" in text
-            ):
-                continue
-            found += [
-                Mutant(str(path.relative_to(root)), n, line, new)
-                for new in dict.fromkeys(variants(line))
-                if new != line
-            ]
-    return tuple(found)
+    paths = [p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c")]
+    paths += [p for f in PYTHON for p in (root / f).glob("**/*.py")]
+    return tuple(
+        Mutant(str(path.relative_to(root)), n, line, new)
+        for path in sorted(paths)
+        for python in [path.suffix == ".py"]
+        for n, line in (lines_of_python if python else lines_of_c)(path.read_text())
+        for new in dict.fromkeys(variants(line, python))
+        if new != line
+    )
 
 
 def folder_of(m: Mutant, among: Sequence[str] = FOLDERS) -> str | None:
-    """The one of the folders below csrc/ that the mutant is in."""
-    return next((f for f in among if m.file.startswith(f"csrc/{f}/")), None)
+    """The one of the folders, below csrc/ or of Python, that the mutant is in."""
+    return next((f for f in among if m.file.startswith((f"csrc/{f}/", f"{f}/"))), None)
 
 
 def drawn(seed: int, count: int, root: Path = ROOT, among: Sequence[str] = FOLDERS) -> list[Mutant]:
@@ -361,6 +400,10 @@ def copy_of(root: Path, to: Path) -> Path:
 
 def object_code(tree: Path, file: str) -> bytes | None:
     """What the file compiles to, without names of lines; None where it does not."""
+    if file.endswith(".py"):
+        with contextlib.suppress(SyntaxError):
+            return ast.dump(ast.parse((tree / file).read_text())).encode()
+        return None
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
@@ -549,7 +592,7 @@ def judge(tree: Path, m: Mutant, commands: list[Command]) -> str:
             return "does not compile"
         if after == before:
             return "changes nothing"
-        if not built(tree):
+        if m.file.endswith(".c") and not built(tree):
             return "does not compile"
         return killer(tree, commands) or "survives"
     finally:
@@ -579,7 +622,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--seed", type=int, default=1)
     parse.add_argument("--count", type=int, default=200)
-    parse.add_argument("--folders", nargs="+", default=FOLDERS, help="draw from these folders below csrc/ alone")
+    parse.add_argument("--folders", nargs="+", default=FOLDERS, help="draw from these alone, below csrc/ or of Python")
     parse.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun later")
     parse.add_argument("--verdicts", type=Path, help="a file: its mutants are skipped, new verdicts are added to it")
     parse.add_argument("--near", action="store_true", help="run the likely tests alone")
