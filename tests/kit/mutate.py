@@ -94,6 +94,7 @@ NEAR = {
     "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/recording": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/explore": ["sim/test_explore.py"],
+    "device/sim/race": ["sim/test_brute_force.py", "spec/test_streams_on_sim.py"],
     "device/sim/host_sched": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_explore_law.py"],
     "device/sim/thread": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_sim_threads.py"],
     "device/sim/call": ["sim/test_explore.py", "sim/test_explore_law.py"],
@@ -169,6 +170,13 @@ NEAR = {
     "py/module/trace": ["cli/test_trace.py"],
     "py/buffer/target": ["buffer/test_target.py"],
     "py/module/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
+    "py/buffer/": ["buffer/test_doors.py", "buffer/test_keys.py", "buffer/test_stats.py", "buffer/test_explain.py"]
+    + [
+        "spec/test_accumulate.py",
+        "spec/test_ledger.py",
+        "buffer/test_declared_slots.py",
+        "buffer/test_error_fields.py",
+    ],
     "py/buffer/view": ["buffer/test_doors.py", "buffer/test_budget.py"],
     "py/buffer/add_many": ["buffer/test_many.py"],
     "py/buffer/slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
