@@ -117,8 +117,9 @@ def test_the_limits_follow_from_the_times_without_a_mutant_and_the_fastest_tests
     assert set(mutate.measured(tree, tests)) == set(tests)
     m = mutate.drawn(7, 1, among=["engine"])[0]
     times = {t: float(n) for n, t in enumerate(reversed(mutate.near(m.file)))}
-    near, rest = mutate.commands_of(m, times, ["tests/laws"], 7)
-    assert near == (mutate.near(m.file)[::-1], mutate.START + mutate.FACTOR * sum(times.values()))
+    fast, slow, rest = mutate.commands_of(m, times, ["tests/laws"], 7)
+    assert fast[0] + slow[0] == mutate.near(m.file)[::-1]
+    assert fast[1] + slow[1] == 2 * mutate.START + mutate.FACTOR * sum(times.values()) and fast[1] < slow[1]
     assert rest == (["tests/laws"], mutate.START + mutate.FACTOR * 7)
     (tree / "tests/test_one.py").write_text("def test_one(): assert False\n")
     with pytest.raises(SystemExit, match="the tests do not pass without a mutant"):

@@ -564,10 +564,13 @@ def measured(tree: Path, tests: Sequence[str]) -> dict[str, float]:
 
 
 def commands_of(m: Mutant, times: dict[str, float], rest: list[str], rest_takes: float) -> list[Command]:
-    """The likely tests, the fastest first, then the others; each with its limit of CPU seconds."""
+    """The likely tests, the fastest first, then the others; each with its limit of CPU seconds. The slower half of the
+    likely ones is a command of its own, so that it is not collected where the other half ends it.
+    """
     likely = sorted(near(m.file), key=lambda t: times.get(t, 0))
-    commands = [(likely, START + FACTOR * sum(times.get(t, 0) for t in likely))]
-    return commands + ([(rest, START + FACTOR * rest_takes)] if rest else [])
+    half = (len(likely) + 1) // 2
+    parts = [(part, sum(times.get(t, 0) for t in part)) for part in (likely[:half], likely[half:])]
+    return [(part, START + FACTOR * seconds) for part, seconds in [*parts, (rest, rest_takes)] if part]
 
 
 def fail_anyway(tree: Path, killers: set[str]) -> list[str]:
