@@ -120,7 +120,7 @@ NEAR = {
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
     "buffer/add": ["buffer/test_doors.py", "buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"]
-    + ["buffer/test_stats.py"],
+    + ["buffer/test_stats.py", "graph/test_capture_table.py"],
     "buffer/list": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
     + ["buffer/test_stats.py"],
     "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
@@ -135,7 +135,8 @@ NEAR = {
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
     + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"]
     + ["laws/test_laws.py", "laws/test_ways.py"],
-    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"],
+    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"]
+    + ["engine/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
     "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
     "engine/workers": ["engine/test_workers.py"],
