@@ -291,6 +291,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "machine_races": (ct.c_uint64, ANY),
     "machine_spawn": (STATUS, ANY, ANY, ANY, ANY),
     "machine_join": (STATUS, ANY, ANY),
+    "buffer_of_python": ("py", ANY, ct.py_object),
+    "buffer_to_python": ("py", ct.py_object, ANY),
 }
 
 
@@ -412,6 +414,14 @@ class Buffer:
         if declared is not None:
             options["slots"] = (Slot * len(declared))(*declared)
         call("buffer_new", slots, ct.byref(BufferOptions(**options)) if options else None, ct.byref(self.at))
+
+    @classmethod
+    def of_python(cls, buffer: fanin.InputBuffer) -> Buffer:
+        """The handle of an InputBuffer."""
+        b = cls.__new__(cls)
+        b.n, b.lent = len(buffer), []
+        b.at = ANY(api.buffer_of_python(buffer))
+        return b
 
     def __del__(self) -> None:
         self.free()
