@@ -58,6 +58,8 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why);
 fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why);
 fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why);
 fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot);
+fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                     fanin_failure *why);
 fanin_buffer *fan_api_buffer_of_python(fanin_object *o);
 fanin_object *fan_api_buffer_to_python(fanin_buffer *b);
 

@@ -663,14 +663,20 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
     return FAN_OK;
 }
 
-/* take_show: refuses what is no array before anything is lost. */
+/* dense_sum: FAN_ERR_TYPE of a sum that only Python shows; `call`: "take: .. by InputBuffer.take". */
+static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum, const char *call, fan_error *err)
+{
+    if (sum->form == FAN_FORM_UNDEFINED || sum->form == FAN_FORM_DENSE)
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(core, slot, -1),
+                       "%s: the sum is no dense array: take it in Python, by InputBuffer.take", call);
+}
+
+/* take_show: refuses a sum before anything is lost. */
 static fan_status take_show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
 {
     const api_take *t = ctx;
-    if (!sum || sum->form == FAN_FORM_UNDEFINED || sum->form == FAN_FORM_DENSE)
-        return FAN_OK;
-    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->core, t->span.first + slot, -1),
-                       "take: the sum is no dense array: take it in Python, by InputBuffer.take");
+    return sum ? dense_sum(t->core, t->span.first + slot, sum, "take", err) : FAN_OK;
 }
 
 /* take_run: inside the buffer. */
@@ -761,6 +767,29 @@ fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_t
     if (status == FAN_OK)
         return take_some(b, (fan_span){slot, slot + 1}, true, options, sum, why);
     fan_c_show(NULL, sum);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                     fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    fan_value v = {.dtype = FAN_DT_NONE};
+    FAN_UNINITIALIZED api_call call;
+    fan_c_show(NULL, sum);
+    fan_error_clear(&err);
+    fan_status status = fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
+    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = fan_buffer_snapshot(b->core, slot, s, &v, &err);
+        if (status == FAN_OK)
+            status = dense_sum(b->core, slot, &v, "snapshot", &err);
+        if (status == FAN_OK && v.form == FAN_FORM_DENSE)
+            fan_api_show(fan_array_hold(v.array), v.device, sum);
+        fan_value_drop(b->core->frontend, &v);
+        call_end(b, &call, status, &err);
+    }
+    fan_stream_drop(s);
     return fan_api_fail(why, status, &err);
 }
 

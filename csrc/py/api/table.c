@@ -239,6 +239,7 @@ static const fanin_api table = {
     .machine_join = fan_api_machine_join,
     .buffer_of_python = fan_api_buffer_of_python,
     .buffer_to_python = fan_api_buffer_to_python,
+    .buffer_snapshot = fan_api_buffer_snapshot,
 };
 
 int fan_c_api_add(PyObject *m)

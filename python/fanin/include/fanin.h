@@ -483,6 +483,11 @@ typedef struct fanin_api {
      * InputBuffer: new reference; TypeError of a buffer that buffer_new made. */
     fanin_buffer *(*buffer_of_python)(fanin_object *buffer);
     fanin_object *(*buffer_to_python)(fanin_buffer *b);
+
+    /* buffer_snapshot: the sum of a slot as it is now, which the caller owns and later adds do not change; the slot
+     * keeps its gradients (D17). On any thread, with or without the interpreter. stream: as in take. */
+    fanin_status (*buffer_snapshot)(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                    fanin_failure *why);
 } fanin_api;
 
 #define FANIN_CAPSULE "fanin._core._C_API"
