@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin import sim
 from kit import c_api
 from kit.c_api import ANY, Buffer, Deleted, Failed, Machine, Value, api, call, dropped, value, view
 from kit.support import run_python
@@ -268,3 +269,24 @@ def test_a_call_of_a_closed_context_is_one_of_the_buffer() -> None:
     c.free()
     call("target_end", t, 1)
     assert ours.take()[0].tolist() == [0] * 3
+
+
+def test_every_order_of_a_thread_of_each_language_gives_one_sum() -> None:
+    def scenario(m: sim.Machine) -> list[float]:
+        ours = fanin.InputBuffer(1)
+        c = Buffer.of_python(ours)
+        x = [np.full(2, 2.0**24, F), np.ones(2, F), np.full(2, -(2.0**24), F)]
+
+        def in_c() -> None:
+            c.add(0, x[0], key=0)
+            c.add(0, x[2], key=2)
+
+        m.spawn(in_c)
+        m.spawn(lambda: ours.add(0, x[1], key=1))
+        m.join()
+        got: list[float] = c.take(0).tolist()
+        c.free()
+        return got
+
+    report = sim.explore(scenario)
+    assert report.ok and report.complete and report.runs > 1

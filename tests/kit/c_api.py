@@ -620,6 +620,10 @@ class ConformingBuffer:
         self.c.clear()
 
 
+def conforming_handle(n: int) -> ConformingBuffer:
+    return ConformingBuffer(n, python=True)
+
+
 # The engine
 
 
