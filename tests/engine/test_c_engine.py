@@ -11,7 +11,6 @@ import pytest
 
 import fanin
 from fanin import Leaf, Node
-from kit import c_api
 from kit.c_api import Failed, Root, Value, api, backward, call, dropped, ints, value, view
 
 pytestmark = pytest.mark.core

@@ -101,7 +101,17 @@ def of_device(m: Machine, leaf: fanin.Leaf) -> None:
     reveal_type(leaf.grad)
 """,
 }
-REVEALED = ["fanin._core.Array", "fanin.slots.Sparse", "bool", "numpy.ndarray", "object", "numpy.ndarray", "Any", "str", "Any"]
+REVEALED = [
+    "fanin._core.Array",
+    "fanin.slots.Sparse",
+    "bool",
+    "numpy.ndarray",
+    "object",
+    "numpy.ndarray",
+    "Any",
+    "str",
+    "Any",
+]
 
 
 def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
