@@ -13,13 +13,12 @@ from typing import (
     Self,
     SupportsIndex,
     TypedDict,
-    TypeVar,
     final,
     overload,
 )
 
 import numpy as np
-from typing_extensions import disjoint_base
+from typing_extensions import TypeVar, disjoint_base
 
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .graph.trees import GraphStats, Outcome
@@ -540,8 +539,10 @@ class Node:
         """Write the sums of its slots into these arrays: fanin.tape's output buffers."""
     def __repr__(self) -> str: ...  # step
 
+_A = TypeVar("_A", default=Any)  # of a leaf: its array
+
 @final
-class Leaf:
+class Leaf(Generic[_A]):
     """Where gradients end: each pass adds its sum to `.grad`, in place once that exists.
 
     Parameters
@@ -587,14 +588,25 @@ class Leaf:
     @overload
     def __new__(
         cls,
+        array: _A,
+        *,
+        like: None = None,
+        accumulate: DTypeLike | Callable[[Any], object] | None = None,
+        grad_dtype: None = None,
+        name: object = None,
+        stream: StreamLike | None = None,
+    ) -> Leaf[_A]: ...  # step
+    @overload
+    def __new__(
+        cls,
         array: object,
         *,
         like: None = None,
         accumulate: DTypeLike | Callable[[Any], object] | None = None,
-        grad_dtype: DTypeLike | None = None,
+        grad_dtype: DTypeLike,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> Leaf: ...  # step
+    ) -> Leaf[Any]: ...  # step
     @overload
     def __new__(
         cls,
@@ -605,16 +617,18 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> Leaf: ...  # step
+    ) -> Leaf[Any]: ...  # step
     @property
-    def grad(self) -> Any:  # step
-        """The sum of the gradients of all passes since it was None; may be set."""
+    def grad(self) -> _A | Any:  # step
+        """The sum of the gradients of all passes since it was None; may be set. An array like the leaf's own; sparse
+        after sparse gradients alone, and None before the first pass.
+        """
     @grad.setter
     def grad(self, value: object) -> None: ...  # step
     @grad.deleter
     def grad(self) -> None: ...
     @property
-    def array(self) -> Any:
+    def array(self) -> _A:
         """The array that it was made of; None with like=."""
     @property
     def stream(self) -> Stream | None:

@@ -237,6 +237,23 @@ def test_a_small_add_allocates_nothing() -> None:
     api.drop(ct.byref(y))
 
 
+@pytest.mark.rule("D17")
+@pytest.mark.parametrize("budget", list(BUDGETS))
+def test_a_snapshot_is_the_sum_so_far_and_never_lent_memory(budget: int) -> None:
+    b, x, v = Buffer(1, budget=budget), np.ones(4, F), Value()
+    call("buffer_snapshot", b.at, 0, None, ct.byref(v))
+    assert not v.array
+    for n in (1, 2, 3):
+        b.add(0, x)
+        call("buffer_snapshot", b.at, 0, None, ct.byref(v))
+        assert not x.ctypes.data <= v.data < x.ctypes.data + x.nbytes
+        assert dropped(v).tolist() == [n] * 4
+    assert b.take(0).tolist() == [3] * 4
+    with pytest.raises(Failed, match="no slot 1"):
+        call("buffer_snapshot", b.at, 1, None, ct.byref(v))
+    assert not v.array
+
+
 # Tensors that own their memory
 
 
