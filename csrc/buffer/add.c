@@ -847,13 +847,11 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
            fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
 }
 
-static inline bool add_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
-
 static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key,
                           add_plain_op *out)
 {
     const fan_slot *s = &b->slots[slot];
-    if (b->sum_stats || !add_plain_has_sum(s) ||
+    if (b->sum_stats || !fan_plain_has_sum(s) ||
         atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <= b->budget ||
         !add_plain_takes(b, slot, kind, data, key))
         return false;
@@ -936,7 +934,7 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     *added = false;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (kind && add_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
+    if (kind && fan_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
         *added = true; /* the buffer keeps no reference, so needs no copy */
         return FAN_OK;
     }

@@ -123,6 +123,8 @@ static inline void fan_plain_release(fan_buffer *b, fan_span span)
         fan_slot_wake_all(b);
 }
 
+/* fan_plain_has_sum: the first entry of the slot's list is a running sum. */
+static inline bool fan_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
 /* fan_plain_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 {
