@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -82,7 +81,7 @@ class ObservedTensors:
         torch, watch = self.torch, self.watch
         grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
         try:
-            with kept_random_state(torch), watch.mode():
+            with torch.random.fork_rng(devices=[]), watch.mode():
                 args, kwargs = self.tree
                 value = fn(*args, **kwargs)
             self.left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
@@ -125,7 +124,7 @@ class ObservedTensors:
     def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
         found = Outputs(self.torch, self.watch, self.outputs, inputs)
         infos = [found.info(i, o) for i, o in enumerate(self.outputs)]
-        self.saved = [(base.tensor, base.output) for base in found.bases]
+        self.saved = found.bases
         return infos
 
     def new_value(self, leaf: int) -> TangentMeta:
@@ -148,14 +147,6 @@ class ObservedTensors:
         )
 
 
-@dataclass(frozen=True)
-class SavedBase:
-    """An intermediate that is returned on behalf of an output, by the output's position."""
-
-    tensor: Tensor
-    output: int
-
-
 def storages(tensors: Iterable[Any]) -> set[int]:
     """Where the memory of tensors begins."""
     return {
@@ -176,16 +167,6 @@ def leaves(x: object) -> Iterator[object]:
 
 def autocast_state(torch: ModuleType) -> tuple[object, ...]:
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
-
-
-@contextmanager
-def kept_random_state(torch: ModuleType) -> Iterator[None]:
-    """The CPU's random numbers go on, afterwards, as if nothing had been drawn."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 # ---------------------------------------------------------------- 1. copies
@@ -356,7 +337,9 @@ class Watch:
     hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
 
     def __post_init__(self) -> None:
-        self.origins = WeakTensors()
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        self.origins: MutableMapping[Tensor, Origin] = WeakTensorKeyDictionary()
         tensor = self.torch.Tensor
         self.position = {
             id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)
@@ -460,12 +443,11 @@ class Watch:
             made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
             for t in tensors(self.torch, result):
                 if t is not viewed[0]:
-                    self.origins.put(t, made)
+                    self.origins[t] = made
 
     def origin(self, t: Tensor) -> Origin:
         """The origin of a tensor: itself, unless it is a recorded view."""
-        found = self.origins.get(t)
-        return found if found is not None else Origin(t)
+        return self.origins.get(t) or Origin(t)
 
     def compare_memory(self) -> None:
         """Which inputs each write reached, and what changed without any."""
@@ -508,21 +490,6 @@ def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
     return guard
 
 
-class WeakTensors:
-    """Origins of tensors, by identity, as long as the tensors live."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
-
-    def put(self, t: Tensor, origin: Origin) -> None:
-        key = id(t)
-        self.known[key] = (weakref.ref(t, lambda _: self.known.pop(key, None)), origin)
-
-    def get(self, t: Tensor) -> Origin | None:
-        ref, origin = self.known.get(id(t), (None, None))
-        return origin if ref is not None and ref() is t else None
-
-
 def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
@@ -563,14 +530,6 @@ def as_bytes(torch: ModuleType, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- 3. what outputs are
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory of an output: an input's, by position, or a storage of its own, by number."""
-
-    input: int | None
-    storage: int | None
-
-
 class Outputs:
     """The outputs of a run, and what they have to do with each other."""
 
@@ -581,12 +540,13 @@ class Outputs:
         self.memory = {id(o): self.memory_of(o) for o in real}
         self.shared = Counter(self.memory[id(o)] for o in real)
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
-        self.bases: list[SavedBase] = []
+        #: intermediates that are returned on behalf of an output, and the output's position
+        self.bases: list[tuple[Tensor, int]] = []
 
-    def memory_of(self, o: Tensor) -> Memory:
-        """The memory of an output."""
+    def memory_of(self, o: Tensor) -> tuple[bool, int]:
+        """The memory of an output: an input's, by position, or a storage of its own, by number."""
         i = self.input_of(o)
-        return Memory(i, None if i is not None else o.untyped_storage()._cdata)
+        return (False, o.untyped_storage()._cdata) if i is None else (True, i)
 
     def input_of(self, o: Tensor) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
@@ -641,10 +601,10 @@ class Outputs:
     def view_of_intermediate(self, i: int, base: Tensor) -> tuple[OutputType, int]:
         if id(base) in self.at:
             return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
-        for place, known in enumerate(self.bases):
-            if known.tensor is base:
+        for place, (known, _) in enumerate(self.bases):
+            if known is base:
                 return OutputType.alias_of_intermediate, place
-        self.bases.append(SavedBase(base, i))
+        self.bases.append((base, i))
         return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
 
     def differentiable_twin(self, o: Tensor) -> int | None:
