@@ -868,18 +868,18 @@ MUTANTS = [
     fault("groups", "            if not isinstance(d, base):", "            if False:"),
     fault(
         "groups",
-        "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):\n            raise",
-        "if isinstance(d, SubclassGetAttrAOTInput):\n            raise",
+        "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):",
+        "if isinstance(d, SubclassGetAttrAOTInput):",
     ),
     fault(
         "kinds",
-        'never in a finished graph."""\n\n    _level = 1',
-        'never in a finished graph."""\n\n    _level = 0',
+        "level=1)\nclass DummyAOTInput",
+        "level=0)\nclass DummyAOTInput",
     ),
     fault(
         "kinds",
-        '"""The gradient of an input."""\n\n    _level = 3',
-        '"""The gradient of an input."""\n\n    _level = 2',
+        '"__grad({grad_of})", level=3',
+        '"__grad({grad_of})", level=2',
     ),
 ]
 

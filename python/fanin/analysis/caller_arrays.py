@@ -281,6 +281,3 @@ class CallerContainers:
             if not trees.same_items(named, values):
                 named.clear()
                 named.update(values)
-
-
-__all__ = ["CallerContainers", "Lost", "RunArrays"]

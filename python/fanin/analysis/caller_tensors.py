@@ -96,17 +96,11 @@ def numpy_view(t: Tensor) -> Array:
     return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
-def numpy_views(tensors: Sequence[Tensor]) -> list[Array]:
-    """The same of several."""
-    return [numpy_view(t) for t in tensors]
-
-
 #: Where a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def layout_of(t: Tensor) -> str:
-    """The name of a tensor's layout."""
     return layout_name(t.layout)
 
 
@@ -225,10 +219,6 @@ class SavedTensor:
     def _hold(self) -> None:
         self.pieces = pieces_of(self.alias)
         self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
-
-    def start(self) -> int:
-        """The current address of its storage."""
-        return int(self.alias.untyped_storage().data_ptr())
 
     def undo_storage(self) -> None:
         """Put back the sizes of its storages."""
@@ -478,11 +468,6 @@ class RunTensors(RunArrays):
         return []
 
     @functools.cached_property
-    def owners(self) -> dict[int, int]:
-        """None: a storage may be many tensors'."""
-        return {}
-
-    @functools.cached_property
     def lows(self) -> dict[int, int]:
         """The address of each group's memory."""
         found = {}
@@ -492,23 +477,18 @@ class RunTensors(RunArrays):
         return found
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a group's memory begins and ends."""
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     def geometry(self, o: Array | Tensor) -> Geometry:
-        """An array's geometry."""
         return Geometry.of(o) if isinstance(o, np.ndarray) else geometry_of(o)
 
     def begin(self, o: Array | Tensor) -> int:
-        """Where an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: object) -> bool:
-        """Whether an output is an array."""
         return isinstance(o, (torch().Tensor, np.ndarray))
 
     def remakeable(self, o: object) -> bool:
-        """Whether an output is all in its memory and geometry."""
         return type(o) in (torch().Tensor, np.ndarray)
 
     def group_at(self, array: Array | Tensor) -> int | None:

@@ -18,7 +18,7 @@ from .._words import counted, type_of
 from . import hidden, trees
 from .caller_arrays import RunArrays
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
-from .private_copies import REMADE, Array, Geometry, Group
+from .private_copies import REMADE, Array, Geometry, Group, root_of
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -336,9 +336,7 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
     distinct: dict[int, int] = {}
     for j, o in lying.items():
         distinct.setdefault(id(o), j)
-    root = lying[shared[0]]
-    while isinstance(root.base, np.ndarray):
-        root = root.base
+    root = root_of(lying[shared[0]])
     kind, base, at = "plain", -1, root
     if len(distinct) > 1 or len(shared) > 1:
         if id(root) in distinct:

@@ -382,8 +382,10 @@ class Pure:
             elif p.kind == "view":
                 made[j] = self._view(arrays, j, made[j])
             elif p.kind in ("output", "shared"):
-                base = made[p.base] if p.kind == "output" else bases[p.base]
-                made[j] = view_in(base, p)
+                base: Array = made[p.base] if p.kind == "output" else bases[p.base]
+                assert p.geometry is not None
+                start = address(base) + Geometry.of(base).reach()[0]
+                made[j] = view_at(start + p.offset, p.geometry, p.writeable, base)
             if p.cls is not None and type(made[j]) is not p.cls:
                 made[j] = made[j].view(p.cls)
         return made
@@ -433,13 +435,6 @@ def role_of(p: Place, plan: Plan, run: Plan | None = None) -> Role:
         group, place = plan.where[p.base]
         offset += plan.groups[group].members[place].low if run is not plan else 0
     return Role(p.kind, p.base if p.kind == "input" else base, p.same_as, True, offset, p.geometry, p.writeable)
-
-
-def view_in(base: Array, p: Place) -> Array:
-    """A view of memory that outputs share."""
-    assert p.geometry is not None
-    start = address(base) + Geometry.of(base).reach()[0]
-    return view_at(start + p.offset, p.geometry, p.writeable, base)
 
 
 def split(plan: Plan, merged: set[int]) -> Plan:

@@ -490,6 +490,3 @@ def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> 
         )
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
-
-
-__all__ = ["OutputViews", "Shown", "TensorPure"]

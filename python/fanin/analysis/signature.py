@@ -19,15 +19,6 @@ from .descriptors import (
 )
 from .records import INPUT_ALIAS_TYPES, MutationType, OutputType, ViewAndMutationMeta
 
-__all__ = [
-    "BackwardSignature",
-    "GraphNames",
-    "GraphSignature",
-    "JointSignature",
-    "create_graph_signature",
-    "create_joint_signature",
-]
-
 API = "create_graph_signature"
 
 

@@ -19,7 +19,7 @@ from .. import _core
 from .._core import address
 from .._interop.protocols import NDArray
 from .caller_arrays import RunArrays
-from .private_copies import Array, plain
+from .private_copies import plain
 
 
 class Log:
@@ -290,6 +290,3 @@ def tracked(run: RunArrays, log: Log) -> None:
     for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
     log.open(run)
-
-
-__all__ = ["Array", "Log", "Tracked", "tracked"]
