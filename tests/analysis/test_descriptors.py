@@ -785,8 +785,8 @@ MUTANTS = [
     ),
     fault(
         "kinds",
-        "holds(AOTInput, (1, 2), OF_INPUT)",
-        "holds(AOTInput, (1, 2, 4), OF_INPUT)",
+        "mutated_input=holds(AOTInput, (1, 2), OF_INPUT)",
+        "mutated_input=holds(AOTInput, (1, 2, 4), OF_INPUT)",
     ),
     fault(
         "kinds",
