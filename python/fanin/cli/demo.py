@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -178,47 +179,35 @@ def losses_of(net: Net, digits: NDArray, labels: NDArray) -> tuple[list[tape.Var
     return losses, pixels
 
 
-def descend(rate: float) -> Callable[..., None]:
+def descend(rate: float | NDArray, g: NDArray, w: NDArray, v: NDArray) -> None:
     """A kernel: momentum 0.9."""
-
-    def kernel(g: NDArray, w: NDArray, v: NDArray) -> None:
-        v *= 0.9
-        v += g
-        w -= rate * v
-
-    return kernel
-
-
-def descend_rows(rate: float) -> Callable[..., None]:
-    """The same for a sparse gradient: (indices, rows)."""
-    dense = descend(rate)
-
-    def kernel(index: NDArray, rows: NDArray, w: NDArray, v: NDArray) -> None:
-        g = np.zeros_like(w)
-        np.add.at(g, index[0], rows)
-        dense(g, w, v)
-
-    return kernel
-
-
-def descend_by(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
-    """The same with a rate that is an operand, which may change from replay to replay."""
     v *= 0.9
     v += g
     w -= rate * v
 
 
+def descend_rows(rate: float, index: NDArray, rows: NDArray, w: NDArray, v: NDArray) -> None:
+    """The same for a sparse gradient: (indices, rows)."""
+    g = np.zeros_like(w)
+    np.add.at(g, index[0], rows)
+    descend(rate, g, w, v)
+
+
 def learn(net: Net, rate: float | NDArray) -> None:
-    """Every parameter goes down its gradient, on the caller's streams, and forgets it. `rate`: an array on the CPU."""
+    """Every parameter goes down its gradient, on the caller's streams, and forgets it. `rate`: on the CPU an array, an
+    operand that may change from replay to replay.
+    """
     for name, p in net.parameters.items():
         g = p.grad
+        kernel: Callable[..., None] = partial(descend, rate)
+        reads = [g]
         if isinstance(rate, np.ndarray):
-            tape.update(descend_by, [g, rate], [p, net.speed[name]], name=f"learn {name}")
+            kernel, reads = descend, [rate, g]
         elif isinstance(g, fanin.Sparse):
-            tape.update(descend_rows(rate), list(g.parts), [p, net.speed[name]], name=f"learn {name}")
-        else:
-            tape.update(descend(rate), [g], [p, net.speed[name]], name=f"learn {name}")
-        p.grad = g = None  # its memory goes back as soon as the streams that use it have passed
+            kernel, reads = partial(descend_rows, rate), list(g.parts)
+        tape.update(kernel, reads, [p, net.speed[name]], name=f"learn {name}")
+        del g, reads
+        p.grad = None  # its memory goes back as soon as the streams that use it have passed
 
 
 def train_step(net: Net) -> Callable[[NDArray, NDArray, NDArray], tape.Var]:
@@ -372,8 +361,14 @@ def train(options: argparse.Namespace) -> int:
         )
         where = f"{len(machine.streams) + 2} streams of two simulated devices" if machine else "on the CPU"
         screen.say(f"{where}; on one step in {every} each gradient is checked")
-        batches = digits.batches(rng)
-        learn_all(screen, net, batches, check, steps, every, options.rate)
+        batches, note = digits.batches(rng), ""
+        with screen.progress("training", steps) as progress:
+            for i in range(steps):
+                rate, checked = options.rate * (1 - i / steps), check if i % every == 0 else None
+                loss = step(net, *next(batches), rate, checked, progress.within)
+                if loss is not None:
+                    note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
+                progress.step(note)
         right = accuracy(net, digits)
         if machine:
             machine.synchronize()
@@ -389,25 +384,6 @@ def train(options: argparse.Namespace) -> int:
         unwritten = picture(screen, machine, net, *next(batches), out)
     failed = judge(screen, right, check, steps, EPOCHS * epoch)
     return 1 if failed else 2 if unwritten else 0
-
-
-def learn_all(
-    screen: Screen,
-    net: Net,
-    batches: Iterator[Batch],
-    check: Check,
-    steps: int,
-    every: int,
-    rate: float,
-) -> None:
-    """The steps of the training, one in `every` checked, with a rate that falls to 0."""
-    note = ""
-    with screen.progress("training", steps) as progress:
-        for i in range(steps):
-            loss = step(net, *next(batches), rate * (1 - i / steps), check if i % every == 0 else None, progress.within)
-            if loss is not None:
-                note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
-            progress.step(note)
 
 
 def train_recorded(options: argparse.Namespace) -> int:
@@ -620,7 +596,8 @@ def train_rank(group: dist.Group, options: argparse.Namespace) -> Trained:
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     net = Net(initial(rng), Spread(None), sparse=False)
-    batches, steps = digits.batches(rng), rank_steps(options, digits)
+    epochs = RANKS_EPOCHS if options.epochs == EPOCHS else options.epochs
+    batches, steps = digits.batches(rng), options.steps or epochs * (len(digits.labels) // BATCH)
     reducer = dist.Reducer(list(net.parameters.values()), group, order="key")
     curve = []
     for i in range(steps):
@@ -642,11 +619,6 @@ def train_rank(group: dist.Group, options: argparse.Namespace) -> Trained:
             curve.append(float(dist.add_n(losses, group, keys=list(mine))[0]))
     weights = b"".join(p.numpy().tobytes() for p in net.parameters.values())
     return Trained(hashlib.sha256(weights).hexdigest()[:16], accuracy(net, digits), curve)
-
-
-def rank_steps(options: argparse.Namespace, digits: Digits) -> int:
-    epochs = RANKS_EPOCHS if options.epochs == EPOCHS else options.epochs
-    return int(options.steps or epochs * (len(digits.labels) // BATCH))
 
 
 def launched() -> bool:
@@ -696,9 +668,7 @@ def train_ranks(options: argparse.Namespace) -> int:
 
 def compare(screen: Screen, found: dict[str, Trained]) -> int:
     """Print the table; 0 if every number of ranks gave the same bits."""
-    rows: list[tuple[str, Any]] = []
-    for name, result in found.items():
-        rows.append((name, f"{result.digest}  accuracy {result.accuracy:.1%}"))
+    rows = [(name, f"{result.digest}  accuracy {result.accuracy:.1%}") for name, result in found.items()]
     first = next(iter(found.values()))
     screen.say(f"the weights' digest after training on digits in {PARTS} micro-batches a step, order by key")
     screen.table(rows)
