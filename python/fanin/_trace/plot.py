@@ -48,11 +48,7 @@ TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
 NUMBERS = -0.32  # where numbers are drawn
 UNDER = 0.315  # .. and the lines below the work of a node
 TRACKS = 0.36, 0.52  # of arrows, between two lanes
-NARROW, THIN, LETTER = (
-    10.0,
-    3.0,
-    4.2,
-)  # points: too narrow for a number; the least visible width of a sum; a letter
+NARROW, THIN, LETTER = (10.0, 3.0, 4.2)  # points: too narrow for a number; the least visible width of a sum; a letter
 
 
 class Bar(NamedTuple):
@@ -120,12 +116,7 @@ class Sheet:
 
 
 def draw(
-    picture: Picture,
-    out: IO[bytes],
-    *,
-    format: str = "svg",
-    title: str | None = None,
-    names: Names | None = None,
+    picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | None = None, names: Names | None = None
 ) -> None:
     """Draw a picture into an open file. `names`: the names of lanes. ImportError without matplotlib, ValueError for an
     unknown format.

@@ -377,13 +377,7 @@ class Functionalized:
         self._remember(record)
 
     def _learn(
-        self,
-        record: Record,
-        caller: RunArrays,
-        call: Call,
-        given: Arguments,
-        result: object,
-        earlier: frozenset[int],
+        self, record: Record, caller: RunArrays, call: Call, given: Arguments, result: object, earlier: frozenset[int]
     ) -> None:
         """Take in what the first run of a layout did."""
         if record.tensors:
