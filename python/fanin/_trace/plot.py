@@ -28,19 +28,9 @@ INK = "#333333"
 PALE = "#888888"
 RED = "#d00000"
 COLOURS = (
-    "#3b76af",
-    "#ef8636",
-    "#519e3e",
-    "#8d69b8",
-    "#85584e",
-    "#d57dbe",
-    "#2aa5b8",
-    "#9a9b1d",
-    "#1b4f72",
-    "#a04000",
-    "#7d3c98",
-    "#117864",
-)
+    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#2aa5b8", "#9a9b1d", "#1b4f72", "#a04000",
+    "#7d3c98", "#117864",
+)  # fmt: skip
 
 WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
 POINTS = 660.0  # about how wide the lanes are

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -549,29 +550,8 @@ def tangent_of(t: Tensor) -> Tensor | None:
     return tangent
 
 
-class Context(Protocol):
-    """The context of an autograd function."""
-
-    end: object
-
-    def mark_dirty(self, *args: object) -> None: ...
-
-
-class Function(Protocol):
-    """A function of autograd's."""
-
-    _backward_cls: type
-
-    def apply(self, *args: object) -> Tensor: ...
-
-
-class Parts(NamedTuple):
-    Ends: Function
-    Back: Function
-
-
 @functools.cache
-def parts() -> Parts:
+def parts() -> Any:
     """Two functions of autograd's; made when there is a torch."""
     function: Any = torch().autograd.Function
 
@@ -590,7 +570,7 @@ def parts() -> Parts:
         """Gives a tensor the history of another one. It writes no bytes."""
 
         @staticmethod
-        def forward(ctx: Context, t: Tensor, end: object) -> Tensor:
+        def forward(ctx: Any, t: Tensor, end: object) -> Tensor:
             ctx.mark_dirty(t)
             ctx.end = end
             return t
@@ -599,7 +579,7 @@ def parts() -> Parts:
         def backward(ctx: object, g: object) -> object:
             return None, g
 
-    return Parts(cast(Function, Ends), cast(Function, Back))
+    return SimpleNamespace(Ends=Ends, Back=Back)
 
 
 def retyped(source: Tensor, dtype: DType) -> Tensor:

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -359,35 +359,22 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
 # Two runs compared
 
 
-class Role(NamedTuple):
-    """The fields of a `Place` that are compared; the base of a view is the first array of its group. Fields that are
-    not compared have these defaults in both runs.
-    """
-
-    kind: str
-    base: int = -1
-    same_as: int | None = None
-    array: bool = True
-    offset: int = 0
-    geometry: object = None
-    writeable: bool = True
-
-
 @dataclass(frozen=True)
 class Behaviour:
     """What of a run is compared with the recorded one.
 
     `written`: arrays of which a byte changed; of the recorded run, all that may be written. `after`: geometry, and what
-    else changed, by array. `roles`: one for each output; None: not compared.
+    else changed, by array. `roles`: for each output what of its place is compared, other fields have their defaults;
+    the base of a view is the first array of its group; None: not compared.
     """
 
     written: Set[int]
     after: Mapping[int, object]
     form: trees.Spec
-    roles: Sequence[Role | None]
+    roles: Sequence[Place | None]
 
 
-def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | None]) -> Behaviour:
+def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Place | None]) -> Behaviour:
     """Make the compared part of an outcome, with `written` and `roles`."""
     geometry, flags = dict(outcome.geometry), dict(outcome.flags)
     numbers = {*geometry, *flags, *outcome.resized}
@@ -395,34 +382,30 @@ def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | Non
     return Behaviour(written, after, outcome.form, roles)
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """The first difference between two runs, in words. `descriptor`: the slot, where it is one slot's."""
-
-    message: str
-    descriptor: AOTInput | AOTOutput | None = None
-
-
-def deviation(recorded: Behaviour, now: Behaviour, first: Sequence[int]) -> Deviation | None:
-    """Compare a run with the recorded one. `first`: the first leaf of each array."""
+def deviation(
+    recorded: Behaviour, now: Behaviour, first: Sequence[int]
+) -> tuple[str, AOTInput | AOTOutput | None] | None:
+    """The first difference of a run from the recorded one, in words, and the slot, where it is one slot's. `first`: the
+    first leaf of each array.
+    """
     for u in sorted(now.written - recorded.written):
         slot = PlainAOTInput(first[u])
-        return Deviation(f"{slot.expr()} is written by this call, and was not by the recorded one", slot)
+        return f"{slot.expr()} is written by this call, and was not by the recorded one", slot
     for u in sorted({*recorded.after, *now.after}):
         if recorded.after.get(u) != now.after.get(u):
             slot = PlainAOTInput(first[u])
-            return Deviation(f"{slot.expr()} has another geometry after this call than after the recorded one", slot)
+            return f"{slot.expr()} has another geometry after this call than after the recorded one", slot
     if recorded.form != now.form:
-        return Deviation("the result is another tree than at the recorded call")
+        return "the result is another tree than at the recorded call", None
     for j, (was, role) in enumerate(zip(recorded.roles, now.roles, strict=True)):
         if was is not None and role is not None and was != role:
             output, expected, found = PlainAOTOutput(j), role_words(was, first), role_words(role, first)
             found = found if found != expected else f"another {found.removeprefix('a ')}"
-            return Deviation(f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output)
+            return f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output
     return None
 
 
-def role_words(role: Role, first: Sequence[int]) -> str:
+def role_words(role: Place, first: Sequence[int]) -> str:
     """What an output is, in words."""
     if role.kind in ("input", "view"):
         name = PlainAOTInput(first[role.base]).expr()

@@ -48,13 +48,6 @@ from .records import (
 )
 
 
-def observe_tensors(fn: Callable[..., object], call: Call, given: trees.Arguments) -> ObservedTensors:
-    """One run on copies; see `ObservedTensors`."""
-    observed = ObservedTensors(call, given)
-    observed.run(fn)
-    return observed
-
-
 class ObservedTensors:
     """What a run on tensors showed.
 

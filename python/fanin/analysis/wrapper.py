@@ -487,8 +487,7 @@ class Functionalized:
         now = behaviour_of(outcome, caller.changed, [role_of(p, record.plan) for p in outcome.places])
         found = deviation(was, now, record.first)
         if found is not None:
-            message = f"functionalize: {found.message}; the caller's arrays are as they were"
-            raise BehaviourChangedError(message, found.descriptor)
+            raise BehaviourChangedError(f"functionalize: {found[0]}; the caller's arrays are as they were", found[1])
 
     def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
