@@ -360,14 +360,14 @@ def train(options: argparse.Namespace) -> int:
             f" {MICRO_BATCHES} micro-batches"
         )
         where = f"{len(machine.streams) + 2} streams of two simulated devices" if machine else "on the CPU"
-        screen.say(f"{where}; on one step in {every} each gradient is checked")
+        screen.say(f"{where}; on {f'one step in {every}' if every > 1 else 'every step'} each gradient is checked")
         batches, note = digits.batches(rng), ""
         with screen.progress("training", steps) as progress:
             for i in range(steps):
                 rate, checked = options.rate * (1 - i / steps), check if i % every == 0 else None
                 loss = step(net, *next(batches), rate, checked, progress.within)
                 if loss is not None:
-                    note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
+                    note = f"loss {loss:.3f}, gradients within {check.worst:.0e}"
                 progress.step(note)
         right = accuracy(net, digits)
         if machine:
@@ -690,11 +690,11 @@ accuracy below {NEEDED:.0%}; 2 something is missing that the demo needs, or a fi
 examples:
   fanin demo
   fanin demo --epochs 5 --seed 7 --out /tmp/demo
-  fanin demo --cpu                        the same network without streams
-  fanin demo --graph                      .. and its steps recorded once, and replayed
-  fanin demo --ranks 4                    on 1, 2 and 4 ranks (threads): the same weights, bit by bit
-  mpiexec -n 4 fanin demo                 .. on processes; torchrun --nproc-per-node 4 -m fanin demo, too
-  fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
+  fanin demo --cpu                 the same network without streams
+  fanin demo --graph               .. and its steps recorded once, and replayed
+  fanin demo --ranks 4             on 1, 2 and 4 threads: the same weights
+  mpiexec -n 4 fanin demo          .. on processes; or torchrun -m fanin demo
+  fanin demo --leave-out S12.wait  shows the race that this wait prevents
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
 
 
