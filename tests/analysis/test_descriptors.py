@@ -755,7 +755,7 @@ MUTANTS = [
         "def __str__(self) -> str:\n        return repr(self)",
     ),
     fault("kinds", "return order(self) < order(other)", "return order(self) <= order(other)"),
-    fault("kinds", "return order(self) >= order(other)", "return order(self) > order(other)"),
+    fault("kinds", "@functools.total_ordering\n", ""),
     fault("kinds", "int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
     fault("kinds", "PLACES[kind] if ours else len(PLACES)", "-PLACES[kind] if ours else len(PLACES)"),
     fault(

@@ -36,11 +36,6 @@ def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
             f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize)"
             " wraps: transform the inner function instead"
         )
-    check_place(t, name)
-
-
-def check_place(t: Tensor, name: Callable[[], str]) -> None:
-    """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.is_nested:
         raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
     if t.device.type != "cpu" or layout_of(t) != "strided":

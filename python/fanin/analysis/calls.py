@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
@@ -176,15 +175,6 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
     has run.
     """
-    if (
-        type(fn) is types.FunctionType
-        and not kwargs
-        and not hasattr(fn, "__wrapped__")
-        and not fn.__code__.co_kwonlyargcount
-    ):
-        most = fn.__code__.co_argcount
-        if most - len(fn.__defaults__ or ()) <= len(args) <= most:
-            return  # what the slow way would find out, too
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

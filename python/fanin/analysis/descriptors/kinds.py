@@ -23,6 +23,7 @@ class NestingError(TypeError, AssertionError):
     """
 
 
+@functools.total_ordering
 @dataclass(frozen=True)
 class Descriptor:
     """The base of inputs and outputs: a short form and a place in the total order."""
@@ -52,15 +53,6 @@ class Descriptor:
 
     def __lt__(self, other: object) -> bool:
         return order(self) < order(other) if isinstance(other, Descriptor) else NotImplemented
-
-    def __le__(self, other: object) -> bool:
-        return order(self) <= order(other) if isinstance(other, Descriptor) else NotImplemented
-
-    def __gt__(self, other: object) -> bool:
-        return order(self) > order(other) if isinstance(other, Descriptor) else NotImplemented
-
-    def __ge__(self, other: object) -> bool:
-        return order(self) >= order(other) if isinstance(other, Descriptor) else NotImplemented
 
 
 #: Our own kinds, with their place among the inputs or outputs.
