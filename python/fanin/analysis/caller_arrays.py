@@ -103,7 +103,6 @@ class RunArrays:
     # What tensors do otherwise
 
     def geometry(self, o: Any) -> Geometry:
-        """An array's geometry."""
         return Geometry.of(o)
 
     def begin(self, o: Any) -> int:

@@ -53,7 +53,6 @@ class Call:
     descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where the caller gave it
 
     def desc(self, leaf: int) -> AOTInput:
-        """What a leaf is."""
         return PlainAOTInput(leaf) if self.descs is None else self.descs[leaf]
 
     def name(self, array: int) -> str:

@@ -142,7 +142,6 @@ def shown(x: object) -> Iterator[object]:
 
 
 def items_of(x: object) -> Iterable[object]:
-    """What an object holds."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
     attributes = list(vars(x).values()) if hasattr(x, "__dict__") else []

@@ -392,11 +392,7 @@ class Watch:
 
         class WatchMode(base):  # type: ignore[misc]
             def __torch_dispatch__(
-                self,
-                func: Callable[..., object],
-                types: object,
-                args: tuple[object, ...] = (),
-                kwargs: dict[str, object] | None = None,
+                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
             ) -> object:
                 effects = effects_of(func)
                 if watch.alone:

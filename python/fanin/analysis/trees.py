@@ -186,7 +186,6 @@ def unflatten(
 
 
 def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | None) -> object:
-    """A container of a kind."""
     if isinstance(kind, Defaulting):
         return defaultdict(kind.factory, zip(keys or (), items, strict=True))
     if kind in DICTS:

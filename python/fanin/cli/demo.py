@@ -372,14 +372,23 @@ def train(options: argparse.Namespace) -> int:
         right = accuracy(net, digits)
         if machine:
             machine.synchronize()
-        screen.say()
-        screen.table(
-            [
-                ("test accuracy (held-out digits)", f"{right:.1%}"),
-                ("seconds", f"{time.monotonic() - began:.1f}"),
-                *rows_of(check, machine, before, fanin.counters()),
+        after = fanin.counters()
+        rows = [
+            ("test accuracy (held-out digits)", f"{right:.1%}"),
+            ("seconds", f"{time.monotonic() - began:.1f}"),
+            ("gradients checked", str(check.gradients)),
+            ("largest relative deviation", f"{check.worst:.1e}"),
+            ("adds", f"{after.adds - before.adds:,}"),
+            ("sums", f"{after.folds - before.folds:,}"),
+        ]
+        if machine:
+            rows += [
+                ("kernels", f"{machine.kernels:,}"),
+                *((n.replace("_", " "), f"{after[n] - before[n]:,}") for n in ("events", "waits", "waits_elided")),
+                ("races", str(machine.races)),
             ]
-        )
+        screen.say()
+        screen.table(rows)
         screen.say()
         unwritten = picture(screen, machine, net, *next(batches), out)
     failed = judge(screen, right, check, steps, EPOCHS * epoch)
@@ -432,28 +441,6 @@ def train_recorded(options: argparse.Namespace) -> int:
     if wrong:
         screen.say("fanin demo: the recorded step gave other bits than the step as it is", style="red")
     return 1 if failed or wrong else 0
-
-
-def rows_of(
-    check: Check, machine: Machine | None, before: fanin.Counters, after: fanin.Counters
-) -> list[tuple[str, str]]:
-    """The rows of the table."""
-    rows = [
-        ("gradients checked", str(check.gradients)),
-        ("largest relative deviation", f"{check.worst:.1e}"),
-        ("adds", f"{after.adds - before.adds:,}"),
-        ("sums", f"{after.folds - before.folds:,}"),
-    ]
-    if machine is None:
-        return rows
-    return [
-        *rows,
-        ("kernels", f"{machine.kernels:,}"),
-        ("events", f"{after.events - before.events:,}"),
-        ("waits", f"{after.waits - before.waits:,}"),
-        ("waits elided", f"{after.waits_elided - before.waits_elided:,}"),
-        ("races", str(machine.races)),
-    ]
 
 
 def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) -> bool:
