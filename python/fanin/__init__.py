@@ -18,16 +18,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ._core import (
-    InputBuffer,
-    Leaf,
-    Node,
-    add_n,
-    backward,
-    grad,
-    trim,
-    walk,
-)
+from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
 from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself

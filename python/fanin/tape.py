@@ -1098,15 +1098,8 @@ class Compiled(Generic[R]):
         if _here.recording is not None or _in_graph_tree():  # a part of another one, or of a graph tree
             return self.step(*args, **kwargs)
         with self._lock:
-            arrays = cast(Arrays, args)
-            form: Key = ()
-            for x in args:
-                if type(x) is not np.ndarray:
-                    arrays, form = _flat(args, kwargs)
-                    break
-            else:
-                if kwargs:
-                    arrays, form = _flat(args, kwargs)
+            plain = not kwargs and _NDARRAYS.issuperset(map(type, args))
+            arrays, form = (cast(Arrays, args), ()) if plain else _flat(args, kwargs)
             static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
             for entry in self._recorded:
                 if (
@@ -1378,6 +1371,7 @@ class _State:
                 np.copyto(there, was)
 
 
+_NDARRAYS = frozenset({np.ndarray})
 _DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
 _GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 

@@ -12,6 +12,7 @@ import numpy as np
 from .._core import address
 from .._overlap import Overlaps, overlaps
 from .._trace import plot
+from .._trace.graphviz import quoted
 from .._words import type_of
 from .private_copies import Array, Geometry
 
@@ -90,7 +91,6 @@ def alias_plot(
 
 
 def panel(axes: Axes, arrays: Sequence[Array], names: Sequence[str], number: int) -> None:
-    """One component."""
     low, high = extent(arrays)
     for lane, array in enumerate(arrays):
         found = runs(array)
@@ -127,11 +127,6 @@ def found_components(found: Overlaps, count: int) -> list[tuple[int, ...]]:
     several = list(found.components)
     inside = {i for group in several for i in group}
     return sorted([*several, *((i,) for i in range(count) if i not in inside)])
-
-
-def quoted(text: str) -> str:
-    """A string of Graphviz's."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def span(array: Array) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from .. import _core
 from .._core import address
 from .._interop.protocols import NDArray
 from .caller_arrays import RunArrays
-from .private_copies import Array, plain
+from .private_copies import plain
 
 
 class Log:
@@ -189,46 +189,16 @@ IN_PLACE = ("fill", "sort", "partition", "put", "setfield", "resize")
 
 #: Which argument of a method is `out`, counted from 0.
 OUT_AT = {
-    "mean": 2,
-    "sum": 2,
-    "prod": 2,
-    "std": 2,
-    "var": 2,
-    "cumsum": 2,
-    "cumprod": 2,
-    "take": 2,
-    "compress": 2,
-    "clip": 2,
+    **dict.fromkeys(("argmax", "argmin", "choose", "dot", "round", "min", "max", "all", "any"), 1),
+    **dict.fromkeys(("mean", "sum", "prod", "std", "var", "cumsum", "cumprod", "take", "compress", "clip"), 2),
     "trace": 4,
-    "argmax": 1,
-    "argmin": 1,
-    "choose": 1,
-    "dot": 1,
-    "round": 1,
-    "min": 1,
-    "max": 1,
-    "all": 1,
-    "any": 1,
 }
 
 #: Methods that make an array of their own, and would make it a tracked one.
 FRESH = (
-    *OUT_AT,
-    "argpartition",
-    "argsort",
-    "astype",
-    "byteswap",
-    "conj",
-    "conjugate",
-    "copy",
-    "flatten",
-    "nonzero",
-    "repeat",
-    "searchsorted",
-    "ptp",
-    "__copy__",
-    "__deepcopy__",
-)
+    *OUT_AT, "argpartition", "argsort", "astype", "byteswap", "conj", "conjugate", "copy", "flatten", "nonzero",
+    "repeat", "searchsorted", "ptp", "__copy__", "__deepcopy__",
+)  # fmt: skip
 
 
 def writing(name: str) -> Callable[..., object]:
@@ -290,6 +260,3 @@ def tracked(run: RunArrays, log: Log) -> None:
     for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
     log.open(run)
-
-
-__all__ = ["Array", "Log", "Tracked", "tracked"]

@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from ..._words import type_of
-from .base import (
+from .kinds import (
+    INPUTS,
+    OUTPUTS,
     AOTInput,
     AOTOutput,
     Descriptor,
     NestingError,
-)
-from .inputs import (
-    INPUTS,
     SubclassGetAttrAOTInput,
+    SubclassGetAttrAOTOutput,
     SubclassSizeAOTInput,
+    SubclassSizeAOTOutput,
     SubclassStrideAOTInput,
+    SubclassStrideAOTOutput,
     ViewBaseAOTInput,
 )
-from .outputs import OUTPUTS, SubclassGetAttrAOTOutput, SubclassSizeAOTOutput, SubclassStrideAOTOutput
 
 Sides = tuple[type[AOTInput], type[AOTOutput]]
 Kind = Literal["input", "output"] | type[Descriptor] | None
