@@ -385,20 +385,24 @@ def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Resul
     }  # fmt: skip
 
 
-def summing(quick: bool) -> dict[str, float]:
-    """Seconds to sum a byte of gradients on one core, for each order."""
-    n = 1 << 14 if quick else 1 << 22
-    terms, out = [gradient(n, k) for k in range(4)], np.empty(n, "f4")
-    made = {}
-    for order in NAMES:
-        exact = "exact" if order == "exact" else None
-        seconds = []
-        for _ in range(2 if quick else 7):
-            begin = time.perf_counter()
-            fanin.add_n(terms, out=out, accumulate=exact)
-            seconds.append(time.perf_counter() - begin)
-        made[order] = min(seconds) / (len(terms) * out.nbytes)
-    return made
+def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
+    """The sums of one process that owners make, and from them the seconds to sum a byte, for each order."""
+    size = 1 << 16 if quick else 1 << 24
+    terms, out = [gradient(size // 4, k) for k in range(4)], np.empty(size // 4, "f4")
+    fold, exact = "fanin.add_n", 'fanin.add_n, accumulate="exact"'
+    made = measure(
+        f"sums of 4 x {size_text(size)} of float32, core {where}",
+        {
+            fold: lambda: fanin.add_n(terms, out=out),
+            exact: lambda: fanin.add_n(terms, out=out, accumulate="exact"),
+        },
+        base=fold,
+        unit="ms",
+        rounds=2 if quick else 9,
+        longest=math.inf,
+    )
+    each = {name: row["min"] / 1e3 / (len(terms) * size) for name, row in made["rows"].items()}
+    return made, {"key": each[fold], "exact": each[exact], "rank": each[fold]}
 
 
 def fitted(measured: list[Result], work: dict[str, float]) -> tuple[list[float], dict[str, float]]:
@@ -445,8 +449,9 @@ def results(quick: bool) -> Iterator[Result]:
             quick,
         )
     yield hidden(quick)
-    with pinned(), fanin.set_options(threads=1):
-        work = summing(quick)
+    with pinned() as where, fanin.set_options(threads=1):
+        one, work = summing(quick, where)
+    yield one
     costs, deviations = fitted(measured, work)
     for each, ranks in itertools.product((1, 8), (8, 65_536) if quick else (8, 64, 512, 4096, 65_536)):
         yield {**model(1 << 26, ranks, work, each), "work": work, "costs": costs, "deviations": deviations}
