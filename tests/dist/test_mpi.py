@@ -116,6 +116,28 @@ sys.excepthook = lambda *error: (sys.__excepthook__(*error), comm.Abort(1))
     assert done.returncode and "no answer within 2 s" in done.stderr
 
 
+def test_a_rank_that_waits_gives_up_its_core() -> None:
+    """Rank 1 comes when the wait of rank 0 has given the core up three times."""
+    mpiexec(
+        2,
+        """
+from fanin.dist import mpi
+group = dist.group(comm.Dup(), timeout=20)
+class Core:
+    calls = 0
+    def yield_thread(self):
+        self.calls += 1
+        if self.calls == 3:
+            comm.send(True, 1)
+if comm.rank == 0:
+    mpi._core = Core()
+else:
+    comm.recv(source=0)
+group.barrier()
+""",
+    )
+
+
 def test_a_rank_that_leaves_after_it_answered_ends_no_wait_of_the_others() -> None:
     """Rank 0 has all answers, and leaves; that of rank 2 is still on its way to rank 1."""
     mpiexec(
