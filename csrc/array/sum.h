@@ -43,6 +43,14 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
                   const char *factor);
 
+/* fan_sum_flat_from: as fan_sum_flat, beginning with a run of acc at `start` (NULL: with the first run), which `out`
+ * may be if `raw`: then the sum is written as acc, without the last rounding. n may be 0 beside `start`. */
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
+                       fan_dtype acc, const char *factor, bool raw);
+
+/* fan_sum_flat_upper: returns the dtype wider than d that fan_sum_flat accepts with it; FAN_DT_NONE: there is none. */
+fan_dtype fan_sum_flat_upper(fan_dtype d);
+
 /* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 

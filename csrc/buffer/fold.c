@@ -84,7 +84,8 @@ static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one
     t->donated = one->donated;
     /* Checked before plain_value makes a value, which has a reference of its own. */
     t->unshared = gathered->fold.n == 0 && !one->exposed && fan_plain_unshared(gathered->fold.b, one, t->owned);
-    fan_status status = frontend->plain_value(one->object, one->data, &s->list->kind, v, &kept, err);
+    const fan_plain_kind kind = fan_entry_kind(&s->list->kind, one);
+    fan_status status = frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
     if (status == FAN_ERR_STATE)
         return fan_slot_changed(gathered->fold.b, gathered->fold.slot, one->key, err);
     FAN_TRY(status);

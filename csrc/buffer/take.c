@@ -867,7 +867,7 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
                             .whole = n == 1 || take_keys_whole(p),
                             .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
-                            .same_dtype = true};
+                            .same_dtype = !p->entries[0].wide};
     if (n == 1 && facts.writable)
         facts.reuse = fan_plain_may_write(b, slot, 1, p->kind.dtype);
     return fan_plan_take(&facts).way;
@@ -930,7 +930,7 @@ static bool take_plain_outs_disjoint(const take_plain *t)
         return false;
     for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
         const fan_list *p = take_list(t->b, i);
-        if (take_defined(p) && fan_plain_pitch(&p->kind))
+        if (take_defined(p) && (fan_plain_pitch(&p->kind) || p->entries[0].wide))
             return false;
         for (size_t k = 0; k < take_defined(p); k++) {
             const char *data = p->entries[k].data;
@@ -1061,7 +1061,7 @@ static void take_plain_sum_slot(const take_plain *t, size_t slot, bool is_out)
     if (stats)
         take_keep_stats(b, slot, stats);
     if (!handed)
-        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out);
+        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
 }
 
 static void take_plain_sum(const take_plain *t)
@@ -1174,7 +1174,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_all_unchanged(b, p, n))) {
         if (n > 1 || !first) {
             fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
-            fan_plain_count(b, p, n, first, n == 1);
+            fan_plain_count(b, p, n, first, n == 1, false);
         }
         if (first) /* the list's hold is the caller's from now on */
             p->entries[0].object = NULL;

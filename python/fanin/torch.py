@@ -74,7 +74,8 @@ class accumulate:
         "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`, which is made if there is none.
     budget : float or "auto"
         Bytes of gradients that are kept before they are folded into the running sums (`fanin.InputBuffer`). Default: 0
-        if every sum has its parameter's dtype, so that each gradient is added in place at once, as torch does.
+        if every sum has its parameter's dtype or, for 16 bits and fewer, float32, so that each gradient is added in
+        place at once, as torch does.
 
     group : optional
         The block sums over the passes of all ranks of a group, or of what `fanin.dist.group` accepts: every rank opens
@@ -163,7 +164,7 @@ class accumulate:
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
-        if budget is None and dtype != "exact" and all(d == of[d] for d in of):
+        if budget is None and dtype != "exact" and all(of[d] in (d, _sum_dtype(d, None)) for d in of):
             budget = 0  # each gradient is added in place while it is in the cache, as torch does
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
