@@ -60,11 +60,12 @@ static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array 
 
 static bool take_written_by_out(const fan_extents *outs, const fan_value *v)
 {
-    fan_array *some[3];
-    size_t n = outs->n ? fan_value_arrays(v, some, 3) : 0;
-    for (size_t i = 0; i < n && i < 3; i++) {
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
+    for (size_t i = 0; outs->n && i < n; i++) {
         size_t at = outs->n;
-        if (fan_extents_next(outs, fan_extent_of(some[i]), &at))
+        if (fan_extents_next(outs, fan_extent_of(all[i]), &at))
             return true;
     }
     return false;
@@ -101,12 +102,11 @@ static fan_status take_collect_outs(take_op *t, fan_error *err)
             fan_extents_put(&t->outs, c->out->array, c->slot, true);
         for (size_t j = 0; j < c->gathered.fold.n; j++) {
             const fan_value *v = c->gathered.fold.terms[j].v;
-            fan_array *some[3];
-            size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
-            for (size_t k = 0; k < n && k < 3; k++)
-                fan_extents_put(&t->inputs, some[k], c->slot, v->form == FAN_FORM_DENSE);
-            for (size_t k = 0; k < v->nparts; k++)
-                fan_extents_put(&t->inputs, v->parts[k], c->slot, false);
+            fan_array *own[3];
+            size_t n;
+            fan_array *const *all = fan_value_arrays(v, own, &n);
+            for (size_t k = 0; k < n; k++)
+                fan_extents_put(&t->inputs, all[k], c->slot, v->form == FAN_FORM_DENSE);
         }
     }
     fan_extents_sort(&t->inputs);

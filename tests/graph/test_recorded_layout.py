@@ -190,6 +190,7 @@ def test_nothing_of_it_is_left_behind() -> None:
     for arrays in ([], [x], [x[:4], x[2:], x[8:], np.zeros(3)]):
         layout = Layout(arrays)
         assert layout.check(arrays) is None
+        layout.check([a.copy() for a in arrays])  # compares the components too
         with pytest.raises(ValueError, match="expected"):
             layout.check([*arrays, x])
         del layout

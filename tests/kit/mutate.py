@@ -125,7 +125,9 @@ NEAR = {
     + ["buffer/test_stats.py"],
     "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
     "buffer/explain": ["buffer/test_explain.py"],
-    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
+    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
+    + ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
+    "buffer/budget": ["buffer/test_budget_auto.py", "faults/test_allocations.py"],
     "buffer/life": ["isolated/test_fork.py"],
     "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
