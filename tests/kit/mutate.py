@@ -183,7 +183,13 @@ NEAR = {
     "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
     "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
-    "py/api/": ["buffer/test_c_buffer.py", "engine/test_c_engine.py", "sim/test_c_machine.py"],
+    "py/api/": [
+        "buffer/test_c_buffer.py",
+        "buffer/test_c_wrong_calls.py",
+        "buffer/test_c_and_python.py",
+        "engine/test_c_engine.py",
+        "sim/test_c_machine.py",
+    ],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
