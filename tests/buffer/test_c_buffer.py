@@ -545,19 +545,21 @@ def test_threads_without_the_interpreter_fill_one_buffer(size: int, budget: int)
 def test_a_deleter_may_wait_for_the_interpreter_of_a_thread_that_waits_for_the_buffer() -> None:
     b, x = Buffer(1, budget=c_api.EAGER), np.ones(8, F)
     add = ct.PYFUNCTYPE(*c_api.FUNCTIONS["buffer_add"])(c_api.table.buffer_add)  # keeps the interpreter
-    tensor = view(x)
+    tensor, kept = view(x), []  # type: tuple[Any, list[Deleted]]
 
     def run(i: int) -> None:
         for _ in range(300):
             if i:
                 assert add(b.at, 0, ct.byref(tensor), None, None) == c_api.OK
             else:
-                v = Deleted(x).value()  # its deleter is Python's
+                kept.append(Deleted(x))  # a deleter of Python's; the collector may end what nothing refers to
+                v = kept[-1].value()
                 b.add(0, v)
                 api.drop(ct.byref(v))
 
     in_threads(3, run)
     assert b.take()[0].tolist() == [900] * 8
+    assert [t.calls for t in kept] == [1] * 300
 
 
 def test_counters_join_those_of_the_process_at_a_take() -> None:

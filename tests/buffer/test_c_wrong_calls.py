@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin import _core
 from kit import c_api
 from kit.c_api import (
     ANY,
@@ -305,3 +306,51 @@ def test_names_that_are_no_utf8_are_explained_all_the_same(where: str) -> None:
     with pytest.raises(IndexError, match="no slot 9"):
         b.explain(9)
     b.free()
+
+
+WAYS: dict[str, Any] = {
+    "a plain value": lambda b, v: b.add(0, v),
+    "with a key": lambda b, v: b.add(0, v, key=2**62),
+    "copied": lambda b, v: b.add(0, v, copy=True),
+    "given away": lambda b, v: b.add(0, v, donate=True),
+    "many": lambda b, v: b.add_many([0, 1], [v, v]),
+    "to another slot's dtype": lambda b, v: b.add(1, v),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("python", [False, True])
+def test_a_tensor_is_deleted_once_whichever_allocation_fails(way: str, python: bool) -> None:
+    if not hasattr(_core, "_test_fail_at"):
+        pytest.skip("allocations fail in a development build")
+    refused = 0
+    for skip in range(200):
+        t, x = Deleted(np.arange(6, dtype=F).reshape(2, 3).T), np.ones((3, 2), F)
+        b = Buffer(2, [declared(), declared((3, 2), "f8")])
+        if python:
+            b = Buffer.of_python(fanin.InputBuffer([fanin.Slot(), fanin.Slot((3, 2), "f8")]))
+        values = (Value * 3)()
+        managed = ct.POINTER(c_api.Managed)()
+        _core._test_fail_at(skip)
+        try:
+            call("of_managed", ct.byref(t.managed), ct.byref(values[0]))
+            WAYS[way](b, values[0])
+            b.add(1, x)
+            call("to_managed", ct.byref(values[0]), ct.byref(managed))
+            call("buffer_take", b.at, None, ct.byref(values[1]), 2)
+            done = True
+        except (Failed, MemoryError) as e:
+            assert isinstance(e, MemoryError) or e.status in (c_api.NOMEM, c_api.PYTHON), e
+            done = False
+            refused += 1
+        finally:
+            _core._test_fail_at(-1, 0)
+        for v in values:
+            api.drop(ct.byref(v))
+        if managed:
+            managed.contents.deleter(ct.addressof(managed.contents))
+        b.free()
+        assert t.calls == 1, f"allocation {skip}"
+        if done:
+            break
+    assert done and refused > 2

@@ -205,7 +205,13 @@ NEAR = {
     "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
     "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
-    "py/api/": ["buffer/test_c_buffer.py", "engine/test_c_engine.py", "sim/test_c_machine.py"],
+    "py/api/": [
+        "buffer/test_c_buffer.py",
+        "buffer/test_c_wrong_calls.py",
+        "buffer/test_c_and_python.py",
+        "engine/test_c_engine.py",
+        "sim/test_c_machine.py",
+    ],
     "python/fanin/dist/": ["dist/test_sums.py", "dist/test_reducer.py", "dist/test_bad_input.py", "dist/test_seeing.py"]
     + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/test_demo_ranks.py"]
     + ["dist/test_ranks_on_streams.py"],

@@ -158,7 +158,7 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
     if (!b->python) {
-        call->was = fan_api_enter(&b->lock);
+        call->was = fan_api_enter(&b->lock, &fan_api_here);
     } else if (!fan_gil_enter(&call->gil)) {
         if (call->turn)
             fan_sched_leave();
@@ -186,7 +186,7 @@ static void exception_text(fan_error *err)
 static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
 {
     if (!b->python) {
-        fan_api_exit(&b->lock, call->was);
+        fan_api_exit(&b->lock, &fan_api_here, call->was);
     } else {
         if (status == FAN_ERR_EXTERN && call->gil.taken)
             exception_text(err);
@@ -480,9 +480,9 @@ static inline __attribute__((always_inline)) fanin_status add_one(fanin_buffer *
     bool added = false;
     if (!fan_sched_active() && slot < b->nplain && add_plain(view, value, o, &kind, &one)) {
         fan_error_clear(&err);
-        fan_api_place was = fan_api_enter(&b->lock);
+        fan_api_place *here = fan_api_this_thread(), was = fan_api_enter(&b->lock, here);
         status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, &err);
-        fan_api_exit(&b->lock, was);
+        fan_api_exit(&b->lock, here, was);
         if (added && status == FAN_OK)
             return FANIN_OK;
     }
