@@ -686,8 +686,10 @@ product = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b:
 def matmul(a: object, b: object) -> Var:
     """Of matrices: (n, k) with (k, m) is (n, m)."""
     shapes = [tuple(getattr(x, "shape", ())) for x in (a, b)]
-    if any(len(shape) != 2 for shape in shapes):
-        raise ValueError(f"matmul: expected two matrices, got shapes {shapes[0]} and {shapes[1]}")
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][0]:
+        raise ValueError(
+            f"matmul: expected two matrices, got shapes {shapes[0]} and {shapes[1]}; (n, k) with (k, m) is (n, m)"
+        )
     return product(a, b)
 
 

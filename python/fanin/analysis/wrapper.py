@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._words import type_of
+from .._words import counted, type_of
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
@@ -213,7 +213,7 @@ class Functionalized:
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
-        return f"<functionalize({getattr(self.fn, '__name__', self.fn)}), {self.layouts} layouts>"
+        return f"<functionalize({getattr(self.fn, '__name__', self.fn)}), {counted(self.layouts, 'layout')}>"
 
     @property
     def layouts(self) -> int:
