@@ -1098,7 +1098,9 @@ class Compiled(Generic[R]):
         if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
             return self.step(*args, **kwargs)
         with self._lock:
-            plain = not kwargs and _NDARRAYS.issuperset(map(type, args))
+            plain = not kwargs
+            for x in args:  # several times as fast as all()
+                plain = plain and type(x) is np.ndarray
             arrays, form = (cast(Arrays, args), ()) if plain else _flat(args, kwargs)
             static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
             for entry in self._recorded:
@@ -1371,7 +1373,6 @@ class _State:
                 np.copyto(there, was)
 
 
-_NDARRAYS = frozenset({np.ndarray})
 _DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
 _GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 
