@@ -845,7 +845,7 @@ MUTANTS = [
     fault(
         "read", "for _kind in (*INPUTS, *OUTPUTS):\n    if _word", "for _kind in (*INPUTS, *OUTPUTS[:1]):\n    if _word"
     ),
-    fault("read", 'base = AOTInput if kind == "input" else AOTOutput', "base = Descriptor"),
+    fault("read", '"input": AOTInput', '"input": Descriptor'),
     fault("read", "if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
     fault("read", "if self.at != len(self.text):", "if self.at > len(self.text):"),
     fault("groups", "grads.pop(d, None)) for i", "grads.get(d, None)) for i"),

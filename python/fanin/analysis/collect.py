@@ -208,7 +208,7 @@ def observe_arrays(
     args, kwargs = tree = call.copied(given, leaves)
     containers = CallerContainers(tree)
     value = fn(*args, **kwargs)
-    log.close()
+    log.run = None
     observed = ObservedArrays(call, run, value, log, requires_grad=requires_grad)
     observed.tree, observed.containers = tree, containers
     check_hidden(run, observed.outputs, "collect_metadata")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING
@@ -155,14 +154,11 @@ def runs(array: Array) -> list[tuple[int, int]] | None:
             outer.append((n, abs(s)))
     if int(np.prod([n for n, _ in outer])) > RUNS:
         return None
-    starts = sorted(
-        {
-            sum(k * s for k, (_, s) in zip(at, outer, strict=True))
-            for at in itertools.product(*(range(n) for n, _ in outer))
-        }
-    )
+    starts = np.zeros(1, np.int64)
+    for n, s in outer:
+        starts = np.unique(np.add.outer(starts, np.arange(n) * s))
     low, joined = span(array)[0], list[tuple[int, int]]()
-    for start in starts:
+    for start in starts.tolist():
         if joined and low + start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], low + start + width))
         else:

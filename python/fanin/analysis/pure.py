@@ -40,6 +40,7 @@ from .descriptors import (
     PlainAOTOutput,
     SyntheticBaseAOTInput,
 )
+from .guards import Guard
 from .private_copies import (
     Array,
     Geometry,
@@ -60,25 +61,6 @@ from .private_copies import (
 from .records import ViewAndMutationMeta
 from .rewrite import BaseInfo, create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a pure function is made of: a function, how the arguments of one call lie, and what that call did.
-
-    `plan`, `index`, `form`, `first`: of the call's arrays and leaves (`Plan`, `Call`). `meta`, `outcome`: what it did.
-    `touched`: the arrays that were written in this call or another one. `order`: the names of its arguments by name.
-    """
-
-    fn: Callable[..., object]
-    plan: Plan
-    index: Sequence[int | None]
-    form: trees.Form
-    first: Sequence[int]
-    meta: ViewAndMutationMeta
-    outcome: Outcome
-    touched: frozenset[int]
-    order: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -112,13 +94,22 @@ class Pure:
     each slot is.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        r = recording
-        self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
-        self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        plan: Plan,
+        guard: Guard,
+        order: Sequence[str],
+        meta: ViewAndMutationMeta,
+        outcome: Outcome,
+        touched: frozenset[int],
+    ) -> None:
+        self.fn, self.plan, self.index, self.form, self.first = fn, plan, guard.index, guard.form, guard.first
+        #: what the recorded call did, and which arrays it or another call wrote
+        self.meta, self.outcome, self.touched = meta, outcome, touched
         #: the arguments by name, in the order of the call: the function may read it
-        self.order = r.order
-        self.moved = dict(r.outcome.geometry)
+        self.order = order
+        self.moved = dict(outcome.geometry)
         groups = self.plan.groups
         written = {self.plan.where[u].group for u in self.touched}
         self.bases = [g for g, group in enumerate(groups) if len(group.members) > 1 and g in written]

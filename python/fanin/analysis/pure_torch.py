@@ -22,7 +22,7 @@ from .calls import Behaviour, Place, torch
 from .descriptors import PlainAOTInput, PlainAOTOutput
 from .private_copies import Array
 from .protocols import DType, Tensor
-from .pure import Pure, Recording
+from .pure import Pure
 from .torch_collect import same_bytes
 
 
@@ -118,8 +118,8 @@ class Move(NamedTuple):
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, views: OutputViews) -> None:
-        super().__init__(recording)
+    def __init__(self, views: OutputViews, *known: Any) -> None:
+        super().__init__(*known)
         self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
         plan, given = self.plan, self.given
         for g in self.bases:

@@ -21,7 +21,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -318,25 +318,19 @@ UNDECLARED: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
 )
 
 
-@dataclass
 class Watch:
-    """What a run did to the copies of its arguments."""
+    """What a run did to the copies of its arguments. `alone`: what it does to other tensors is undone."""
 
-    torch: ModuleType
-    args: Sequence[Any]
-    copies: Sequence[Any]
-    alone: bool = False  # what it does to tensors that it was not given is undone
-    writes: list[Write] = field(default_factory=list)
-    hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
-
-    def __post_init__(self) -> None:
+    def __init__(self, torch: ModuleType, args: Sequence[Any], copies: Sequence[Any], alone: bool) -> None:
+        self.torch, self.args, self.copies, self.alone = torch, args, copies, alone
+        self.writes: list[Write] = []
+        self.hidden: set[int] = set()  # inputs that changed and that no operation wrote
         from torch.utils.weak import WeakTensorKeyDictionary
 
         self.origins: MutableMapping[Tensor, Origin] = WeakTensorKeyDictionary()
         tensor = self.torch.Tensor
-        self.position = {
-            id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)
-        }  # the last, of duplicates
+        #: the last, of duplicates
+        self.position = {id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)}
         # Where each input was at first: a detached tensor that no operation can move.
         self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}

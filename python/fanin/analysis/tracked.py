@@ -23,7 +23,7 @@ from .private_copies import plain
 
 
 class Log:
-    """Which arrays were written through tracked views. Quiet until `open`, and after `close`.
+    """Which arrays were written through tracked views, while there is a `run`.
 
     `writes`: (number of the array whose view was written, whether gradients were on). `met`: the numbers of all arrays
     that share a byte with what was written.
@@ -35,14 +35,6 @@ class Log:
         self.met: set[int] = set()
         self.run: RunArrays | None = None
         self._seen: set[object] = set()
-
-    def open(self, run: RunArrays) -> None:
-        """Start recording."""
-        self.run = run
-
-    def close(self) -> None:
-        """Stop recording."""
-        self.run = None
 
     def note(self, array: Tracked) -> None:
         """A write through `array`, if that is a view of an input, has an element, and can be written: some functions
@@ -259,4 +251,4 @@ def tracked(run: RunArrays, log: Log) -> None:
     """Begin to track the private arrays of a run, whose numbers are their places."""
     for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
-    log.open(run)
+    log.run = run

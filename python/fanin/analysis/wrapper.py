@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._words import type_of
+from .._words import counted, type_of
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
@@ -47,7 +47,7 @@ from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
-from .pure import Pure, Recording, role_of
+from .pure import Pure, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Record:
         arrays = list(map(torch_part().numpy_view, call.arrays)) if call.tensors else call.arrays
         self.plan = plan(arrays, self.guard.components)
         self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
-        self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
+        self.index, self.form, self.first = call.index, call.form, call.first
         self.owner = owner
         self.order = call.order
         self.meta: ViewAndMutationMeta | None = None
@@ -164,13 +164,12 @@ class Record:
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
-        known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched, self.order
-        recording = Recording(self.owner.fn, *known)
+        known = self.owner.fn, self.plan, self.guard, self.order, self.meta, self.outcome, self.touched
         if self.views is None:
-            return Pure(recording)
+            return Pure(*known)
         from .pure_torch import TensorPure
 
-        return TensorPure(recording, self.views)
+        return TensorPure(self.views, *known)
 
     def named(self, leaf: int, before: str = "") -> str:
         return before + PlainAOTInput(leaf).expr()
@@ -213,7 +212,7 @@ class Functionalized:
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
-        return f"<functionalize({getattr(self.fn, '__name__', self.fn)}), {self.layouts} layouts>"
+        return f"<functionalize({getattr(self.fn, '__name__', self.fn)}), {counted(self.layouts, 'layout')}>"
 
     @property
     def layouts(self) -> int:
