@@ -10,12 +10,10 @@
  * memory is short, by fan_cuda_trim and at the end, and never while a stream known to fanin is captured.
  *
  * The block table, sorted by address, has an entry for each block: its origin, and the graphs that use it. */
-#include "device/cuda/memory.h"
+#include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/context.h"
-#include "device/cuda/stream.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,12 +1,7 @@
 /* The backend's table; makes and ends machines. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/mem.h"
-#include "device/sim/stream.h"
-#include "device/sim/memory.h"
-#include "device/sim/queue.h"
-#include "device/sim/recording.h"
-#include "device/sim/run.h"
-#include "device/sim/work.h"
+#include "device/sim/machine.h"
 #include "device/memory.h"
 
 #include <string.h>
