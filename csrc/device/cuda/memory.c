@@ -14,6 +14,7 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,15 +22,9 @@
 /* block_place: returns the index of the first block at or above `address`. The part's lock is held. */
 static size_t block_place(const fan_cuda_part *p, uint64_t address)
 {
-    size_t lo = 0, hi = p->nblocks;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (p->blocks[mid].address < address)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
+    return address ? fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks, offsetof(fan__cuda_block, address),
+                                    address - 1)
+                   : 0;
 }
 
 static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
