@@ -12,7 +12,7 @@
 
 #include "array/extents.h"
 #include "array/nditer.h"
-#include "array/reduce.h"
+#include "array/sum.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "device/cuda/part.h"
