@@ -1,5 +1,4 @@
 /* Sums against the oracle: the left fold, element by element, in plain code. */
-#include "array/reduce.h"
 #include "array/sum.h"
 
 #include "array/convert.h"
