@@ -237,7 +237,6 @@ def test_a_small_add_allocates_nothing() -> None:
     api.drop(ct.byref(y))
 
 
-@pytest.mark.rule("D17")
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_a_snapshot_is_the_sum_so_far_and_never_lent_memory(budget: int) -> None:
     b, x, v = Buffer(1, budget=budget), np.ones(4, F), Value()
