@@ -388,7 +388,10 @@ class accumulate:
                 if first is not None and first.layout == torch.strided:
                     kept = first
                     if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
-                        first.detach().copy_(total)
+                        if _has_memory(first):
+                            first.detach().copy_(total)
+                        else:  # torch would write all the same
+                            failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
                 if kept is not None:  # else .grad stays None, or what it was if the block could not begin
                     setattr(p, into, kept)
             except Exception as e:  # the other parameters still get their sums
@@ -407,6 +410,12 @@ class accumulate:
         if self.into == "main_grad" and came:
             return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
         return None
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor still reaches to its last element."""
+    last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.itemsize
 
 
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:

@@ -260,6 +260,22 @@ def test_a_sum_that_is_wider_than_its_contributions_grows_in_place_and_is_rounde
     assert rounded_later >= 3
 
 
+@pytest.mark.parametrize("dtype, wish", WIDER)
+def test_a_wider_sum_of_very_many_at_once_is_the_sum_of_all(dtype: str, wish: str | None) -> None:
+    """The first comes last, and all are folded then; or one is missing until the take, with all behind it."""
+    rng, of = np.random.default_rng(4), np.dtype(getattr(ml_dtypes, dtype, dtype))
+    gradients = [rng.normal(size=33).astype(of) for _ in range(200)]
+    slot = fanin.Slot(dtype=dtype, accumulate=wish)
+    for order in (range(199, -1, -1), [0, 1, 2, *range(4, 200)]):
+        parked, at_once = fanin.InputBuffer([slot]), fanin.InputBuffer([slot], budget=0)
+        for k in order:
+            at_once.add(0, gradients[k], key=k)
+        for k in sorted(order):
+            parked.add(0, gradients[k], key=k)
+        assert at_once.counters.folds
+        assert at_once.take()[0].tobytes() == parked.take()[0].tobytes()
+
+
 def test_a_wider_sum_grows_without_memory_of_its_own_for_each_contribution() -> None:
     buf, g = fanin.InputBuffer(1, budget=0), np.full(16, 0.5, np.float16)
     for _ in range(3):
