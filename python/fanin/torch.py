@@ -414,9 +414,8 @@ class accumulate:
 
 def _has_memory(x: torch.Tensor) -> bool:
     """Whether the memory of a dense tensor still reaches to its last element."""
-    last: int = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-    bytes_there: int = x.untyped_storage().nbytes()
-    return x.numel() == 0 or bytes_there >= (last + 1) * x.itemsize
+    last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return bool(x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.itemsize)
 
 
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
