@@ -265,17 +265,20 @@ def handed_through(n: int) -> tuple[list[Any], Any, Any]:
 
 
 def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: float | None, quick: bool) -> Result:
-    """A pass with a reducer of one rank, and without one."""
+    """A pass with a reducer of one rank, and without one; as in training no leaf has a gradient before."""
     leaves, root, one = graph
     alone, reduced = "without a reducer", "with one"
     found: list[Result] = []
 
     def rank(group: fanin.dist.Group) -> None:
         reducer = fanin.dist.Reducer(leaves, group)
-        work = {
-            alone: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
-            reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
-        }
+
+        def one_pass(**options: Any) -> None:
+            for leaf in leaves:
+                leaf.grad = None
+            fanin.backward([(root, 0, one)], keep_graph=True, **options)
+
+        work = {alone: one_pass, reduced: partial(one_pass, reducer=reducer)}
         targets = [] if quick or target is None else [at_most(target, reduced, alone)]
         how: Any = {"rounds": 2 if quick else 15, "timer": time.process_time_ns}  # of all threads
         found.append(measure(title, work, base=alone, unit="us", targets=targets, **how))
