@@ -1,4 +1,4 @@
-"""Every order in which ranks may act in `fanin.torch.accumulate(group=)`: one outcome, no deadlock; and planted faults."""
+"""Every order of ranks in `fanin.torch.accumulate(group=)`: one outcome, no deadlock; and planted faults."""
 
 from __future__ import annotations
 
