@@ -17,6 +17,7 @@ from dist.test_gloo import on_processes
 from fanin import dist
 
 torch = pytest.importorskip("torch")
+
 pytestmark = pytest.mark.partners
 
 MICRO, STEPS, RATE = 8, 2, 0.125
@@ -224,6 +225,56 @@ def test_a_sparse_gradient_is_summed_as_a_dense_one() -> None:
         return made
 
     assert on_ranks(rank) == [[[1.0, 5.0, 0.0, 0.0]] * 2] * 2
+
+
+def test_a_sum_is_added_to_a_sparse_gradient_of_before() -> None:
+    def rank(group: Any) -> Any:
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        table(torch.tensor([1])).sum().backward()
+        fanin.torch.backward(table(torch.tensor([1, 2])).sum(), reducer=dist.Reducer(table.parameters(), group))
+        return table.weight.grad[:, 0].tolist()
+
+    assert on_ranks(rank) == [[0.0, 3.0, 2.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("order", ["exact", "key", "rank"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sum_of_a_parameter_without_elements_has_its_shape(order: Any, dtype: str) -> None:
+    def rank(group: Any) -> Any:
+        w = torch.empty(0, 3, dtype=getattr(torch, dtype), requires_grad=True)
+        reducer = dist.Reducer([w], group, order=order)
+        fanin.torch.backward(w.float().sum(), reducer=reducer)
+        return w.grad.shape, w.grad.dtype == w.dtype, reducer.norm()
+
+    assert on_ranks(rank) == [((0, 3), True, 0.0)] * 2
+
+
+@pytest.mark.parametrize(("before", "words"), [(True, "w1 required a gradient"), (False, "w1 required no gradient")])
+def test_a_parameter_that_is_frozen_or_unfrozen_later_is_named_on_every_rank(before: bool, words: str) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        named[1][1].requires_grad_(before)
+        reducer = dist.Reducer(named, group)
+        bad = group.rank == 1
+        named[1][1].requires_grad_(before != bad)
+        with pytest.raises(RuntimeError if bad else fanin.PeerError, match=words):
+            fanin.torch.backward(total(named), reducer=reducer)
+        named[1][1].requires_grad_(before)
+        fanin.torch.backward(total(named), reducer=reducer)
+        return named[0][1].grad.tolist(), None if before else named[1][1].grad
+
+    assert on_ranks(rank) == [([2.0] * 3, None)] * 2
+
+
+def test_a_parameter_whose_shape_has_changed_is_named_with_both_shapes() -> None:
+    def rank(group: Any) -> None:
+        w = torch.ones(3, requires_grad=True)
+        reducer = dist.Reducer([("w", w)], group)
+        w.data = torch.ones(4)
+        with pytest.raises(ValueError, match=r"w: expected float32 of shape \(3,\), got float32 of shape \(4,\)"):
+            fanin.torch.backward(w.sum(), reducer=reducer)
+
+    on_ranks(rank, 1)
 
 
 def test_a_rank_without_a_pass_takes_part_where_gradients_may_be_missing() -> None:

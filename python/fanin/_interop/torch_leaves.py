@@ -48,6 +48,12 @@ class Taking:
 
     def begin(self, collectors: Sequence[Collector]) -> None:
         """Install a collector for each parameter; ValueError if another takes the gradient of one."""
+        for p, name in zip(self.parameters, self.names, strict=True):
+            if not p.requires_grad:
+                raise RuntimeError(
+                    f"{self.call}: {word(name)} required a gradient when it was given, and requires none now: make the"
+                    f" {'block' if self.call == 'accumulate' else 'reducer'} anew"
+                )
         with _lock:
             for reference in [*_takings]:
                 other = reference()
@@ -242,6 +248,6 @@ class TorchLeaf:
             with torch.no_grad():
                 p.grad.add_(total)
         else:
-            p.grad = p.grad + total
+            p.grad = total + p.grad  # torch adds no dense tensor to a sparse one
         for after in [*after_hooks(p).values()]:
             after(p)

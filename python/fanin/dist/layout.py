@@ -71,8 +71,13 @@ def typed(raw: NDArray, dtype: str) -> Any:
         torch = sys.modules.get("torch")
         if torch is None:
             raise TypeError(f"{dtype}: NumPy has it through ml_dtypes alone: pip install ml_dtypes") from None
-        return torch.from_numpy(raw).view(getattr(torch, dtype))
+        return _tensor(torch, raw, dtype)
     return raw.view(getattr(ml_dtypes, dtype))
+
+
+def _tensor(torch: Any, raw: NDArray, dtype: str) -> Any:
+    """Bytes as a flat tensor; an empty array has a stride that torch's view() refuses."""
+    return torch.from_numpy(raw if len(raw) else np.empty(1, np.uint8)[:0]).view(getattr(torch, dtype))
 
 
 def flat_bytes(x: Any, dtype: str) -> NDArray | None:
@@ -207,7 +212,7 @@ def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
     """Bytes as a flat array on the CPU of the library that `like` is of: a tensor, or an ndarray."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.from_numpy(raw).view(getattr(torch, dtype))
+        return _tensor(torch, raw, dtype)
     return typed(raw, dtype)
 
 

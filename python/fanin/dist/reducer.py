@@ -90,8 +90,11 @@ class _Bucket:
             place[...] = gradient
             return 0
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
-        if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
-            raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
+        shape = tuple(getattr(gradient, "shape", leaf.shape))
+        if shape != leaf.shape or dtype != leaf.dtype:
+            raise ValueError(
+                f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {dtype} of shape {shape}"
+            )
         if not leaf.size:
             return 0
         done = _core.add_n([host(gradient)], out=place, stats=stats)
@@ -196,7 +199,8 @@ class Reducer:
         timeout: float | None = None,
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
-        self.leaves = _leaves(leaves)
+        self._frozen: list[tuple[Any, Any]] = []  #: names, and tensors that required no gradient
+        self.leaves = _leaves(leaves, self._frozen)
         self._tensors = [leaf for leaf in self.leaves if not isinstance(leaf, _core.Leaf)]
         self._taking: Any = None
         if self._tensors:
@@ -266,6 +270,12 @@ class Reducer:
 
     def _divert(self) -> None:
         """The leaves' sums go to the buckets until the pass ends."""
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                raise RuntimeError(
+                    f"Reducer: {name} required no gradient when it was given, and requires one now, which would not be"
+                    " summed over ranks: make the reducer anew"
+                )
         diverted: list[Any] = []
 
         def undo() -> None:
@@ -708,7 +718,7 @@ class Reducer:
         )
 
 
-def _leaves(leaves: Iterable[Any]) -> list[Any]:
+def _leaves(leaves: Iterable[Any], frozen: list[tuple[Any, Any]]) -> list[Any]:
     made: list[Any] = []
     for i, x in enumerate(leaves):
         name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
@@ -718,6 +728,8 @@ def _leaves(leaves: Iterable[Any]) -> list[Any]:
 
             if leaf.requires_grad:
                 made.append(TorchLeaf(leaf, name))
+            else:
+                frozen.append((name, leaf))
             continue
         leaf = x if isinstance(x, _core.Leaf) else getattr(x, "edge", (None,))[0]
         if not isinstance(leaf, _core.Leaf):
