@@ -222,9 +222,8 @@ class Reducer:
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
-        self._takers = [
-            (self.leaves[i], partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)
-        ]
+        takers = {i: (partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)}
+        self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
         #: sum makes signaling NaNs quiet.
         plain = scale is None and order != "exact" and into != "shard" and not (detect or stats)
