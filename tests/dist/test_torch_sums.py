@@ -129,7 +129,7 @@ def law(group: Any, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> list[s
     return wrong
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_weights_are_those_of_one_process_on_ranks_that_are_threads(n: int) -> None:
     assert dist.threads(n, law, timeout=60) == [[]] * n
 
@@ -193,6 +193,24 @@ def test_an_earlier_gradient_stays_and_the_sum_is_added_in_place() -> None:
         return first.tolist(), named[0][1].grad is first, named[1][1].grad.tolist()
 
     assert on_ranks(rank) == [([12.0] * 3, True, [2.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_gradient_of_an_earlier_pass_is_not_written_by_the_next_one(n: int) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters()
+        reducer = dist.Reducer(named, group)
+        fanin.torch.backward(total(named), reducer=reducer)
+        first = [p.grad for _, p in named]
+        was = [g.clone() for g in first]
+        for _, p in named:
+            p.grad = None
+        fanin.torch.backward(total(named, 10.0), reducer=reducer)
+        assert equal(first, was)
+        fanin.torch.backward(total(named, 100.0), reducer=reducer)
+        return all(torch.equal(p.grad, 110 * g) for (_, p), g in zip(named, was, strict=True))
+
+    assert on_ranks(rank, n) == [True] * n
 
 
 @pytest.mark.parametrize("way", ["block", "reducer"])

@@ -610,7 +610,7 @@ class Reducer:
                 name,
             )
         if alone and bucket.terms:
-            bucket.total = bucket.terms[0].flats
+            bucket.total, bucket.used = bucket.terms[0].flats, []  # .grad of a tensor may become a view of it
         elif bucket.anywhere:
             bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
 
