@@ -85,8 +85,10 @@ static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int6
     int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, e), unit = block_extent(s, !axis);
     while (*row < rows && sparse_pointer(s, *row + 1) <= e)
         ++*row;
+    if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
+        return false;
     *place = *row * block_extent(s, axis) * strides[axis] + index * unit * strides[!axis];
-    return *row < rows && sparse_within(index, s->shape[!axis] / unit);
+    return true;
 }
 
 /* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend over `inner` axes of
