@@ -361,43 +361,6 @@ int fan_scale_arg(PyObject *o, fan_take *how)
     return 0;
 }
 
-/* int_arg: an integer that fits 64 bits; bool is refused: True as an index is a mistake. */
-static int int_arg(PyObject *o, int64_t *out)
-{
-    Py_ssize_t n;
-    if (!PyIndex_Check(o) || PyBool_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "expected an integer, got %.80s", Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    n = PyNumber_AsSsize_t(o, PyExc_ValueError);
-    *out = n;
-    return n == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-int fan_ints_arg(PyObject *o, int64_t *out)
-{
-    PyObject *items;
-    Py_ssize_t n;
-    if (PyIndex_Check(o))
-        return int_arg(o, out) < 0 ? -1 : 1;
-    if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
-        if (PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s",
-                         Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    n = PyTuple_GET_SIZE(items);
-    if (n > FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "at most %d dimensions are supported, not %zd", FAN_MAX_NDIM, n);
-        n = -1;
-    }
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (int_arg(PyTuple_GET_ITEM(items, i), out + i) < 0)
-            n = -1;
-    Py_DECREF(items);
-    return (int)n;
-}
-
 PyObject *fan_ints(int n, const int64_t *items)
 {
     PyObject *t = PyTuple_New(n);

@@ -241,7 +241,7 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
     fan_array *a = NULL;
     fan_error err = {0};
     fan_status status;
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_ints_arg(given[0], shape)) < 0)
+    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_shape_tuple(given[0], shape)) < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;

@@ -16,6 +16,7 @@ from typing import Generic, NoReturn, Protocol, Self, TypeVar, cast, overload
 import numpy as np
 
 from .. import _core
+from .._array import ints
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike
 from .._threads import here
@@ -293,7 +294,7 @@ class Machine(_core.Machine):
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
         """Make an array of poisoned memory on a device; a kernel must write it before it is read."""
-        return self._empty(shape, dtype, self._numbered(device))
+        return self._empty(ints(shape), dtype, self._numbered(device))
 
     def launch(
         self,
