@@ -878,10 +878,6 @@ class Event:
     def __reduce__(self) -> NoReturn: ...
     def __repr__(self) -> str: ...  # step
 
-@final
-class Graph:
-    """A captured graph of a simulated machine: Machine.launch_graph queues it."""
-
 # ---------------------------------------------------------------- graph trees
 
 _P = ParamSpec("_P")
@@ -1289,9 +1285,9 @@ class Machine:
         self,
         stream: Stream,
         fn: Callable[..., object],
-        reads: Sequence[Array],
-        writes: Sequence[Array],
-        name: str | None,
+        reads: tuple[Array, ...],
+        writes: tuple[Array, ...],
+        name: str,
         us: float,
         /,
     ) -> None:  # step
@@ -1308,9 +1304,9 @@ class Machine:
         """Switch the checker on or off."""
     def _begin_capture(self, stream: Stream, mode: int, /) -> None:  # step
         """Capture what is queued on a stream."""
-    def _end_capture(self, stream: Stream, /) -> Graph:  # step
-        """The graph of what was captured."""
-    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:  # step
+    def _end_capture(self, stream: Stream, /) -> object:  # step
+        """The graph of what was captured, in a capsule."""
+    def _launch_graph(self, graph: object, stream: Stream, /) -> None:  # step
         """Queue a graph."""
     def _leave_out(self, *words: str) -> None:  # step
         """Leave out these of the plans, and no others."""
