@@ -51,9 +51,9 @@ static PyObject *array_broadcast(PyObject *o, PyObject *to)
 
 static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyErr_SetString(PyExc_TypeError, "arrays on a simulated device are made by Machine.array(ndarray, device=0) and "
-                                     "Machine.empty(shape, dtype, device=0)");
-    return NULL;
+    return PyErr_Format(PyExc_TypeError,
+                        "arrays on a simulated device are made by Machine.array(ndarray, device=0) and "
+                        "Machine.empty(shape, dtype, device=0)");
 }
 
 static void array_dealloc(PyObject *o)
@@ -138,9 +138,7 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
         status = fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err);
         fan_stream_drop(s);
     Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 /* To other libraries (dlpack.h) */

@@ -167,6 +167,15 @@ static inline const char *fan_word_of(PyObject *text)
  * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
  * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
+/* fan_check: 0, or -1 with the exception. fan_done: None, or NULL with it. */
+static inline int fan_check(fan_status s, const fan_error *err)
+{
+    return s == FAN_OK ? 0 : ((void)fan_raise(s, err), -1);
+}
+static inline PyObject *fan_done(fan_status s, const fan_error *err)
+{
+    return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
+}
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
 /* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
@@ -199,6 +208,8 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size);
 /* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
+/* fan_set_error: PyErr_Format that returns -1. */
+int fan_set_error(PyObject *type, const char *fmt, ...);
 
 /* dtype.c (numpy <-> fan): */
 /* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new

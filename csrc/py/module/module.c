@@ -111,10 +111,8 @@ static int module_exec(PyObject *m)
         fan_for_tests_functions,
 #endif
     };
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
-        return -1;
-    }
+    if (PyInterpreterState_Get() != PyInterpreterState_Main())
+        return fan_set_error(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
     fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;

@@ -84,11 +84,10 @@ static int check_kept(const fan_kernel *k, PyObject *owners)
     if ((i = kept(owners)) < 0)
         return 0;
     bool write = (size_t)i >= k->reads;
-    PyErr_Format(
+    return fan_set_error(
         PyExc_RuntimeError,
         "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
         k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
-    return -1;
 }
 
 /* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
@@ -230,22 +229,16 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         fan_storage *st;
         fan_error err = {0};
         fan_status status = FAN_ERR_NOMEM;
-        if (!a) {
-            PyErr_Format(PyExc_TypeError,
-                         "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
-                         i, Py_TYPE(o)->tp_name);
-            return -1;
-        }
-        if (fan_sim_of(d) != self->m) {
-            PyErr_Format(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
-            return -1;
-        }
+        if (!a)
+            return fan_set_error(PyExc_TypeError,
+                                 "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one",
+                                 what[write], i, Py_TYPE(o)->tp_name);
+        if (fan_sim_of(d) != self->m)
+            return fan_set_error(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
         if (fan_array_usable(a) < 0)
             return -1;
-        if (write && !a->writable) {
-            PyErr_Format(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
-            return -1;
-        }
+        if (write && !a->writable)
+            return fan_set_error(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
         if (!(descr = fan_descr_of_dtype(a->dtype)))
             return -1;
         Py_DECREF(descr);
@@ -253,10 +246,8 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         if (st)
             status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write, &k->views[k->n], &err);
         fan_storage_drop(st);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            return -1;
-        }
+        if (status != FAN_OK)
+            return fan_check(status, &err);
         arrays[k->n++] = a;
         k->reads += !write;
     }
