@@ -7,6 +7,7 @@ messages inside a node and between nodes; it is checked against what was measure
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -27,9 +28,10 @@ import fanin
 from .common import size_text
 from .timing import Result, at_most, cores, measure, peer, pinned
 
-ALLREDUCE, KEY, EXACT = "MPI_Allreduce", 'fanin.dist.add_n, order="key"', 'fanin.dist.add_n, order="exact"'
+ALLREDUCE = "MPI_Allreduce"
+KEY, EXACT, RANK = (f'fanin.dist.add_n, order="{order}"' for order in ("key", "exact", "rank"))
 LOW = "fanin.dist.add_n of bfloat16, summed in float32"
-NAMES = {"key": KEY, "exact": EXACT}
+NAMES = {"key": KEY, "exact": EXACT, "rank": RANK}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -82,6 +84,7 @@ def by_mpi(quick: bool, args: Sequence[str]) -> list[Result]:
             ALLREDUCE: lambda x=x, out=out: comm.Allreduce(x, out),
             KEY: lambda x=x: fanin.dist.add_n([x], group, order="key"),
             EXACT: lambda x=x: fanin.dist.add_n([x], group, order="exact"),
+            RANK: lambda x=x: fanin.dist.add_n([x], group, order="rank"),
         }
         ml_dtypes = peer("ml_dtypes")
         if ml_dtypes is not None:
@@ -262,17 +265,20 @@ def handed_through(n: int) -> tuple[list[Any], Any, Any]:
 
 
 def on_one_rank(title: str, n: int, graph: tuple[list[Any], Any, Any], target: float | None, quick: bool) -> Result:
-    """A pass with a reducer of one rank, and without one."""
+    """A pass with a reducer of one rank, and without one; as in training no leaf has a gradient before."""
     leaves, root, one = graph
     alone, reduced = "without a reducer", "with one"
     found: list[Result] = []
 
     def rank(group: fanin.dist.Group) -> None:
         reducer = fanin.dist.Reducer(leaves, group)
-        work = {
-            alone: lambda: fanin.backward([(root, 0, one)], keep_graph=True),
-            reduced: lambda: fanin.backward([(root, 0, one)], reducer=reducer, keep_graph=True),
-        }
+
+        def one_pass(**options: Any) -> None:
+            for leaf in leaves:
+                leaf.grad = None
+            fanin.backward([(root, 0, one)], keep_graph=True, **options)
+
+        work = {alone: one_pass, reduced: partial(one_pass, reducer=reducer)}
         targets = [] if quick or target is None else [at_most(target, reduced, alone)]
         how: Any = {"rounds": 2 if quick else 15, "timer": time.process_time_ns}  # of all threads
         found.append(measure(title, work, base=alone, unit="us", targets=targets, **how))
@@ -317,8 +323,8 @@ class Level(NamedTuple):
 
 #: Eight ranks a node, 10 GB/s each by shared memory; a link of 200 Gbit/s that the node's ranks share.
 NODE, INSIDE, BETWEEN = 8, Level(5e-7, 1e-10), Level(2e-6, 8 / 25e9)
-#: Bytes of a header (fanin.dist.group.FRAME); seconds to read one.
-HEADER, READ = 1024, 5e-6
+#: Bytes of a header (fanin.dist.group.FRAME); seconds to read one of many that are alike.
+HEADER, READ = 1024, 1e-6
 #: Bytes that travel for a byte of float32 to its owner: one contribution, or the exact sum of several.
 ONE, SEVERAL = 1.0, 1.5
 
@@ -332,77 +338,97 @@ class Sum(NamedTuple):
     headers: float
 
 
-def flat(size: float, ranks: int, to_owner: float = ONE) -> Sum:
-    """Every rank sends to every rank; headers go round in log2(ranks) steps."""
+def flat(size: float, ranks: int, to_owner: float = ONE, summed: float = 1.0) -> Sum:
+    """Every rank sends to every rank: a header, its part, the sum. `summed`: passes over the gradients."""
     part = size * (ranks - 1) / ranks
-    return Sum(2 * (ranks - 1) + math.log2(ranks), (to_owner + 1) * part + HEADER * ranks, size, ranks)
+    return Sum(3 * (ranks - 1), (to_owner + 1) * part + HEADER * (ranks - 1), summed * size, ranks)
 
 
-def two_levels(order: str, size: int, ranks: int) -> tuple[Sum, Sum]:
-    """Inside nodes first, then between the ranks of one place in all nodes. There a node sends one exact sum;
-    contributions in the order of keys have no partial sums, so all of them travel on.
+def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[tuple[Sum, Level]]]:
+    """The parts of an all-reduce to which a rank brings `each` contributions, in one level and in two.
+
+    In two levels the ranks of a node make a sum first, then those of one place in all nodes. There a node sends one
+    sum; contributions in the order of keys have no partial sums, so all of them travel on.
     """
-    here = min(ranks, NODE)
-    nodes = ranks // here
-    to_owner = float(here) if order == "key" else SEVERAL
-    return flat(size, here), flat(size / here, nodes, to_owner) if nodes > 1 else Sum(0, 0, 0, 0)
+    to_owner = {"key": float(each), "exact": ONE if each == 1 else SEVERAL, "rank": ONE}[order]
+    passes = each + (each > 1 and order != "key")  # a rank's own sum, and the owner's
+    near = min(1, (NODE - 1) / (ranks - 1))
+    both = Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True)))
+    made = {"flat": [(flat(size, ranks, to_owner, passes), both)]}
+    if ranks > NODE:
+        between = {"key": float(NODE * each), "exact": SEVERAL, "rank": ONE}[order]
+        made["two levels"] = [
+            (flat(size, NODE, to_owner, passes), INSIDE),
+            (flat(size / NODE, ranks // NODE, between), BETWEEN),
+        ]
+    return made
 
 
-def model(size: int, ranks: int, work: dict[str, float]) -> Result:
+def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Result:
     """Milliseconds of an all-reduce of so many bytes of float32; `work`: seconds to sum a byte, for each order."""
     # One rank of each node uses its link.
-    ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + size * work["key"]
+    ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + each * size * work["rank"]
     rows: dict[str, Any] = {"a ring": {"min": 1e3 * ring, "median": 1e3 * ring}}
     messages = {"a ring": 2 * (ranks - 1)}
-    one = flat(size, ranks)
     for order in NAMES:
-        near = min(1, (NODE - 1) / (ranks - 1))
-        paths = {"flat": [(one, Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True))))]}
-        paths["two levels"] = list(zip(two_levels(order, size, ranks), (INSIDE, BETWEEN), strict=True))
-        for path, parts in paths.items():
+        for path, parts in sums(order, size, ranks, each).items():
             seconds = sum(
                 s.messages * at.message + s.sent * at.byte + s.summed * work[order] + s.headers * READ
                 for s, at in parts
             )
             rows[f"{order}, {path}"] = {"min": 1e3 * seconds, "median": 1e3 * seconds}
-            messages[f"{order}, {path}"] = round(sum(s.messages for s, _ in parts))
+            messages[f"{order}, {path}"] = sum(s.messages for s, _ in parts)
     base = rows["a ring"]["median"]
     for row in rows.values():
         row |= {"ratio": base / row["median"], "ratio_of_minima": base / row["median"], "rounds": 0}
     return {
-        "title": f"model of {size_text(size)} of float32 on {ranks} ranks, {NODE} a node", "unit": "ms", "rounds": 0,
+        "title": f"model of {size_text(size)} of float32 on {ranks} ranks, {NODE} a node, {each} contributions a rank",
+        "unit": "ms", "rounds": 0,
         "base": "a ring", "rows": rows, "absent": [], "targets": [], "messages": messages,
     }  # fmt: skip
 
 
-def fitted(measured: list[Result]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds to sum a byte, for each order, from the points of up to 4 ranks; the deviation of each point, in percent.
+def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
+    """The sums of one process that owners make, and from them the seconds to sum a byte, for each order."""
+    size = 1 << 16 if quick else 1 << 24
+    terms, out = [gradient(size // 4, k) for k in range(4)], np.empty(size // 4, "f4")
+    fold, exact = "fanin.add_n", 'fanin.add_n, accumulate="exact"'
+    made = measure(
+        f"sums of 4 x {size_text(size)} of float32, core {where}",
+        {
+            fold: lambda: fanin.add_n(terms, out=out),
+            exact: lambda: fanin.add_n(terms, out=out, accumulate="exact"),
+        },
+        base=fold,
+        unit="ms",
+        rounds=2 if quick else 9,
+        longest=math.inf,
+    )
+    each = {name: row["min"] / 1e3 / (len(terms) * size) for name, row in made["rows"].items()}
+    return made, {"key": each[fold], "exact": each[exact], "rank": each[fold]}
 
-    All ranks share the processor's cores, so a rank's work takes ranks / cores as long. Unknown are the seconds of a
-    message, of a byte that is sent, and of a byte that is summed in each order.
+
+def fitted(measured: list[Result], work: dict[str, float]) -> tuple[list[float], dict[str, float]]:
+    """Seconds of a message and of a byte that is sent, from the points of up to 4 ranks; the deviation of each point,
+    in percent. `work`: seconds to sum a byte, for each order.
+
+    All ranks share the processor's cores, so a rank's work takes ranks / cores as long.
     """
-    facts, seconds, names, few = [], [], [], []
+    facts, rest, names, few = [], [], [], []
     for one in measured:
-        for k, (order, name) in enumerate(NAMES.items()):
-            work = flat(one["size"], one["ranks"])
+        for order, name in NAMES.items():
+            part = flat(one["size"], one["ranks"])
             crowd = max(1, one["ranks"] / len(cores()))
             t = one["rows"][name]["median"] / 1e3
-            facts.append([x * crowd / t for x in (work.messages, work.sent, *(work.summed * (i == k) for i in (0, 1)))])
-            seconds.append(t)
+            facts.append([part.messages * crowd / t, part.sent * crowd / t])
+            rest.append(1 - part.summed * work[order] * crowd / t)
             names.append(f"{order}, {size_text(one['size'])}, {one['ranks']} ranks")
             few.append(one["ranks"] <= 4)
     if len(measured) < 4:
-        return dict.fromkeys(NAMES, 1e-10), {}
-    scale = np.array([1e-6, 1e-10, 1e-10, 1e-10])
-    a = np.array(facts) * scale
-    used = np.array(few)
-    x = np.linalg.lstsq(a[used], np.ones(used.sum()), rcond=None)[0]
-    for _ in range(3):  # what came out negative is zero
-        free = x > 0
-        x = np.zeros(4)
-        x[free] = np.linalg.lstsq(a[used][:, free], np.ones(used.sum()), rcond=None)[0]
-    deviations = {name: 100 * (value - 1) for name, value in zip(names, a @ x, strict=True)}
-    return dict(zip(NAMES, (x * scale)[2:].tolist(), strict=True)), deviations
+        return [0.0, 0.0], {}
+    a, right, used = np.array(facts), np.array(rest), np.array(few)
+    x = np.linalg.lstsq(a[used], right[used], rcond=None)[0]
+    return x.tolist(), {name: 100 * value for name, value in zip(names, a @ x - right, strict=True)}
 
 
 def results(quick: bool) -> Iterator[Result]:
@@ -426,9 +452,12 @@ def results(quick: bool) -> Iterator[Result]:
             quick,
         )
     yield hidden(quick)
-    work, deviations = fitted(measured)
-    for ranks in (8, 65_536) if quick else (8, 64, 512, 4096, 65_536):
-        yield {**model(1 << 26, ranks, work), "work": work, "deviations": deviations}
+    with pinned() as where, fanin.set_options(threads=1):
+        one, work = summing(quick, where)
+    yield one
+    costs, deviations = fitted(measured, work)
+    for each, ranks in itertools.product((1, 8), (8, 65_536) if quick else (8, 64, 512, 4096, 65_536)):
+        yield {**model(1 << 26, ranks, work, each), "work": work, "costs": costs, "deviations": deviations}
 
 
 if __name__ == "__main__":

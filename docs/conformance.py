@@ -24,6 +24,7 @@ class Subject(NamedTuple):
 SUBJECTS = {
     "buffer": [
         Subject("fanin", "fanin:InputBuffer"),
+        Subject("fanin.h", "kit.c_api:ConformingBuffer"),
         Subject("reference", "kit.engines:ReferenceBuffer"),
         Subject("dict of +=", "kit.engines:DictBuffer"),
     ],
@@ -57,6 +58,7 @@ A "yes": the law held in all cases of this run.
 A "no": it did not in at least one.
 A "-": there is no call for it, for the reason below the table.
 The adapters of `tests/kit/engines.py` call the engines of others as authors of new operations do.
+The column `fanin.h` is [the C API](c-api.md): a buffer that is made, filled and taken by its table alone.
 `python docs/conformance.py` writes this page.
 """
 

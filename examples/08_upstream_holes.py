@@ -20,11 +20,11 @@ from torch._functorch._aot_autograd import input_output_analysis as ioa
 from torch._functorch._aot_autograd.collect_metadata_analysis import run_functionalized_fw_and_collect_metadata
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
+from upstream import from_torch
 
 from fanin import analysis
 from fanin import descriptors as d
 from fanin.analysis.memory import Layout
-from fanin.analysis.torch_collect import from_torch
 
 
 def say(hole, torchs, ours):

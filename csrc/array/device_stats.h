@@ -8,6 +8,10 @@
 
 #include "array/lowp.h"
 
+#ifndef __CUDACC__
+#include <math.h>
+#endif
+
 /* The fields of fan_stats for a result, and the contribution that first had an inf or a NaN. */
 typedef struct fan_device_stats {
     uint64_t count;
@@ -33,6 +37,19 @@ FAN_LOW int64_t fan_stats_partials(int64_t size)
 {
     int64_t rows = size / FAN_STATS_PARTIAL_ELEMENTS + (size % FAN_STATS_PARTIAL_ELEMENTS != 0);
     return rows < FAN_STATS_MOST_PARTIALS ? rows : FAN_STATS_MOST_PARTIALS;
+}
+
+/* fan_complex_abs: returns |z| of finite parts; inf if it exceeds float64. If the square leaves float64's range, both
+ * parts are scaled by a power of two. One formula for the host and every device. */
+FAN_LOW double fan_complex_abs(double re, double im)
+{
+    double square = re * re + im * im;
+    if (square > 1e-280 && square < 1e280)
+        return sqrt(square);
+    double there = square < 1 ? 0x1p600 : 0x1p-600, back = square < 1 ? 0x1p-600 : 0x1p600;
+    re *= there;
+    im *= there;
+    return sqrt(re * re + im * im) * back;
 }
 
 #endif

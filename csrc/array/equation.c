@@ -32,7 +32,6 @@ static void equation_begin(equation *e, int64_t grid, int64_t rest, int64_t targ
     e->target = target;
     e->n = 0;
     e->reach[0] = e->gcd[0] = 0;
-    e->whole[0] = true;
 }
 
 static void add_term(equation *e, int64_t step, int64_t most)
@@ -157,7 +156,7 @@ static window window_of(equation *e, int k, int64_t r)
  * remainder is far from both ends of the others' reach and most sums are. */
 static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 {
-    assert(r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
+    assert(k > 0 && r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
     if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)
         return NOTHING;
     if (e->whole[k]) {

@@ -25,7 +25,8 @@ typedef struct term {
     int64_t step, most;
 } term;
 
-/* Terms with ascending steps, already divided by the grid. reach, gcd and whole are those of the terms 0 .. k - 1. */
+/* Terms with ascending steps, already divided by the grid. reach, gcd and whole are those of the terms 0 .. k - 1; one
+ * term is whole, of none it is not set. */
 typedef struct equation {
     int64_t target;
     int64_t grid, rest; /* the offsets within the elements make rest + grid * (their part of term 0) */

@@ -26,7 +26,7 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
-#include "array/exact_terms.h"
+#include "array/exact_loops.h"
 #include "array/lowp.h"
 #include "array/nditer.h"
 #include "base/fault.h"
@@ -45,6 +45,90 @@ static atomic_int_fast64_t slow_ones;
 
 int64_t fan_exact_slow(void) { return atomic_load_explicit(&slow_ones, memory_order_relaxed); }
 #endif
+
+/* ---- terms; also for window.c ---- */
+
+static const fan_array *exact_operand(const exact_job *j, size_t k)
+{
+    return *(const fan_array *const *)(const void *)(j->in + k * j->step);
+}
+
+void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d)
+{
+    j->in = in;
+    j->step = step;
+    j->n = n;
+    j->d = d;
+    j->k = fan__exact_kind_of(d);
+    j->parts = fan__exact_parts(d);
+    j->read = fan__exact_is_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
+    j->how = fan__exact_loops();
+    j->j = (judge){.n = n,
+                   .digits = j->k.digits,
+                   .always = j->k.always && n <= FAN_EXACT_ALWAYS,
+                   .grid = TO_DOUBLE,
+                   .shifts = true,
+                   .by = 1.0};
+}
+
+/* exact_low_ways: returns the conversions of a low dtype to and from float32; NULL if it has no loop. */
+static const low_ways *exact_low_ways(const exact_loops *how, fan_dtype d)
+{
+    return how->low[d].up ? &how->low[d] : NULL;
+}
+
+const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
+{
+    const fan_array *a = exact_operand(j, k);
+    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
+    const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? exact_low_ways(j->how, a->dtype) : NULL;
+    if (p && a->dtype == j->read)
+        return p;
+    if (low) {
+        low->up((float *)(void *)room, p, (size_t)len);
+        return room;
+    }
+    if (a->dtype == j->d || j->d == j->read) {
+        fan_nditer_read(&j->iter, a, at, len, j->read, room);
+        return room;
+    }
+    FAN_UNINITIALIZED char
+        rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
+    fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
+    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
+                len);
+    return room;
+}
+
+bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
+{
+    if (!scale || !scale->on)
+        return false;
+    if (is_complex && scale->im != 0) {
+        j->grid = TO_DOUBLE;
+        return true;
+    }
+    j->scaled = true;
+    j->by = scale->re;
+    j->shifts = !(bits_of(scale->re) << 12);
+    return false;
+}
+
+void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
+{
+    for (int64_t i = 0; i < len; i++) {
+        double re = parts[2 * i], im = parts[2 * i + 1];
+        parts[2 * i] = re * scale->re - im * scale->im;
+        parts[2 * i + 1] = re * scale->im + im * scale->re;
+    }
+}
+
+void fan__exact_set_grid(judge *j, fan_dtype out)
+{
+    j->grid = fan__exact_is_wide(out)                            ? TO_DOUBLE
+              : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE
+                                                                 : TO_LOW;
+}
 
 /* ---- tiles ---- */
 
@@ -124,9 +208,9 @@ static direct direct_of(const exact_job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits = fan__exact_operand(j, k)->dtype == j->d &&
-               fan__exact_operand(j, k)->data !=
-                   out->data; /* the result may be discarded, so it must not overwrite operands */
+        fits =
+            exact_operand(j, k)->dtype == j->d &&
+            exact_operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
@@ -144,13 +228,13 @@ static bool exact_went(const exact_job *j, direct go, const fan_array *out, int6
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_nditer_whole(&j->iter, fan__exact_operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = fan__exact_is_wide(j->d)            ? (const char *)no_double
-                       : fan__exact_low_ways(j->how, j->d) ? (const char *)no_brain
-                                                           : (const char *)no_single;
+    const char *none = fan__exact_is_wide(j->d)       ? (const char *)no_double
+                       : exact_low_ways(j->how, j->d) ? (const char *)no_brain
+                                                      : (const char *)no_single;
     for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
         src[k] = none;
     if (!dst)
@@ -181,13 +265,13 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     bool turns = fan__exact_scale_begin(&j.j, scale, j.parts == 2);
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_nditer_also(&j.iter, fan__exact_operand(&j, k));
+        fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
     fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
     int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
-    const low_ways *low = as == FAN_DT_FLOAT32 ? fan__exact_low_ways(j.how, out->dtype) : NULL;
+    const low_ways *low = as == FAN_DT_FLOAT32 ? exact_low_ways(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
     for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;

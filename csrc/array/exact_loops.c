@@ -135,19 +135,16 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
 #define SOURCE(k) *s##k = (const void *)src[k]
 #define SOURCES SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7)
 
-/* NAME_tile: adds `len` numbers of each of 8 sources to the tally (`first`: it is empty). */
-#define TILE_LOOPS(NAME, MEM)                                                                \
-    ALWAYS_INLINE void NAME##_tile(tally *t, const char *const *src, bool first, size_t len) \
-    {                                                                                        \
-        const MEM SOURCES;                                                                   \
-        if (first)                                                                           \
-            EACH(NAME##_FIRST, EIGHT(NAME##_TERM), NAME##_KEEP)                              \
-        else                                                                                 \
-            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                               \
+/* TILE_LOOP: adds `len` numbers of each of 8 sources to the tally (`first`: it is empty). */
+#define TILE_LOOP(name, NAME, MEM, UNIT, TARGET)                                               \
+    TARGET static void name##_##UNIT(tally *t, const char *const *src, bool first, size_t len) \
+    {                                                                                          \
+        const MEM SOURCES;                                                                     \
+        if (first)                                                                             \
+            EACH(NAME##_FIRST, EIGHT(NAME##_TERM), NAME##_KEEP)                                \
+        else                                                                                   \
+            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                                 \
     }
-TILE_LOOPS(NARROW, fan_any_u32)
-TILE_LOOPS(PLAIN, fan_any_u32)
-TILE_LOOPS(WIDE, fan_any_f64)
 
 /* judge_tile: leaves the values to round in `sum` and marks unproved numbers in `bad`; returns whether there are
  * any. */
@@ -194,11 +191,11 @@ ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
     EACH(double x = from[i];, , to[i] = fan_odd_of_double(x);)
 }
 
-/* NAME_direct: sums 8 arrays or fewer in one loop from the sources to the result; returns whether any element is
+/* DIRECT: sums 8 arrays or fewer in one loop from the sources to the result; returns whether any element is
  * unproved: then the result is invalid. Sources are padded to 2, 4 or 8 with -0.0, which is neutral. `quick`: by the
  * quick proof. */
-#define DIRECT(NAME, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                                \
-    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
+#define DIRECT(NAME, UNIT, TARGET, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                  \
+    TARGET static bool NAME##_##UNIT(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
                                      bool quick)                                                                 \
     {                                                                                                            \
         const MEM SOURCES;                                                                                       \
@@ -215,12 +212,6 @@ ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
             EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                                                \
         return any;                                                                                              \
     }
-DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p),
-       narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)
-DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p),
-       narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))
-DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, quick_bad_wide(whole_sum(sum, rest), small, large, p),
-       wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))
 
 /* NAME_up, NAME_down: convert low floats to float32, and float32 rounded to odd to low floats. */
 #define LOW_LOOPS(NAME, MEM, UP, DOWN)                                      \
@@ -262,36 +253,19 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
 
 /* The loops, compiled for each vector unit. */
 #define WAYS(NAME, TARGET)                                                                                           \
-    TARGET static void narrow_##NAME(tally *t, const char *const *src, bool first, size_t len)                       \
-    {                                                                                                                \
-        NARROW_tile(t, src, first, len);                                                                             \
-    }                                                                                                                \
-    TARGET static void plain_##NAME(tally *t, const char *const *src, bool first, size_t len)                        \
-    {                                                                                                                \
-        PLAIN_tile(t, src, first, len);                                                                              \
-    }                                                                                                                \
-    TARGET static void wide_##NAME(tally *t, const char *const *src, bool first, size_t len)                         \
-    {                                                                                                                \
-        WIDE_tile(t, src, first, len);                                                                               \
-    }                                                                                                                \
+    TILE_LOOP(narrow, NARROW, fan_any_u32, NAME, TARGET)                                                             \
+    TILE_LOOP(plain, PLAIN, fan_any_u32, NAME, TARGET)                                                               \
+    TILE_LOOP(wide, WIDE, fan_any_f64, NAME, TARGET)                                                                 \
     TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len) { return judge_narrow(t, j, len); } \
     TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len) { return judge_wide(t, j, len); }     \
     TARGET static void odd_##NAME(float *to, const double *from, size_t len) { odd_tile(to, from, len); }            \
-    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,     \
-                                     bool quick)                                                                     \
-    {                                                                                                                \
-        return single_direct(dst, src, sources, j, len, quick);                                                      \
-    }                                                                                                                \
-    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,      \
-                                    bool quick)                                                                      \
-    {                                                                                                                \
-        return brain_direct(dst, src, sources, j, len, quick);                                                       \
-    }                                                                                                                \
-    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,      \
-                                    bool quick)                                                                      \
-    {                                                                                                                \
-        return twice_direct(dst, src, sources, j, len, quick);                                                       \
-    }                                                                                                                \
+    DIRECT(single, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p),          \
+           narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)                                            \
+    DIRECT(brain, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p),            \
+           narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))                  \
+    DIRECT(twice, NAME, TARGET, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t,                                        \
+           quick_bad_wide(whole_sum(sum, rest), small, large, p), wide_bad(sum, rest, small, large, p), fan_any_f64, \
+           whole_sum(sum, rest))                                                                                     \
     FAN_LOW_ML_LIST(LOW_WAYS, (NAME, TARGET))
 #define WAY(NAME, HALF)             \
     {{FAN_LOW_LIST(LOW_WAY, NAME)}, \

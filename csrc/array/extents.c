@@ -2,6 +2,7 @@
 
 #include "array/convert.h"
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,15 +119,7 @@ void fan_extents_sort(fan_extents *e)
 /* extents_begun: returns how many entries begin at `last` or before. */
 static size_t extents_begun(const fan_extents *e, uint64_t last)
 {
-    size_t low = 0, high = e->n;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (e->all[mid].at.first <= last)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    return fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first), last);
 }
 
 const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, size_t *at)

@@ -8,7 +8,7 @@
 #ifndef FAN_ARRAY_LAYOUT_H
 #define FAN_ARRAY_LAYOUT_H
 
-#include "array/overlap_list.h"
+#include "array/overlap.h"
 
 typedef struct fan_layout_item {
     fan_region region;

@@ -22,7 +22,7 @@
  * The number of questions for components is limited (QUESTIONS), and so is their time: further ones are "unknown",
  * count as overlaps, and join the component beside them. Pairs have no such limit, because each unknown pair would have
  * to be listed; both sweeps end on Ctrl-C. */
-#include "array/overlap_list.h"
+#include "array/overlap.h"
 
 #include "base/interrupt.h"
 #include "base/mem.h"
@@ -44,14 +44,6 @@ typedef struct fan_stretch {
 } fan_stretch;
 
 /* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
-static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at);
-/* fan__stretch_merge: sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
- * for n. fan__stretch_distribute: sorts many in any order, digit by digit from the lowest. */
-static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch);
-static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scratch);
-/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. */
-static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n);
-
 static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 {
     do
@@ -60,6 +52,8 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
     return at < n ? at : n;
 }
 
+/* fan__stretch_merge: sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
+ * for n. */
 static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
 {
     while (fan__stretch_run_end(s, n, 0) < n) {
@@ -76,6 +70,7 @@ static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
 #define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
 
+/* fan__stretch_distribute: sorts many in any order, digit by digit from the lowest. */
 static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scratch)
 {
     uint64_t low = s[0].from, high = low;
@@ -98,7 +93,8 @@ static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scrat
     }
 }
 
-/* The stretches that overlap s[i] follow it, so the search for their end starts there. */
+/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap s[i] follow it, so the
+ * search for their end starts there. */
 static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;

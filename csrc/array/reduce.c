@@ -7,7 +7,7 @@
  *   lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other
  *   groups    lane 0 + lane 1 + .. + lane 31        one number of each group
  *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is left */
-#include "array/reduce.h"
+#include "array/sum.h"
 
 #include "array/convert.h"
 #include "array/nditer.h"

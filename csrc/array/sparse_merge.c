@@ -36,24 +36,14 @@ typedef struct fan_grid {
     int first[FAN_MAX_NDIM + 1];
 } fan_grid;
 
-/* fan__grid_of: computes the grid of a sum: that of the operands if it is the same for all; else COO over as many axes
- * as any of them indexes. */
-static void fan__grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n);
-/* fan__grid_most_key: returns the largest key of column c. */
-static int64_t fan__grid_most_key(const fan_grid *g, int c);
-/* fan__grid_axis_of_key: computes the index along one axis from keys. */
-static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step);
-/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid (one stored entry of s
- * is `times` of them). */
-static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times, int64_t *to,
-                                  fan_error *err);
-
 static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
 {
     return !fan_format_is_blocked(a->format) ||
            (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
 }
 
+/* fan__grid_of: computes the grid of a sum: that of the operands if it is the same for all; else COO over as many axes
+ * as any of them indexes. */
 static void fan__grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
 {
     const fan_sparse *s = in[0].sparse;
@@ -92,6 +82,7 @@ static void fan__grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
     g->first[++g->columns] = g->axes;
 }
 
+/* fan__grid_most_key: returns the largest key of column c. */
 static int64_t fan__grid_most_key(const fan_grid *g, int c)
 {
     int64_t product = 1;
@@ -100,6 +91,7 @@ static int64_t fan__grid_most_key(const fan_grid *g, int c)
     return product - 1;
 }
 
+/* fan__grid_axis_of_key: computes the index along one axis from keys. */
 static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step)
 {
     int c = 0;
@@ -138,6 +130,8 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     return FAN_OK;
 }
 
+/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid (one stored entry of s
+ * is `times` of them). */
 static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times, int64_t *to,
                                   fan_error *err)
 {

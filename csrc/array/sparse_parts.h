@@ -1,6 +1,6 @@
-/* sparse_parts: the parts of a sparse array, for the files of array/sparse alone. Index parts are foreign memory, which
- * may change after it was checked: only these functions read them, and every index is checked against its extent at its
- * use. */
+/* sparse_parts: reads the parts of a sparse array: checks, and sums into dense arrays. For the files of array/sparse
+ * alone. Index parts are foreign memory, which may change after it was checked: only these functions read them, and
+ * every index is checked against its extent at its use. */
 #ifndef FAN_ARRAY_SPARSE_PARTS_H
 #define FAN_ARRAY_SPARSE_PARTS_H
 

@@ -411,19 +411,32 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
     sum_large(out, in, n, how);
 }
 
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
-                  const char *factor)
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
+                       fan_dtype acc, const char *factor, bool raw)
 {
     const fan_loops *loops = fan_loops_of(dtype);
     fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
     if (!fold || (after && acc != dtype))
         return false;
-    fan_fold_how how = {.ahead = count * loops->size * n > NEAR, .factor = after ? NULL : factor};
-    fold(out, src, n, count * loops->parts, how.ahead || how.factor ? &how : NULL);
+    fan_fold_how how = {
+        .ahead = count * loops->size * n > NEAR, .factor = after ? NULL : factor, .start = start, .raw = raw};
+    fold(out, src, n, count * loops->parts, how.ahead || how.factor || start || raw ? &how : NULL);
     if (after)
         loops->scale(out, factor, count);
     return true;
+}
+
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
+                  const char *factor)
+{
+    return fan_sum_flat_from(out, NULL, src, n, count, dtype, acc, factor, false);
+}
+
+fan_dtype fan_sum_flat_upper(fan_dtype d)
+{
+    const fan_loops *loops = fan_loops_of(d);
+    return loops->up ? loops->upper : FAN_DT_NONE;
 }
 
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)

@@ -43,6 +43,14 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
                   const char *factor);
 
+/* fan_sum_flat_from: as fan_sum_flat, beginning with a run of acc at `start` (NULL: with the first run), which `out`
+ * may be if `raw`: then the sum is written as acc, without the last rounding. n may be 0 beside `start`. */
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
+                       fan_dtype acc, const char *factor, bool raw);
+
+/* fan_sum_flat_upper: returns the dtype wider than d that fan_sum_flat accepts with it; FAN_DT_NONE: there is none. */
+fan_dtype fan_sum_flat_upper(fan_dtype d);
+
 /* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
@@ -53,5 +61,14 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 /* fan_stats_of: computes the statistics of an array, in the order of its memory, exactly as fan_sum does for a result
  * with these strides; bad is 0 or SIZE_MAX. May be interrupted. */
 void fan_stats_of(const fan_array *a, fan_stats *s);
+
+/* reduce: the sum of an array over some of its axes (D7). */
+
+/* fan_reduce_dtype: returns the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself
+ * for the rest. */
+fan_dtype fan_reduce_dtype(fan_dtype d);
+/* fan_reduce: sums `in` over leading and stretched axes into `out` (fresh, any dtype, shape broadcasts to in's). May be
+ * interrupted. */
+void fan_reduce(const fan_array *out, const fan_array *in);
 
 #endif

@@ -14,7 +14,7 @@
  * sources. Low floats become float32 (or are rounded) in the register. */
 #include "array/convert.h"
 #include "array/lowp.h"
-#include "array/complex_abs.h"
+#include "array/device_stats.h"
 #include "array/sum_loops.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
 #include "array/window.h"
 
 #include "array/convert.h"
-#include "array/exact_terms.h"
+#include "array/exact_loops.h"
 #include "array/lowp.h"
 #include "array/sum_isa.h"
 #include "base/fault.h"

@@ -822,7 +822,8 @@ static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b,
 }
 
 typedef struct add_plain_op {
-    fan_list *list; /* whose first entry is the sum */
+    fan_list *list; /* whose first entry is the sum .. */
+    fan_dtype acc;  /* .. in this dtype */
     void *object;   /* whose memory the sum is; NULL: the buffer's own */
     char *sum;
     const char *data;
@@ -847,19 +848,23 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
            fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
 }
 
-static inline bool add_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
-
 static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key,
                           add_plain_op *out)
 {
     const fan_slot *s = &b->slots[slot];
-    if (b->sum_stats || !add_plain_has_sum(s) ||
+    if (b->sum_stats || !fan_plain_has_sum(s) ||
         atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <= b->budget ||
         !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
-    *out = (add_plain_op){
-        s->list, first->owned ? NULL : first->object, first->data, data, fan_plain_elements(kind), key, kind->dtype};
+    *out = (add_plain_op){s->list,
+                          first->wide ? fan_plain_accum(b, slot) : kind->dtype,
+                          first->owned ? NULL : first->object,
+                          first->data,
+                          data,
+                          fan_plain_elements(kind),
+                          key,
+                          kind->dtype};
     return true;
 }
 
@@ -905,18 +910,23 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
              now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
     if (fan_sched_active())
         fan_buffer_weigh(b, bytes);
-    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
-                       NULL);
     fan_entry *sum = &one->list->entries[0];
+    bool wide = sum->wide;
+    if (wide)
+        (void)fan_sum_flat_from(one->sum, one->sum, &one->data, 1, one->count, one->dtype, one->acc, NULL, true);
+    else
+        (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->acc,
+                           NULL);
     one->list->summed++;
     one->list->rules |= fan_plan_plain_fold(true);
     *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->owned);
+    sum->wide = wide;
     FAN_PLAIN_COUNT(b, adds, 1);
     FAN_PLAIN_COUNT(b, folds, 1);
     FAN_PLAIN_COUNT(b, passes, 1);
     FAN_PLAIN_COUNT(b, in_place, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, 2 * bytes);
-    FAN_PLAIN_COUNT(b, bytes_written, bytes);
+    FAN_PLAIN_COUNT(b, bytes_read, bytes + fan_plain_sum_size(one->list, wide));
+    FAN_PLAIN_COUNT(b, bytes_written, fan_plain_sum_size(one->list, wide));
     add_plain_count_peak(b, now);
 }
 
@@ -936,7 +946,7 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     *added = false;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (kind && add_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
+    if (kind && fan_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
         *added = true; /* the buffer keeps no reference, so needs no copy */
         return FAN_OK;
     }

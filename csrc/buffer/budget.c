@@ -197,11 +197,11 @@ static void budget_recheck_newest(fan_buffer *b)
     }
 }
 
-/* budget_plain_fits: whether a sum of a slot's list is of the kind of the list, and may stay in it. */
+/* budget_plain_fits: whether a sum of a slot's list may stay in it: it is of the kind of the list, or wider. */
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
     const fan_plain_kind *k = &b->slots[slot].list->kind;
-    return !fan_plain_pitch(k) && fan_plain_accum(b, slot) == k->dtype;
+    return !fan_plain_pitch(k) && fan_sum_flat_fits(k->dtype, fan_plain_accum(b, slot));
 }
 
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
@@ -241,17 +241,34 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 }
 
 /* `object` replaces the first n entries. */
-static void budget_plain_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data)
+static void budget_plain_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data, bool wide)
 {
     bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
     size_t parked = n - (p->summed > 0);
-    fan_plain_count(b, p, n, first, false);
+    fan_plain_count(b, p, n, first, false, wide);
     fan_list_unpark(b, p, parked);
     p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
     p->summed += (int64_t)parked;
     p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
+    p->entries[0].wide = wide;
     memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
     p->n -= n - 1;
+}
+
+/* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads sum them sooner. */
+static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, char **data)
+{
+    const fan_list *p = b->slots[slot].list;
+    const fan_entry *first = &p->entries[0];
+    fan_plain_kind kind = p->kind;
+    kind.dtype = acc;
+    if (!fan_plain_is_flat(fan_plain_bytes(&kind), n))
+        return NULL;
+    if (first->wide && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES) {
+        *data = first->data;
+        return first->object;
+    }
+    return b->frontend->plain->fresh(first->object, &kind, data);
 }
 
 /* Sums the ready prefix; false: it is for the general path, and nothing happened. */
@@ -269,13 +286,18 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     if (n < 2 || !gone)
         return false;
     fan_plain_claim(s);
-    void *to = fan_plain_place(b, slot, n, p->kind.dtype, true, &data);
+    fan_dtype acc = fan_plain_accum(b, slot);
+    bool wide = acc != p->kind.dtype;
+    void *to = wide ? budget_plain_place_wide(b, slot, n, acc, &data) : fan_plain_place(b, slot, n, acc, true, &data);
     bool first = to == p->entries[0].object;
     bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_all_unchanged(b, p, n);
     if (good) {
-        fan_plain_fold(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
+        if (wide)
+            fan_plain_fold_wide(b, p, n, acc, data);
+        else
+            fan_plain_fold(b, p, n, acc, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);
-        budget_plain_commit(b, p, n, to, data);
+        budget_plain_commit(b, p, n, to, data, wide);
     } else {
         if (to && !first)
             b->frontend->drop(to);

@@ -84,7 +84,8 @@ static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one
     t->donated = one->donated;
     /* Checked before plain_value makes a value, which has a reference of its own. */
     t->unshared = gathered->fold.n == 0 && !one->exposed && fan_plain_unshared(gathered->fold.b, one, t->owned);
-    fan_status status = frontend->plain_value(one->object, one->data, &s->list->kind, v, &kept, err);
+    const fan_plain_kind kind = fan_entry_kind(&s->list->kind, one);
+    fan_status status = frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
     if (status == FAN_ERR_STATE)
         return fan_slot_changed(gathered->fold.b, gathered->fold.slot, one->key, err);
     FAN_TRY(status);
@@ -165,10 +166,11 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
 static bool fold_term_disjoint(const fan_fold *f, size_t which)
 {
     const fan_array *a = f->terms[which].v->array;
-    fan_array *others[3];
+    fan_array *own[3];
     for (size_t i = 0; i < f->n; i++) {
-        size_t n = i == which ? 0 : fan_value_arrays(f->terms[i].v, others, 3);
-        for (size_t k = 0; k < n && k < 3; k++)
+        size_t n;
+        fan_array *const *others = fan_value_arrays(f->terms[i].v, own, &n);
+        for (size_t k = 0; k < n && i != which; k++)
             if (!fan_array_extents_disjoint(a, others[k]) && !fan_array_disjoint(a, others[k]))
                 return false;
     }

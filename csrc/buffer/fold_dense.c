@@ -226,23 +226,9 @@ static void plain_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fa
     plain_sum_arrays(&p->kind, fan_plain_elements(&p->kind), src, n, acc, scale, out, arrays, in, stats);
 }
 
-void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
-                    void *scratch, fan_stats *stats)
+/* left: what allow_threads_begin returned; NULL: it was not called. */
+static void plain_sum_end(const fan_buffer *b, void *left)
 {
-    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
-    bool whole = fan_plain_scratch(p, n, acc, stats);
-    bool release_gil = p->bytes > FAN_PLAIN_BYTES || n * p->bytes > PLAIN_RELEASE_BYTES;
-    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
-    if (whole)
-        plain_sum_whole(p, n, acc, scale, out, scratch, stats);
-    for (size_t done = whole ? n : 0; done < n;) {
-        size_t m = 0;
-        if (done)
-            src[m++] = out;
-        for (; m < FAN_PLAIN_TERMS && done < n; done++)
-            src[m++] = fan_entry_data(&p->kind, &p->entries[done]);
-        plain_sum_runs(&p->kind, src, m, acc, done == n ? scale : NULL, out, stats);
-    }
     if (!left)
         return;
     b->frontend->allow_threads_end(left);
@@ -251,6 +237,63 @@ void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, c
         fan_yield();
         fan_buffer_seen(b, SIZE_MAX, FAN_SCHED_WRITE);
     }
+}
+
+/* The runs from `done` on, beginning with the numbers at `start`, which are of the wider dtype. */
+static void plain_sum_wide(const fan_list *p, size_t done, size_t n, fan_dtype acc, const char *start, char *out)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    for (; done < n; start = out) {
+        size_t m = 0;
+        for (; m < FAN_PLAIN_TERMS && done < n; done++)
+            src[m++] = p->entries[done].data;
+        (void)fan_sum_flat_from(out, start, src, m, fan_plain_elements(&p->kind), p->kind.dtype, acc, NULL, true);
+    }
+}
+
+void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, char *out)
+{
+    bool wide = p->entries[0].wide, release_gil = n * p->bytes > PLAIN_RELEASE_BYTES;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    plain_sum_wide(p, wide, n, acc, wide ? p->entries[0].data : NULL, out);
+    plain_sum_end(b, left);
+}
+
+/* A sum that is wider already, rounded into `out`. What follows it is added where it is, but for the last runs. */
+static void plain_round_wide(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    _Alignas(16) char factor[16];
+    size_t m = 0, last = n > FAN_PLAIN_TERMS ? n - FAN_PLAIN_TERMS : 1;
+    plain_sum_wide(p, 1, last, acc, p->entries[0].data, p->entries[0].data);
+    for (size_t k = last; k < n; k++)
+        src[m++] = p->entries[k].data;
+    if (scale)
+        fan_scale_as(scale, acc, factor);
+    (void)fan_sum_flat_from(out, p->entries[0].data, src, m, fan_plain_elements(&p->kind), p->kind.dtype, acc,
+                            scale ? factor : NULL, false);
+}
+
+void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
+                    void *scratch, fan_stats *stats)
+{
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    bool whole = fan_plain_scratch(p, n, acc, stats);
+    bool release_gil = p->bytes > FAN_PLAIN_BYTES || n * p->bytes > PLAIN_RELEASE_BYTES;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    if (p->entries[0].wide)
+        plain_round_wide(p, n, acc, scale, out);
+    else if (whole)
+        plain_sum_whole(p, n, acc, scale, out, scratch, stats);
+    for (size_t done = whole || p->entries[0].wide ? n : 0; done < n;) {
+        size_t m = 0;
+        if (done)
+            src[m++] = out;
+        for (; m < FAN_PLAIN_TERMS && done < n; done++)
+            src[m++] = fan_entry_data(&p->kind, &p->entries[done]);
+        plain_sum_runs(&p->kind, src, m, acc, done == n ? scale : NULL, out, stats);
+    }
+    plain_sum_end(b, left);
 }
 
 void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src, size_t n, char *out)

@@ -37,7 +37,7 @@ static int plain_axis_beyond(unsigned left, int ndim, const int64_t *strides, in
 
 bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps, uint32_t *order)
 {
-    unsigned left = (1u << ndim) - 1;
+    unsigned left = ~0u; /* axes that have no place yet */
     int64_t run = unit;
     *order = 0;
     for (int at = 0; at < ndim; at++) {

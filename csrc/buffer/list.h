@@ -7,6 +7,7 @@
 #ifndef FAN_BUFFER_LIST_H
 #define FAN_BUFFER_LIST_H
 
+#include "array/sum.h"
 #include "base/keys.h"
 #include "buffer/value.h"
 
@@ -71,9 +72,10 @@ typedef struct fan_entry {
     uint64_t general : 1;
     uint64_t alone : 1; /* of a plain one, on arrival: but for its call only the buffer holds it .. */
     uint64_t copy : 1;  /* .. and the buffer is to keep a copy, not the object */
-    int64_t key : 58;   /* of a plain one; -1: none */
+    uint64_t wide : 1;  /* a plain sum in the dtype that fan_sum_flat_upper has for the list's */
+    int64_t key : 57;   /* of a plain one; -1: none */
 } fan_entry;
-#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 6)
+#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 7)
 
 static inline int64_t fan_entry_key(const fan_entry *one) { return one->general ? one->item->key : one->key; }
 /* fan_entry_parked: a fold may sum it. */
@@ -97,6 +99,15 @@ static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool
 static inline const char *fan_entry_data(const fan_plain_kind *kind, const fan_entry *one)
 {
     return kind->inside ? (const char *)&one->data : one->data;
+}
+
+/* fan_entry_kind: of a plain entry of a list of `kind`. */
+static inline fan_plain_kind fan_entry_kind(const fan_plain_kind *kind, const fan_entry *one)
+{
+    fan_plain_kind own = *kind;
+    if (one->wide)
+        own.dtype = fan_sum_flat_upper(kind->dtype);
+    return own;
 }
 
 #define FAN_LIST_INLINE 4

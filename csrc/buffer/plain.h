@@ -123,6 +123,8 @@ static inline void fan_plain_release(fan_buffer *b, fan_span span)
         fan_slot_wake_all(b);
 }
 
+/* fan_plain_has_sum: the first entry of the slot's list is a running sum. */
+static inline bool fan_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
 /* fan_plain_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 {
@@ -137,7 +139,8 @@ static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
 static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
 {
-    bool whole = n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) || acc != p->kind.dtype);
+    bool whole =
+        n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) || (acc != p->kind.dtype && !p->entries[0].wide));
     return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
 /* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the buffer did not make.
@@ -159,7 +162,7 @@ static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t s
         return FAN_REUSE_HELD;
     fan_reuse facts = {.dense = !fan_plain_pitch(&p->kind),
                        .writable = true,
-                       .same_dtype = acc == p->kind.dtype,
+                       .same_dtype = acc == p->kind.dtype || first->wide,
                        .disjoint = true,
                        .owned = owned,
                        .exposed = first->exposed,
@@ -205,22 +208,34 @@ static inline bool fan_plain_unchanged(const fan_buffer *b, void *object, const 
 }
 static inline bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
 {
-    for (size_t k = 0; k < n; k++)
+    size_t first = n && p->entries[0].wide;
+    for (size_t k = first; k < n; k++)
         if (!fan_plain_unchanged(b, p->entries[k].object, &p->kind, p->entries[k].data))
             return false;
-    return true;
+    fan_plain_kind kind;
+    if (first)
+        kind = fan_entry_kind(&p->kind, &p->entries[0]);
+    return !first || fan_plain_unchanged(b, p->entries[0].object, &kind, p->entries[0].data);
 }
 /* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with statistics (NULL: none).
  * out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of them. scratch: of fan_plain_scratch bytes.
- * It allocates nothing and cannot fail. Other threads of the frontend may run meanwhile: the slot is claimed. */
+ * fan_plain_fold_wide: the same in the dtype `acc`, which is wider than the list's, for gap-free runs: `out` is the
+ * first entry, if that is `wide`, or apart from all. They allocate nothing and cannot fail. Other threads of the
+ * frontend may run meanwhile: the slot is claimed. */
 void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
                     void *scratch, fan_stats *stats);
-/* fan_plain_count: counts such a sum. */
-static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place, bool copied)
+void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, char *out);
+/* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
+static inline uint64_t fan_plain_sum_size(const fan_list *p, bool wide)
+{
+    fan_dtype d = p->kind.dtype;
+    return wide ? p->size / fan_dtype_size(d) * fan_dtype_size(fan_sum_flat_upper(d)) : p->size;
+}
+static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place, bool copied, bool wide)
 {
     FAN_PLAIN_COUNT(b, passes, 1);
-    FAN_PLAIN_COUNT(b, bytes_read, n * p->size);
-    FAN_PLAIN_COUNT(b, bytes_written, p->size);
+    FAN_PLAIN_COUNT(b, bytes_read, (n - 1) * p->size + fan_plain_sum_size(p, p->entries[0].wide));
+    FAN_PLAIN_COUNT(b, bytes_written, fan_plain_sum_size(p, wide));
     FAN_PLAIN_COUNT(b, folds, n > 1);
     FAN_PLAIN_COUNT(b, in_place, in_place ? n - 1 : 0);
     FAN_PLAIN_COUNT(b, copies, copied);

@@ -60,11 +60,12 @@ static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array 
 
 static bool take_written_by_out(const fan_extents *outs, const fan_value *v)
 {
-    fan_array *some[3];
-    size_t n = outs->n ? fan_value_arrays(v, some, 3) : 0;
-    for (size_t i = 0; i < n && i < 3; i++) {
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
+    for (size_t i = 0; outs->n && i < n; i++) {
         size_t at = outs->n;
-        if (fan_extents_next(outs, fan_extent_of(some[i]), &at))
+        if (fan_extents_next(outs, fan_extent_of(all[i]), &at))
             return true;
     }
     return false;
@@ -101,12 +102,11 @@ static fan_status take_collect_outs(take_op *t, fan_error *err)
             fan_extents_put(&t->outs, c->out->array, c->slot, true);
         for (size_t j = 0; j < c->gathered.fold.n; j++) {
             const fan_value *v = c->gathered.fold.terms[j].v;
-            fan_array *some[3];
-            size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
-            for (size_t k = 0; k < n && k < 3; k++)
-                fan_extents_put(&t->inputs, some[k], c->slot, v->form == FAN_FORM_DENSE);
-            for (size_t k = 0; k < v->nparts; k++)
-                fan_extents_put(&t->inputs, v->parts[k], c->slot, false);
+            fan_array *own[3];
+            size_t n;
+            fan_array *const *all = fan_value_arrays(v, own, &n);
+            for (size_t k = 0; k < n; k++)
+                fan_extents_put(&t->inputs, all[k], c->slot, v->form == FAN_FORM_DENSE);
         }
     }
     fan_extents_sort(&t->inputs);
@@ -867,7 +867,7 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
                             .whole = n == 1 || take_keys_whole(p),
                             .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
-                            .same_dtype = true};
+                            .same_dtype = !p->entries[0].wide};
     if (n == 1 && facts.writable)
         facts.reuse = fan_plain_may_write(b, slot, 1, p->kind.dtype);
     return fan_plan_take(&facts).way;
@@ -930,7 +930,7 @@ static bool take_plain_outs_disjoint(const take_plain *t)
         return false;
     for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
         const fan_list *p = take_list(t->b, i);
-        if (take_defined(p) && fan_plain_pitch(&p->kind))
+        if (take_defined(p) && (fan_plain_pitch(&p->kind) || p->entries[0].wide))
             return false;
         for (size_t k = 0; k < take_defined(p); k++) {
             const char *data = p->entries[k].data;
@@ -1061,7 +1061,7 @@ static void take_plain_sum_slot(const take_plain *t, size_t slot, bool is_out)
     if (stats)
         take_keep_stats(b, slot, stats);
     if (!handed)
-        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out);
+        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
 }
 
 static void take_plain_sum(const take_plain *t)
@@ -1174,7 +1174,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_all_unchanged(b, p, n))) {
         if (n > 1 || !first) {
             fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
-            fan_plain_count(b, p, n, first, n == 1);
+            fan_plain_count(b, p, n, first, n == 1, false);
         }
         if (first) /* the list's hold is the caller's from now on */
             p->entries[0].object = NULL;

@@ -38,11 +38,12 @@ void fan_value_drop(const fan_frontend *f, fan_value *v)
 
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err)
 {
-    fan_array *all[3];
+    fan_array *own[3];
+    size_t n, used = 0;
     fan_status status = FAN_OK;
     if (!v->device || !v->device->backend->use || v->form == FAN_FORM_OBJECT)
         return FAN_OK;
-    size_t n = fan_value_arrays(v, all, 3), used = 0;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
     while (used < n && (status = v->device->backend->use(v->device, all[used], name, donate, err)) == FAN_OK)
         used++;
     while (status != FAN_OK && donate && used > 0)
@@ -52,10 +53,11 @@ fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_
 
 void fan_value_returned(const fan_value *v)
 {
-    fan_array *all[3];
+    fan_array *own[3];
+    size_t n;
     if (!v->device || !v->device->backend->returned || v->form == FAN_FORM_OBJECT)
         return;
-    size_t n = fan_value_arrays(v, all, 3);
+    fan_array *const *all = fan_value_arrays(v, own, &n);
     for (size_t i = 0; i < n; i++)
         v->device->backend->returned(v->device, all[i]);
 }
@@ -74,25 +76,21 @@ int fan_value_shape(const fan_value *v, const int64_t **shape)
     return -1;
 }
 
-size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap)
+fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t *n)
 {
-    fan_array *own[3] = {NULL, NULL, NULL};
-    fan_array **from = own;
-    size_t n = 0;
+    *n = 0;
     if (v->form == FAN_FORM_DENSE) {
-        own[n++] = v->array;
+        own[(*n)++] = v->array;
     } else if (v->form == FAN_FORM_SPARSE) {
-        own[n++] = v->sparse->values;
-        own[n++] = v->sparse->indices;
+        own[(*n)++] = v->sparse->values;
+        own[(*n)++] = v->sparse->indices;
         if (v->sparse->pointers)
-            own[n++] = v->sparse->pointers;
+            own[(*n)++] = v->sparse->pointers;
     } else if (v->form == FAN_FORM_OBJECT) {
-        from = v->parts;
-        n = v->nparts;
+        *n = v->nparts;
+        return v->parts;
     }
-    for (size_t i = 0; i < n && i < cap; i++)
-        out[i] = from[i];
-    return n;
+    return own;
 }
 
 static uint64_t array_bytes(const fan_array *a)
@@ -106,16 +104,12 @@ static uint64_t array_bytes(const fan_array *a)
 
 uint64_t fan_value_bytes(const fan_value *v)
 {
-    fan_array *some[3];
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
     uint64_t bytes = 0;
-    if (v->form == FAN_FORM_OBJECT) {
-        for (size_t i = 0; i < v->nparts; i++)
-            bytes += array_bytes(v->parts[i]);
-        return bytes;
-    }
-    size_t n = fan_value_arrays(v, some, 3);
     for (size_t i = 0; i < n; i++)
-        bytes += array_bytes(some[i]);
+        bytes += array_bytes(all[i]);
     return bytes;
 }
 
@@ -126,15 +120,11 @@ static fan_status value_record_stream(fan_array *a, fan_stream *s, fan_error *er
 
 fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err)
 {
-    fan_array *some[3];
-    if (v->form == FAN_FORM_OBJECT) {
-        for (size_t i = 0; i < v->nparts; i++)
-            FAN_TRY(value_record_stream(v->parts[i], s, err));
-        return FAN_OK;
-    }
-    size_t n = fan_value_arrays(v, some, 3);
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
     for (size_t i = 0; i < n; i++)
-        FAN_TRY(value_record_stream(some[i], s, err));
+        FAN_TRY(value_record_stream(all[i], s, err));
     return FAN_OK;
 }
 

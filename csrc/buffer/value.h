@@ -138,8 +138,8 @@ fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_
 void fan_value_returned(const fan_value *v);
 /* fan_value_shape: of dense, sparse and zero values; returns the rank, -1 for objects and undefined. */
 int fan_value_shape(const fan_value *v, const int64_t **shape);
-/* fan_value_arrays: its memory: up to `cap` arrays are stored; returns how many there are. */
-size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap);
+/* fan_value_arrays: the *n arrays of its memory, in `own` or, for an object, those that it lists. */
+fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t *n);
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
 /* fan_value_record_stream: its memory is used on s (Lifetime). */

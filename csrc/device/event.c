@@ -62,7 +62,7 @@ static void event_to_pool(fan_event *e)
 
 /* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `clock` becomes the clock that a
  * waiter of the event acquires. FAN_ERR_NOMEM. */
-static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock)
+static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock, fan_error *err)
 {
     *first = UINT64_MAX;
     if (s->lane == FAN_NO_LANE)
@@ -71,7 +71,7 @@ static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *
     *first = ++s->count;
     bool failed = fan_clock_copy(clock, &s->clock) || fan_clock_set(clock, s->lane, *first);
     fan__device_unlock(s->device);
-    return failed ? FAN_ERR_NOMEM : FAN_OK;
+    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event") : FAN_OK;
 }
 
 /* event_ticket_end: takes the ticket `last`. Only later records have a `first` as large, or this one itself if no other
@@ -99,8 +99,8 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     FAN_TRY(event_make(d, true, &e, err));
     fan_status status = fan_stream_capture(s, &e->capture, err);
     uint64_t first = 0;
-    if (status == FAN_OK && event_ticket_begin(s, &first, &e->clock) != FAN_OK)
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    if (status == FAN_OK)
+        status = event_ticket_begin(s, &first, &e->clock, err);
     if (status == FAN_OK) {
         fan_yield();
         status = d->backend->record(e, s, err);
@@ -132,9 +132,10 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     uint64_t first, capture;
     FAN_TRY(fan_stream_capture(s, &capture, err));
     fan_clock_init(&clock);
-    if (event_ticket_begin(s, &first, &clock) != FAN_OK) {
+    fan_status status = event_ticket_begin(s, &first, &clock, err);
+    if (status != FAN_OK) {
         fan_clock_fini(&clock);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+        return status;
     }
     fan__device_lock(d);
     bool alone = e->recording++ == 0;
@@ -142,7 +143,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan__device_unlock(d);
 
     fan_yield();
-    fan_status status = d->backend->record(e, s, err);
+    status = d->backend->record(e, s, err);
 
     fan_stream *old = NULL;
     fan__device_lock(d);
@@ -354,9 +355,7 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     assert(other->device == d);
     FAN_TRY(event_make(d, true, &e, err));
     e->capture = 0;
-    fan_status status = event_ticket_begin(other, &first, &e->clock) == FAN_OK
-                            ? FAN_OK
-                            : fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    fan_status status = event_ticket_begin(other, &first, &e->clock, err);
     if (status == FAN_OK) {
         fan_yield();
         status = d->backend->record(e, other, err);

@@ -2,7 +2,6 @@
 
 #include "array/exact.h"
 #include "array/nditer.h"
-#include "array/reduce.h"
 #include "array/sum.h"
 
 #include <stdio.h>

@@ -13,13 +13,12 @@ from typing import (
     Self,
     SupportsIndex,
     TypedDict,
-    TypeVar,
     final,
     overload,
 )
 
 import numpy as np
-from typing_extensions import disjoint_base
+from typing_extensions import TypeVar, disjoint_base
 
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .graph.trees import GraphStats, Outcome
@@ -540,8 +539,10 @@ class Node:
         """Write the sums of its slots into these arrays: fanin.tape's output buffers."""
     def __repr__(self) -> str: ...  # step
 
+_A = TypeVar("_A", default=Any)  # of a leaf: its array
+
 @final
-class Leaf:
+class Leaf(Generic[_A]):
     """Where gradients end: each pass adds its sum to `.grad`, in place once that exists.
 
     Parameters
@@ -587,14 +588,25 @@ class Leaf:
     @overload
     def __new__(
         cls,
+        array: _A,
+        *,
+        like: None = None,
+        accumulate: DTypeLike | Callable[[Any], object] | None = None,
+        grad_dtype: None = None,
+        name: object = None,
+        stream: StreamLike | None = None,
+    ) -> Leaf[_A]: ...  # step
+    @overload
+    def __new__(
+        cls,
         array: object,
         *,
         like: None = None,
         accumulate: DTypeLike | Callable[[Any], object] | None = None,
-        grad_dtype: DTypeLike | None = None,
+        grad_dtype: DTypeLike,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> Leaf: ...  # step
+    ) -> Leaf[Any]: ...  # step
     @overload
     def __new__(
         cls,
@@ -605,16 +617,18 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> Leaf: ...  # step
+    ) -> Leaf[Any]: ...  # step
     @property
-    def grad(self) -> Any:  # step
-        """The sum of the gradients of all passes since it was None; may be set."""
+    def grad(self) -> _A | Any:  # step
+        """The sum of the gradients of all passes since it was None; may be set. An array like the leaf's own; sparse
+        after sparse gradients alone, and None before the first pass.
+        """
     @grad.setter
     def grad(self, value: object) -> None: ...  # step
     @grad.deleter
     def grad(self) -> None: ...
     @property
-    def array(self) -> Any:
+    def array(self) -> _A:
         """The array that it was made of; None with like=."""
     @property
     def stream(self) -> Stream | None:
@@ -779,13 +793,14 @@ def grad(
     [array([ 3., 12.])]
     """
 
-def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, /) -> None:
+def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it;
-    None: accumulate again. An error if the leaf has another function already.
+    None: accumulate again. An error if the leaf has another function already. A sum without other references, of the
+    leaf's dtype and strides, becomes kept[i] if there is none, instead of a call.
     """
 
-def leaf_accumulate(leaf: Leaf, sum: object, /) -> None:
-    """Add a sum to the leaf's `.grad`, and run the hooks that run after that."""
+def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
+    """Add sums[i], which becomes None, to the leaf's `.grad`, and run the hooks that run after that."""
 
 # walk.c
 def walk(
@@ -1549,6 +1564,9 @@ def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> 
 def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pairs that are not surely disjoint, and the undecided ones."""
 
+def address(a: NDArray, /) -> int:
+    """The address of the first element of an ndarray."""
+
 # ---------------------------------------------------------------- recorded steps
 
 @final
@@ -1630,9 +1648,6 @@ def snapshot_elsewhere(snapshot: object, arrays: tuple[object, ...], /) -> list[
 def restride(a: NDArray, strides: tuple[int, ...], /) -> None:
     """Give an ndarray strides that it had before, without a check that they stay within its memory."""
 
-def address(a: NDArray, /) -> int:
-    """The address of the first element of an ndarray."""
-
 # ---------------------------------------------------------------- exact sums
 
 # window.c
@@ -1678,6 +1693,9 @@ def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int
     """Write a step of bucket `bucket` of the pass `number` of a group to the traces that record this thread, and one
     line for each other rank to which it sent bytes: `sends`.
     """
+
+def yield_thread() -> None:
+    """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""
 
 # ---------------------------------------------------------------- errors
 

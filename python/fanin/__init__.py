@@ -19,16 +19,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from . import _array as _array  # completes a type of the core
-from ._core import (
-    InputBuffer,
-    Leaf,
-    Node,
-    add_n,
-    backward,
-    grad,
-    trim,
-    walk,
-)
+from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
 from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself

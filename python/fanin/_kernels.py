@@ -158,7 +158,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, code: bytes) -> None:
-    """Keeps `code` whole or not at all, whoever else writes the same file. OSError if it cannot be kept."""
+    """Keep `code` whole or not at all, also while other processes write the same file. OSError if it cannot be kept."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in path.parent.glob("*.tmp"):
         with contextlib.suppress(OSError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from . import _core
 from ._interop import streams
@@ -75,22 +75,8 @@ def counters() -> ProcessCounters:
 class Restore:
     """The result of `set_options`: as a context manager it restores the options at the end of the block."""
 
-    def __init__(
-        self,
-        before: tuple[
-            bool | None,
-            bool | None,
-            float | Literal["auto"] | None,
-            str | None,
-            int | None,
-            float | None,
-            bool | None,
-            bool | None,
-        ],
-        raw: bool | None,
-    ) -> None:
-        self._before = before
-        self._raw = raw
+    def __init__(self, before: Sequence[Any], raw: bool | None) -> None:
+        self._before, self._raw = before, raw  # None: not changed
 
     def __enter__(self) -> None:
         return None
@@ -164,20 +150,19 @@ def set_options(
     """
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
-    old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect)
+    given: dict[str, Any] = {
+        "debug": debug,
+        "warn_stream_mismatch": warn_stream_mismatch,
+        "budget": budget,
+        "isa": isa,
+        "threads": threads,
+        "pool_bytes": pool_bytes,
+        "capture_redirect": capture_redirect,
+        "detect": detect,
+    }
+    old: Mapping[str, Any] = _core.set_options(*given.values())
     raw = streams.raw_addresses  # in the same step of a thread of `Machine.spawn`
     if raw_addresses is not None:
         streams.raw_addresses = bool(raw_addresses)
-    return Restore(
-        (
-            None if debug is None else old["debug"],
-            None if warn_stream_mismatch is None else old["warn_stream_mismatch"],
-            None if budget is None else old["budget"],
-            None if isa is None else old["isa"],
-            None if threads is None else old["threads"],  # 0: the default
-            None if pool_bytes is None else old["pool_bytes"],
-            None if capture_redirect is None else old["capture_redirect"],
-            None if detect is None else old["detect"],
-        ),
-        None if raw_addresses is None else raw,
-    )
+    before = [None if x is None else old[name] for name, x in given.items()]
+    return Restore(before, None if raw_addresses is None else raw)

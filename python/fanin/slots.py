@@ -216,9 +216,8 @@ class Stats:
     sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
     absmax: float  #: the largest magnitude of a finite element
     nonfinite: int  #: the number of elements that are inf or NaN
-    first_bad_key: (
-        int | None
-    )  #: the key of the first contribution with an inf or NaN, if the sum has one; None without one or without a key
+    #: the key of the first contribution with an inf or NaN, if the sum has one; None without one or without a key
+    first_bad_key: int | None
 
 
 def _buffer(call: str, buf: object) -> _core.InputBuffer:
@@ -244,9 +243,7 @@ def global_norm(buf: _core.InputBuffer) -> float:
 
 
 def _floats(x: object) -> bool:
-    return isinstance(x, float | complex) or (
-        hasattr(x, "dtype") and any(k in str(x.dtype) for k in ("float", "complex"))
-    )
+    return isinstance(x, float | complex) or any(k in str(getattr(x, "dtype", "")) for k in ("float", "complex"))
 
 
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:

@@ -54,6 +54,8 @@ from fanin._words import counted, type_of
 if TYPE_CHECKING:
     from fanin._core import Recording  # of fanin.graph, without which nothing is compiled
 
+#: Whether a function of a graph tree is running; never without fanin.graph.
+_in_graph_tree: Callable[[], bool] = getattr(_core, "cpu_wants_handles", lambda: False)
 NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
 Shape = tuple[int, ...]
 Array = NDArray | _core.Array  # on the CPU, or on a device of a machine
@@ -82,7 +84,7 @@ class Device:
 
     def put(self, value: npt.ArrayLike) -> Array:
         """A copy of an ndarray there."""
-        if self.machine is None and _core.cpu_wants_handles():
+        if self.machine is None and _in_graph_tree():
             if not plain(value):
                 return run(copy, value if isinstance(value, _core.Array) else np.asarray(value))
             numbers = np.asarray(value)
@@ -96,7 +98,7 @@ class Device:
         """Memory there, to be written."""
         if self.machine is not None:
             return self.machine.empty(shape, dtype, device=self.index)
-        if _core.cpu_wants_handles():  # in a function of a graph tree
+        if _in_graph_tree():
             return _core.cpu_empty(shape, np.dtype(dtype))
         made = np.empty(shape, dtype)
         return made if _here.recording is None else _here.recording.empty(made)
@@ -145,7 +147,7 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
     """Do `fn(*reads, *writes)` here."""
     machine, stream = _here.device.machine, _here.device.current()
     if machine is None or stream is None:
-        if _core.cpu_wants_handles():
+        if _in_graph_tree():
             _core.cpu_launch(fn, _here.name, tuple(reads), tuple(writes))
         elif _here.recording is None:
             fn(*reads, *writes)
@@ -482,7 +484,7 @@ class Op:
             arrays.append(x)
         if device is None:
             return cast(Var, self.compute(*args) if _here.recording is None else self.queued(args, ()))
-        if device.machine is not None or _here.recording is not None or _core.cpu_wants_handles():
+        if device.machine is not None or _here.recording is not None or _in_graph_tree():
             return self.on_device(device, args, live)
         data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
@@ -686,8 +688,10 @@ product = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b:
 def matmul(a: object, b: object) -> Var:
     """Of matrices: (n, k) with (k, m) is (n, m)."""
     shapes = [tuple(getattr(x, "shape", ())) for x in (a, b)]
-    if any(len(shape) != 2 for shape in shapes):
-        raise ValueError(f"matmul: expected two matrices, got shapes {shapes[0]} and {shapes[1]}")
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][0]:
+        raise ValueError(
+            f"matmul: expected two matrices, got shapes {shapes[0]} and {shapes[1]}; (n, k) with (k, m) is (n, m)"
+        )
     return product(a, b)
 
 
@@ -1093,18 +1097,13 @@ class Compiled(Generic[R]):
         self._lock = threading.RLock()
 
     def __call__(self, *args: object, **kwargs: object) -> R:
-        if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
+        if _here.recording is not None or _in_graph_tree():  # a part of another one, or of a graph tree
             return self.step(*args, **kwargs)
         with self._lock:
-            arrays = cast(Arrays, args)
-            form: Key = ()
-            for x in args:
-                if type(x) is not np.ndarray:
-                    arrays, form = _flat(args, kwargs)
-                    break
-            else:
-                if kwargs:
-                    arrays, form = _flat(args, kwargs)
+            plain = not kwargs
+            for x in args:  # several times as fast as all()
+                plain = plain and type(x) is np.ndarray
+            arrays, form = (cast(Arrays, args), ()) if plain else _flat(args, kwargs)
             static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
             for entry in self._recorded:
                 if (

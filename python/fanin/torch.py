@@ -26,7 +26,16 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 from . import _core, dist
 from ._interop.protocols import DTypeLike
 from ._interop.torch_graph import backward, on_new_thread
-from ._interop.torch_leaves import Names, Taking, accumulators, after_hooks, gradient_dtype, leaves_of, word
+from ._interop.torch_leaves import (
+    Names,
+    Taking,
+    accumulators,
+    after_hooks,
+    gradient_dtype,
+    have_after_hooks,
+    leaves_of,
+    word,
+)
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
 from .slots import Slot
 
@@ -65,7 +74,8 @@ class accumulate:
         "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`, which is made if there is none.
     budget : float or "auto"
         Bytes of gradients that are kept before they are folded into the running sums (`fanin.InputBuffer`). Default: 0
-        if every sum has its parameter's dtype, so that each gradient is added in place at once, as torch does.
+        if every sum has its parameter's dtype or, for 16 bits and fewer, float32, so that each gradient is added in
+        place at once, as torch does.
 
     group : optional
         The block sums over the passes of all ranks of a group, or of what `fanin.dist.group` accepts: every rank opens
@@ -154,7 +164,7 @@ class accumulate:
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
-        if budget is None and dtype != "exact" and all(d == of[d] for d in of):
+        if budget is None and dtype != "exact" and all(of[d] in (d, _sum_dtype(d, None)) for d in of):
             budget = 0  # each gradient is added in place while it is in the cache, as torch does
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
@@ -218,15 +228,14 @@ class accumulate:
         self._came[-1] = 0
         try:
             self._taking.begin(self._collectors())
-            for slot, p in enumerate(self._parameters):
-                first = getattr(p, self.into, None)
-                self._firsts[slot] = first
+            self._firsts = [getattr(p, self.into, None) for p in self._parameters]
+            for slot, first in enumerate(self._firsts):
                 if first is not None:
                     with _named(self._names):
                         # If it has the dtype of the sum, the sum is made in it.
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
-                        p.grad = None
+                        self._parameters[slot].grad = None
         except BaseException:
             self._end(began=False)
             raise
@@ -248,7 +257,7 @@ class accumulate:
             if self._active:  # Ctrl-C came before the end began
                 self._end()
         if kind is None:
-            for p in itertools.compress(self._parameters, came):
+            for p in have_after_hooks(itertools.compress(self._parameters, came)):
                 for after in [*after_hooks(p).values()]:
                     after(p)
 
@@ -266,10 +275,10 @@ class accumulate:
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
         add, names, came = self._buffer.add, self._names, self._came
+        parameters = self._parameters
+        small = [p.nbytes < LARGE for p in parameters]
         # If the sum has the dtype of .grad, it may be made in the memory of a gradient.
         own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
-        small = [p.nbytes < LARGE for p in self._parameters]
-        strides = [p.stride() if p.layout == torch.strided else None for p in self._parameters]
         counts = _counts_alone()
 
         def ended(slot: int) -> RuntimeError:
@@ -279,7 +288,7 @@ class accumulate:
             )
 
         def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
-            """Adds a gradient that is large, sparse, or none at all."""
+            """Adds a gradient that is sparse, or the first large one."""
             try:
                 if error is not None:
                     raise error
@@ -292,7 +301,8 @@ class accumulate:
                         " that backward() outside of the block"
                     )
                 alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
-                donate = alone and own[slot] and gradient.stride() == strides[slot]
+                p = parameters[slot]
+                donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
                 # The buffer has the only reference to a new object, so that it sums while the gradient is in the cache.
                 add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
                 came[slot] = 1
@@ -310,20 +320,19 @@ class accumulate:
         """
         interrupt: BaseException | None = None
         sums: dict[int, torch.Tensor | None] = {}
-        left = list(range(len(self._parameters)))
         failed: dict[int, Exception] = {}
-        was_set: dict[int, bool] = {}
-        while left or self._active:
+        was_set: list[int] | None = None if began and self.into == "grad" else []
+        left = True  # for _leave, which needs _firsts
+        while self._active:
             try:
                 self._taking.end()
                 self._came[-1] = 1
                 self._take(sums, failed)
-                while left:
-                    slot = left[-1]
-                    grad = self._parameters[slot].grad
-                    was_set.setdefault(slot, began and self.into == "grad" and grad is not None)
-                    self._leave(slot, sums[slot], failed)
-                    left.pop()
+                if was_set is None:
+                    was_set = [slot for slot, p in enumerate(self._parameters) if p.grad is not None]
+                if left:
+                    self._leave(sums, failed)
+                left = False
                 self._firsts = [None] * len(sums)
                 self._came[:-1] = bytes(len(sums))
                 self._active = False
@@ -338,11 +347,10 @@ class accumulate:
             raise RuntimeError(
                 f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
             ) from why
-        if any(was_set.values()):
+        if was_set:
             raise RuntimeError(
-                f"accumulate: .grad of {self._words(slot for slot, so in was_set.items() if so)} was set within the"
-                " block, by an assignment or by DistributedDataParallel outside of no_sync(): what was set is not in"
-                " the sum that is there now"
+                f"accumulate: .grad of {self._words(was_set)} was set within the block, by an assignment or by"
+                " DistributedDataParallel outside of no_sync(): what was set is not in the sum that is there now"
             )
 
     def _words(self, slots: Iterable[int]) -> str:
@@ -371,19 +379,23 @@ class accumulate:
                     failed[slot], sums[slot] = e, None
         self._buffer.clear()
 
-    def _leave(self, slot: int, total: torch.Tensor | None, failed: dict[int, Exception]) -> None:
-        """Store the sum of one parameter where `into` names, in the earlier tensor if there was one."""
-        p, first = self._parameters[slot], self._firsts[slot]
-        try:
-            kept = total
-            if first is not None and first.layout == torch.strided:
-                kept = first
-                if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
-                    first.detach().copy_(total)
-            if kept is not None:  # else .grad stays None, or what it was if the block could not begin
-                setattr(p, self.into, kept)
-        except Exception as e:  # the other parameters still get their sums
-            failed[slot] = e
+    def _leave(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        """Store each sum where `into` names, in the earlier tensor if there was one."""
+        into = self.into
+        for slot, (p, first) in enumerate(zip(self._parameters, self._firsts, strict=True)):
+            kept = total = sums[slot]
+            try:
+                if first is not None and first.layout == torch.strided:
+                    kept = first
+                    if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                        if _has_memory(first):
+                            first.detach().copy_(total)
+                        else:  # torch would write all the same
+                            failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                if kept is not None:  # else .grad stays None, or what it was if the block could not begin
+                    setattr(p, into, kept)
+            except Exception as e:  # the other parameters still get their sums
+                failed[slot] = e
 
     def _out(self, slot: int) -> torch.Tensor | None:
         """The tensor that a sum is written into: a large earlier gradient, or a new tensor for "main_grad". None: the
@@ -398,6 +410,12 @@ class accumulate:
         if self.into == "main_grad" and came:
             return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
         return None
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor still reaches to its last element."""
+    last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return bool(x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.itemsize)
 
 
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:

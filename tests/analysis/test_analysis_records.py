@@ -789,7 +789,9 @@ MODULES = (analysis.records, analysis.rewrite, analysis.signature, analysis.over
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_public_names_have_a_sentence_and_their_examples_run(module: Any) -> None:
-    for name in module.__all__:
+    names = module.__all__ if module is d else [k for k in analysis.__all__ if getattr(module, k, None)]
+    assert len(names) >= 2
+    for name in names:
         o = getattr(module, name)
         if not isinstance(o, (frozenset, tuple)):
             first = (inspect.getdoc(o) or "").partition("\n\n")[0].strip()

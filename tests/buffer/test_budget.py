@@ -9,6 +9,7 @@ import itertools
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -220,6 +221,90 @@ def test_adding_at_once_is_parking_and_folding() -> None:
         refused += sum(isinstance(s, tuple) for s in short)
         in_place += short[-1]["in_place"]
     assert refused > 50 and in_place > 1000, (refused, in_place)
+
+
+WIDER = [
+    ("float16", None),
+    ("bfloat16", None),
+    ("float8_e5m2", None),
+    ("float32", "float64"),
+    ("complex64", "complex128"),
+]
+
+
+@pytest.mark.rule("A11", "A15")
+@pytest.mark.parametrize("dtype, wish", WIDER)
+def test_a_sum_that_is_wider_than_its_contributions_grows_in_place_and_is_rounded_once(
+    dtype: str, wish: str | None
+) -> None:
+    """In whichever order they come, in whatever pieces they are folded: the bits of the sum of all at once."""
+    rng, of = np.random.default_rng(3), np.dtype(getattr(ml_dtypes, dtype, dtype))
+    rounded_later = 0
+    for n in (2, 3, 8, 70, 150):
+        gradients = [(rng.normal(size=33) * 10.0 ** rng.integers(-2, 3)).astype(of) for _ in range(n)]
+        slot = fanin.Slot(dtype=dtype, accumulate=wish)
+        parked, at_once, bounded = (fanin.InputBuffer([slot], budget=b) for b in (None, 0, 40 * of.itemsize * 33))
+        for k, g in enumerate(gradients):
+            at_once.add(0, g, key=k)
+            parked.add(0, g, key=k)
+        for k in rng.permutation(n):
+            bounded.add(0, gradients[k], key=int(k))
+        assert at_once.counters.in_place == n - 2  # the first two make the wider memory
+        assert at_once[0].tobytes() == parked[0].tobytes()
+        each_time = functools.reduce(lambda a, b: (a + b).astype(of), gradients)
+        wanted = parked.take()[0]
+        rounded_later += wanted.tobytes() != each_time.tobytes()
+        assert wanted.dtype == of
+        for buf in (at_once, bounded):
+            assert buf.take()[0].tobytes() == wanted.tobytes(), n
+    assert rounded_later >= 3
+
+
+@pytest.mark.parametrize("dtype, wish", WIDER)
+def test_a_wider_sum_of_very_many_at_once_is_the_sum_of_all(dtype: str, wish: str | None) -> None:
+    """The first comes last, and all are folded then; or one is missing until the take, with all behind it."""
+    rng, of = np.random.default_rng(4), np.dtype(getattr(ml_dtypes, dtype, dtype))
+    gradients = [rng.normal(size=33).astype(of) for _ in range(200)]
+    slot = fanin.Slot(dtype=dtype, accumulate=wish)
+    for order in (range(199, -1, -1), [0, 1, 2, *range(4, 200)]):
+        parked, at_once = fanin.InputBuffer([slot]), fanin.InputBuffer([slot], budget=0)
+        for k in order:
+            at_once.add(0, gradients[k], key=k)
+        for k in sorted(order):
+            parked.add(0, gradients[k], key=k)
+        assert at_once.counters.folds
+        assert at_once.take()[0].tobytes() == parked.take()[0].tobytes()
+
+
+def test_a_wider_sum_grows_without_memory_of_its_own_for_each_contribution() -> None:
+    buf, g = fanin.InputBuffer(1, budget=0), np.full(16, 0.5, np.float16)
+    for _ in range(3):
+        buf.add(0, g)
+    before = hooks.memory()[1]
+    for _ in range(20):
+        buf.add(0, g, copy=True)
+    assert hooks.memory()[1] == before
+    assert buf.take(scale=2)[0].tolist() == [23.0] * 16
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_is_taken_of_a_wider_sum_is_never_its_memory(read: bool) -> None:
+    buf, g = fanin.InputBuffer([fanin.Slot((4,), "float16")] * 2, budget=0), np.full(4, 0.5, np.float16)
+    for how in ({}, {"writable": True}, {"slot": 0}, {"out": [np.zeros(4, np.float16), None]}, {"scale": 1}):
+        for _ in range(3):
+            buf.add(0, g)
+        shown = buf[0] if read else np.full(4, 1.5)
+        taken: Any = buf.take(**how)  # type: ignore[arg-type]
+        x = taken if "slot" in how else taken[0]
+        assert x.dtype == np.float16 and x.tolist() == shown.tolist() == [1.5] * 4
+        x[:] = 9
+        assert shown.tolist() == [1.5] * 4
+    for _ in range(3):
+        buf.add(0, g)
+    with buf.target(0) as t:
+        t += 1
+    buf.add(0, g)
+    assert buf.take(slot=0).tolist() == [3.0] * 4
 
 
 def test_a_snapshot_is_not_changed_by_what_is_added_at_once() -> None:

@@ -229,6 +229,18 @@ def test_what_the_buffer_alone_has_and_what_is_held_are_counted_apart(limits: tu
     assert [s[0] for s in buf.take()] == [36, 5]
 
 
+@pytest.mark.parametrize("make", [made, lambda k: made(k)[::-1]], ids=["forward", "backward"])
+def test_what_its_holder_drops_later_is_counted_as_the_buffers_own(limits: tuple[int, int], make: Any) -> None:
+    buf, held = fanin.InputBuffer(1), [make(k) for k in range(6)]
+    for g in held:
+        buf.add(0, g)
+    assert buf.counters.folds == 0
+    del held, g
+    for _ in range(2):  # the holders are counted at one of them
+        buf.add(0, make(1))
+    assert buf.counters.folds == 1
+
+
 def test_each_of_many_slots_is_asked_when_its_next_comes(limits: tuple[int, int]) -> None:
     """One gradient a slot cannot be summed; the second is, at once, where the buffer's own are too many."""
     buf = fanin.InputBuffer(20)

@@ -237,6 +237,22 @@ def test_a_small_add_allocates_nothing() -> None:
     api.drop(ct.byref(y))
 
 
+@pytest.mark.parametrize("budget", list(BUDGETS))
+def test_a_snapshot_is_the_sum_so_far_and_never_lent_memory(budget: int) -> None:
+    b, x, v = Buffer(1, budget=budget), np.ones(4, F), Value()
+    call("buffer_snapshot", b.at, 0, None, ct.byref(v))
+    assert not v.array
+    for n in (1, 2, 3):
+        b.add(0, x)
+        call("buffer_snapshot", b.at, 0, None, ct.byref(v))
+        assert not x.ctypes.data <= v.data < x.ctypes.data + x.nbytes
+        assert dropped(v).tolist() == [n] * 4
+    assert b.take(0).tolist() == [3] * 4
+    with pytest.raises(Failed, match="no slot 1"):
+        call("buffer_snapshot", b.at, 1, None, ct.byref(v))
+    assert not v.array
+
+
 # Tensors that own their memory
 
 
@@ -528,19 +544,21 @@ def test_threads_without_the_interpreter_fill_one_buffer(size: int, budget: int)
 def test_a_deleter_may_wait_for_the_interpreter_of_a_thread_that_waits_for_the_buffer() -> None:
     b, x = Buffer(1, budget=c_api.EAGER), np.ones(8, F)
     add = ct.PYFUNCTYPE(*c_api.FUNCTIONS["buffer_add"])(c_api.table.buffer_add)  # keeps the interpreter
-    tensor = view(x)
+    tensor, kept = view(x), []  # type: tuple[Any, list[Deleted]]
 
     def run(i: int) -> None:
         for _ in range(300):
             if i:
                 assert add(b.at, 0, ct.byref(tensor), None, None) == c_api.OK
             else:
-                v = Deleted(x).value()  # its deleter is Python's
+                kept.append(Deleted(x))  # a deleter of Python's; the collector may end what nothing refers to
+                v = kept[-1].value()
                 b.add(0, v)
                 api.drop(ct.byref(v))
 
     in_threads(3, run)
     assert b.take()[0].tolist() == [900] * 8
+    assert [t.calls for t in kept] == [1] * 300
 
 
 def test_counters_join_those_of_the_process_at_a_take() -> None:

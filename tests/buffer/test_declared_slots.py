@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import fanin
+from kit.support import run_python
 
 pytestmark = pytest.mark.core
 
@@ -89,3 +91,33 @@ def test_a_slot_refuses_a_name_that_c_would_end_early() -> None:
         fanin.Slot(name="a\0b")
     with pytest.raises(ValueError, match=r"Slot: name: expected text without surrogates, got 'a\\ud800'"):
         fanin.Slot(name="a\ud800")
+
+
+def test_a_buffer_holds_the_name_of_a_declared_slot_as_long_as_it_lives() -> None:
+    name = "".join(["the name", " of a slot"])
+    slot = fanin.Slot(name=name)
+    before = sys.getrefcount(name)
+    for _ in range(9):
+        fanin.InputBuffer([slot])
+    assert sys.getrefcount(name) == before
+
+
+def test_a_slot_of_a_dtype_that_only_ml_dtypes_gives_numpy_refuses_before_anything_is_added() -> None:
+    run_python("""
+import sys
+import numpy as np
+import fanin
+
+buf = fanin.InputBuffer([fanin.Slot(dtype="bfloat16")])
+assert "ml_dtypes" not in sys.modules
+try:
+    buf.add(0, np.ones(2))
+except TypeError as e:
+    assert "slot 0" in str(e) and "import ml_dtypes first" in str(e), e
+else:
+    raise AssertionError("it was added")
+assert buf.counters.adds == 0
+import ml_dtypes
+buf.add(0, np.ones(2))
+assert buf.take()[0].dtype == ml_dtypes.bfloat16
+""")

@@ -700,3 +700,23 @@ def test_one_slot_many_times_in_a_batch_is_summed_whenever_the_budget_says_so(dt
     buf.add_many([0] * 400, [np.ones(200_000, dtype) for _ in range(400)])
     (total,) = buf.take()
     assert (total == 400).all()
+
+
+def test_a_batch_that_is_refused_beside_another_thread_takes_its_gradients_back_in_every_order() -> None:
+    """A lock given back that is not held ends the run."""
+
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot((3,), "float64")])
+
+        def refused() -> None:
+            with pytest.raises(ValueError, match=r"slot 1.*\(2,\)"):
+                buf.add_many([0, 1], [np.full(2, 5.0)] * 2)
+
+        m.spawn(refused)
+        m.spawn(buf.add, 0, np.full(2, 1.0))
+        m.join()
+        return buf.take()[0]
+
+    report = explore(scenario)
+    assert report.ok, report.errors
+    assert report.runs > 1 and [x.tolist() for x in report.results] == [[1.0, 1.0]]

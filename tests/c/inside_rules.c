@@ -2,7 +2,7 @@
  * tests that enumerate them.
  *
  * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4",
- * "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the rules S, and of fanin._reference for
+ * "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the rules S, and of tests/reference for
  * the rules A.
  */
 #include "inside.h"

@@ -1,7 +1,7 @@
 /* Which images a driver gets: argv: of the embedded machine code (FATBIN_BYTES 0: none) and of the image that was
  * compiled ("-": none), the codes of its load and of its look-ups. Prints what was loaded, the numbers of loads and
  * unloads, the status, and whether another image is wanted. */
-#include "device/cuda/context.h"
+#include "device/cuda/part.h"
 #include "device/cuda/launch.h"
 #include "device/kernels/image.h"
 

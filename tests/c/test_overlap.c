@@ -1,7 +1,6 @@
 /* The verdicts against brute force: every byte of every element is marked, and nothing is read but the marks. */
 #include "array/overlap.h"
 
-#include "array/overlap_list.h"
 #include "base/rng.h"
 #include "base/mem.h"
 #include "check.h"

@@ -1,6 +1,6 @@
 /* Sparse sums against a dense model: every number of the dense shape is folded by itself, in the order (key, position).
  */
-#include "array/reduce.h"
+#include "array/sum.h"
 #include "array/sparse.h"
 
 #include "base/mem.h"

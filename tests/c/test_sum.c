@@ -1,9 +1,9 @@
 /* Sums against the oracle: the left fold, element by element, in plain code. */
-#include "array/reduce.h"
 #include "array/sum.h"
 
 #include "array/convert.h"
 #include "array/sum_isa.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/workers.h"
 #include "check.h"
@@ -702,6 +702,30 @@ static void a_sum_allocates_nothing(void)
     fan_array_drop(out);
 }
 
+static fan_status give_up(fan_error *err) { return fan_fail(err, FAN_ERR_EXTERN, "interrupted"); }
+
+/* The pieces that follow an interrupt are neither summed nor counted. */
+static void an_interrupted_sum_writes_nothing_more(void)
+{
+    int64_t n = 3 << 20;
+    fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, 0);
+    fan_interrupt now;
+    fan_error err;
+    fan_stats s;
+    memset(a->data, 0, (size_t)n * 4);
+    memset(out->data, 1, (size_t)n * 4);
+    fan_interrupt_begin(&now, give_up, &err);
+    now.next = 1; /* the check is due at the first poll that reads the clock */
+    now.ahead = 0;
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = &s});
+    CHECK_INT(fan_interrupt_end(&now, FAN_OK), FAN_ERR_EXTERN);
+    CHECK(s.absmax == 0);
+    for (int64_t i = 0; i < 4 * n; i += 4093)
+        CHECK_INT(out->data[i], 1);
+    fan_array_drop(a);
+    fan_array_drop(out);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
@@ -721,6 +745,7 @@ int main(void)
     statistics_of_any_layout();
     a_planted_fault_is_found();
     a_sum_allocates_nothing();
+    an_interrupted_sum_writes_nothing_more();
     CHECK_INT(fan_mem_get().live, live);
     return check_done();
 }

@@ -104,33 +104,47 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too(a_world: Any) -> None:
     assert {"torch add_ chain", "torch.compile of the sum", "cupy.fuse of the sum"} == set(made[0]["absent"])
 
 
+WORK = {"key": 2e-10, "exact": 5e-10, "rank": 2e-10}
+
+
 def a_point(size: int, n: int, late: float = 1) -> dict[str, Any]:
-    """What a machine with known costs would measure: 20 us a message, 0.3 ns a byte sent, 0.2 and 0.5 ns summed."""
-    work, crowd = ranks.flat(size, n), max(1, n / len(timing.cores()))
-    each = {ranks.KEY: 2e-10, ranks.EXACT: 5e-10}
-    seconds = {k: crowd * (work.messages * 2e-5 + work.sent * 3e-10 + work.summed * c) for k, c in each.items()}
-    return {"size": size, "ranks": n, "rows": {k: {"median": 1e3 * late * s} for k, s in seconds.items()}}
+    """What a machine with known costs would measure: 20 us a message, 0.3 ns a byte sent, WORK to sum one."""
+    part, crowd = ranks.flat(size, n), max(1, n / len(timing.cores()))
+    seconds = {k: crowd * (part.messages * 2e-5 + part.sent * 3e-10 + part.summed * c) for k, c in WORK.items()}
+    return {"size": size, "ranks": n, "rows": {ranks.NAMES[k]: {"median": 1e3 * late * s} for k, s in seconds.items()}}
 
 
 def test_the_model_of_ranks_finds_the_costs_of_a_machine_and_what_deviates_from_them() -> None:
     points = [a_point(size, n) for n in (2, 4, 8) for size in (1 << 16, 1 << 26)]
-    work, deviations = ranks.fitted(points)
-    assert work == {"key": pytest.approx(2e-10, rel=0.01), "exact": pytest.approx(5e-10, rel=0.01)}
-    assert len(deviations) == 12 and max(map(abs, deviations.values())) < 1
-    _, late = ranks.fitted([*points[:-1], a_point(1 << 26, 8, late=2)])
+    costs, deviations = ranks.fitted(points, WORK)
+    assert costs == [pytest.approx(2e-5, rel=0.01), pytest.approx(3e-10, rel=0.01)]
+    assert len(deviations) == 18 and max(map(abs, deviations.values())) < 1
+    _, late = ranks.fitted([*points[:-1], a_point(1 << 26, 8, late=2)], WORK)
     assert [name for name, percent in late.items() if abs(percent) > 1] == [
-        "key, 64 MB, 8 ranks",
-        "exact, 64 MB, 8 ranks",
+        f"{order}, 64 MB, 8 ranks" for order in ranks.NAMES
     ]
     assert late["key, 64 MB, 8 ranks"] == pytest.approx(-50, abs=1)
 
 
-def test_two_levels_of_ranks_send_one_exact_sum_for_a_node_and_all_contributions_in_the_order_of_keys() -> None:
-    inside, outside = ranks.two_levels("exact", 1 << 26, 64)
-    assert (inside.messages, outside.messages) == (14 + 3, 14 + 3)
-    assert outside.sent == pytest.approx(2.5 * (1 << 23) * 7 / 8 + 8 * ranks.HEADER)
-    assert ranks.two_levels("key", 1 << 26, 64)[1].sent == pytest.approx(9 * (1 << 23) * 7 / 8 + 8 * ranks.HEADER)
-    assert ranks.two_levels("exact", 1 << 26, 8) == (ranks.flat(1 << 26, 8), ranks.Sum(0, 0, 0, 0))
+def test_two_levels_of_ranks_send_one_sum_for_a_node_and_all_contributions_in_the_order_of_keys() -> None:
+    def between(order: str, each: int) -> ranks.Sum:
+        (inside, _), (outside, _) = ranks.sums(order, 1 << 26, 64, each)["two levels"]
+        assert (inside.messages, outside.messages) == (21, 21)
+        return outside
+
+    words = (1 << 23) * 7 / 8
+    for order, each, sent in (("exact", 1, 1.5), ("exact", 8, 1.5), ("rank", 8, 1), ("key", 1, 8), ("key", 8, 64)):
+        assert between(order, each).sent == pytest.approx((1 + sent) * words + 7 * ranks.HEADER)
+    assert list(ranks.sums("exact", 1 << 26, 8, 1)) == ["flat"]
+
+
+def test_a_rank_with_several_contributions_sends_all_in_the_order_of_keys_and_one_sum_in_that_of_ranks() -> None:
+    sent = {}
+    for order in ranks.NAMES:
+        [(one, _)] = ranks.sums(order, 1 << 26, 4, 8)["flat"]
+        sent[order] = one.sent - 3 * ranks.HEADER
+    part = (1 << 26) * 3 / 4
+    assert sent == {"key": 9 * part, "exact": 2.5 * part, "rank": 2 * part}
 
 
 def test_bench_prints_tables_and_marks_who_is_absent(quick: tuple[str, dict[str, Any], Path]) -> None:

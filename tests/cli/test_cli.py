@@ -30,12 +30,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 # What all have in common
 
 
-def test_help_has_examples_everywhere() -> None:
+def test_help_has_examples_everywhere_and_fits_a_terminal() -> None:
     whole = run_python(["-m", "fanin", "--help"]).stdout
     assert all(re.search(rf"^    {command} +\w+", whole, re.MULTILINE) for command in COMMANDS), whole
     for command in COMMANDS:
-        text = run_python(["-m", "fanin", command, "--help"]).stdout
+        text = run_python(["-m", "fanin", command, "--help"], env={"COLUMNS": "80"}).stdout
         assert f"examples:\n  fanin {command}" in text
+        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_the_version_is_told() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver
-from fanin._reference.numbers import rounded, sum_to
 from kit.support import conformance
 from kit.values import LOW, PLAIN, bits
+from reference.numbers import rounded, sum_to
 
 pytestmark = pytest.mark.core
 SEED = 11

@@ -139,23 +139,69 @@ def test_read_only_arrays_are_sent(tmp_path: Path) -> None:
 
 
 def waits(group: Any) -> Any:
+    torch.distributed.barrier()
+    if group.rank != 1:
+        with pytest.raises(fanin.PeerError, match=r"within 2 s; .* is closed") as e:
+            dist.add_n([np.ones(3)], group, timeout=2)
+        torch.distributed.barrier()
+        return str(e.value), group.closed
+    torch.distributed.barrier()
+    with pytest.raises(fanin.PeerError, match="within 2 s") as e:
+        dist.add_n([np.ones(3)], group, timeout=20)
+    return str(e.value), group.closed
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_late_rank_is_named_within_the_time_limit_and_raises_the_same_when_it_comes(
+    size: int, tmp_path: Path
+) -> None:
+    for text, closed in on_processes(size, waits, tmp_path):
+        assert "rank 1 did not answer within 2 s" in text and "rank 1 did not answer" in closed
+
+
+def nobody_answers(group: Any) -> Any:
+    group._engine._notes.write = lambda *note: None
+    torch.distributed.barrier()
     if group.rank == 1:
         return None
-    try:
-        dist.add_n([np.ones(3)], group, timeout=0.5)
-    except fanin.PeerError as e:
-        return str(e), group.closed
-    return None
+    with pytest.raises(fanin.PeerError) as e:
+        dist.add_n([np.ones(3)], group, timeout=2)
+    return str(e.value)
 
 
-def test_a_rank_that_does_not_come_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
-    text, closed = on_processes(2, waits, tmp_path)[0]
-    assert "is closed" in text and closed
+def test_a_rank_that_answers_no_roll_call_is_named_with_the_late_one(tmp_path: Path) -> None:
+    """The planted fault of the test above: a rank that waits does not write so."""
+    first, _, last = on_processes(3, nobody_answers, tmp_path)
+    assert "no answer of ranks 1, 2 within 2 s" in first and "no answer of ranks 0, 1 within 2 s" in last
+
+
+def leaves_first(group: Any) -> Any:
+    """Rank 0 closes its group after a sum; rank 1, which reads that in the middle of the sum, goes on."""
+    engine = group._engine
+    dist.add_n([np.ones(3)], group)
+    if group.rank == 0:
+        group.close()
+        torch.distributed.barrier()
+        return None
+    torch.distributed.barrier()
+    engine.met -= 1  # as if the sum's header were on its way
+    engine.check()
+    engine.met += 1
+    with pytest.raises(fanin.PeerError, match="rank 0 closed its group") as e:
+        dist.add_n([np.ones(3)], group, timeout=60)
+    return e.value.rank
+
+
+def test_a_rank_that_leaves_ends_the_waits_that_come_after_its_last_answer(tmp_path: Path) -> None:
+    assert on_processes(2, leaves_first, tmp_path) == [None, 0]
 
 
 def interrupted(group: Any) -> Any:
     if group.rank == 1:
-        return None
+        torch.distributed.barrier()
+        with pytest.raises(fanin.PeerError) as e:
+            dist.add_n([np.ones(3)], group, timeout=100)
+        return e.value.rank, group.closed
     engine, calls = group._engine, iter(range(1000))
     alive = engine._alive
 
@@ -168,12 +214,13 @@ def interrupted(group: Any) -> Any:
     try:
         dist.add_n([np.ones(3)], group, timeout=100)
     except KeyboardInterrupt:
+        torch.distributed.barrier()
         return group.closed
 
 
-def test_ctrl_c_ends_the_wait_of_a_rank(tmp_path: Path) -> None:
-    closed, _ = on_processes(2, interrupted, tmp_path)
-    assert "rank 0 was interrupted" in closed
+def test_ctrl_c_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
+    closed, (rank, other) = on_processes(2, interrupted, tmp_path)
+    assert "rank 0 was interrupted" in closed and "rank 0 was interrupted" in other and rank == 0
 
 
 def forked(group: Any) -> Any:

@@ -83,23 +83,91 @@ assert got.tolist() == [800, 800]
     )
 
 
-def test_a_late_rank_is_an_error_within_the_time_limit_and_raises_the_same_when_it_comes() -> None:
+LATE = """
+group = dist.group(comm.Dup(), timeout=60)
+comm.Barrier()
+if comm.rank != 1:
+    with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 2 s; .* closed") as e:
+        dist.add_n([np.ones(3)], group, timeout=2)
+    assert e.value.rank == 1
+    with pytest.raises(RuntimeError, match="closed: rank 1 did not answer"):
+        dist.add_n([np.ones(3)], group)
+comm.Barrier()
+if comm.rank == 1:
+    with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 2 s"):
+        dist.add_n([np.ones(3)], group)
+assert dist.add_n([np.ones(3)]).tolist() == [comm.size] * 3  # another group works
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_late_rank_is_named_within_the_time_limit_and_raises_the_same_when_it_comes(ranks: int) -> None:
+    mpiexec(ranks, LATE)
+
+
+def test_a_late_rank_without_its_name_is_found() -> None:
+    nameless = """
+from fanin.dist import mpi
+mpi.Late = lambda ranks: TimeoutError()
+import sys
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), comm.Abort(1))
+"""
+    done = under_mpiexec(2, "-c", BEGIN + nameless + LATE)
+    assert done.returncode and "no answer within 2 s" in done.stderr
+
+
+def test_a_rank_that_waits_gives_up_its_core() -> None:
+    """Rank 1 comes when the wait of rank 0 has given the core up three times."""
     mpiexec(
         2,
         """
-group = dist.group(comm.Dup())
+from fanin.dist import mpi
+group = dist.group(comm.Dup(), timeout=20)
+class Core:
+    calls = 0
+    def yield_thread(self):
+        self.calls += 1
+        if self.calls == 3:
+            comm.send(True, 1)
 if comm.rank == 0:
-    with pytest.raises(fanin.PeerError, match="no answer of a rank within 0.3 s; .* closed"):
-        dist.add_n([np.ones(3)], group, timeout=0.3)
-    with pytest.raises(RuntimeError, match="closed: no answer"):
-        dist.add_n([np.ones(3)], group)
-    comm.send(True, 1)
+    mpi._core = Core()
 else:
     comm.recv(source=0)
-    with pytest.raises(fanin.PeerError, match="no answer of a rank within 0.3 s") as e:
-        dist.add_n([np.ones(3)], group, timeout=60)
-    assert e.value.rank == 0
-assert dist.add_n([np.ones(3)]).tolist() == [2, 2, 2]  # another group works
+group.barrier()
+""",
+    )
+
+
+def test_a_rank_that_leaves_after_it_answered_ends_no_wait_of_the_others() -> None:
+    """Rank 0 has all answers, and leaves; that of rank 2 is still on its way to rank 1."""
+    mpiexec(
+        3,
+        """
+group = dist.group(comm.Dup(), timeout=60)
+if comm.rank == 2:
+    send = group._engine._comm
+    class Slow:
+        def Isend(self, message, to, tag):
+            if to == 1:
+                comm.recv(source=1)
+            return send.Isend(message, to, tag)
+        def __getattr__(self, name):
+            return getattr(send, name)
+    group._engine._comm = Slow()
+if comm.rank == 1:
+    gone, seen = group._engine.gone, []
+    def look():
+        found = gone()
+        if 0 in found and not seen:
+            seen.append(dict(found))
+            comm.send(True, 2)
+        return found
+    group._engine.gone = look
+group.barrier()
+if comm.rank == 0:
+    group.close()
+if comm.rank == 1:
+    assert seen == [{0: "rank 0 closed its group"}] and group.closed is None
 """,
     )
 
@@ -108,13 +176,14 @@ assert dist.add_n([np.ones(3)]).tolist() == [2, 2, 2]  # another group works
 INTERRUPT = """
 import os, signal
 def interrupt_when(engine, holds):
-    check = engine.check
+    gone = engine.gone
     def look():
-        check()
+        found = gone()
         if holds():
-            engine.check = check
+            engine.gone = gone
             os.kill(os.getpid(), signal.SIGINT)
-    engine.check = look
+        return found
+    engine.gone = look
 """
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import dist
+from fanin import _core, dist
 from fanin.dist.group import Group
 from fanin.dist.norms import Squares, root
 from fanin.dist.reducer import Reducer, _Bucket
@@ -54,6 +54,71 @@ def test_passes_add_to_the_gradient_that_is_there() -> None:
         return [float(w.grad[0]) for w in leaves]
 
     assert outcomes(3, rank) == [[6.0] * 3] * 3
+
+
+def test_a_rank_alone_hands_an_unshared_gradient_through_and_copies_one_that_others_have() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3, 4)
+        scratch, made = np.empty(4, "f4"), []
+
+        def fresh(g: Any) -> Any:
+            x = g + 1
+            made.append(_core.address(x))
+            return x
+
+        def reused(g: Any) -> Any:
+            return np.multiply(g, 10, out=scratch)  # the next call writes to it
+
+        nodes = [fanin.Node(fn, edges=[(w, 0)]) for fn, w in zip([fresh, reused, reused], leaves, strict=True)]
+        one = np.ones(4, "f4")
+        passes = [(nodes[0], 0, one), (nodes[1], 0, one), (nodes[2], 0, 2 * one)]
+        reducer = Reducer(leaves, group, missing="skip")
+        fanin.backward(passes, reducer=reducer, keep_graph=True)
+        assert _core.address(leaves[0].grad) == made[0]
+        first = [w.grad.tolist() for w in leaves]
+        fanin.backward(passes[:1], reducer=reducer, keep_graph=True)
+        return first, [w.grad.tolist() for w in leaves]
+
+    [(first, second)] = outcomes(1, rank)
+    assert first == [[2.0] * 4, [10.0] * 4, [20.0] * 4]
+    assert second == [[4.0] * 4, *first[1:]]
+
+
+def test_a_rank_alone_changes_no_gradient_in_a_pass_that_raises_or_gives_a_leaf_two() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2, 4)
+
+        def breaks(g: Any) -> Any:
+            raise ArithmeticError("planted")
+
+        wrong = fanin.Node(breaks, edges=[(leaves[0], 0)])
+        reducer = Reducer(leaves, group)
+        with pytest.raises(ArithmeticError, match="planted"):
+            fanin.backward([*roots(leaves[1:], 5), (wrong, 0, np.ones(4, "f4"))], reducer=reducer)
+        with pytest.raises(ValueError, match="w1 got a second gradient"), reducer.accumulate():
+            fanin.backward(roots(leaves[1:], 1))
+            fanin.backward(roots(leaves[1:], 1))
+        assert [w.grad for w in leaves] == [None, None]
+        with reducer.accumulate():
+            fanin.backward(roots(leaves, 2))
+        fanin.backward(roots(leaves, 3), reducer=reducer)
+        assert "Terms: 2 of rank 0" in reducer.explain(0)
+        return [w.grad.tolist() for w in leaves]
+
+    assert outcomes(1, rank) == [[[5.0] * 4] * 2]
+
+
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+def test_one_contribution_has_the_same_bits_on_a_rank_alone_and_beside_ranks_without_any(order: Any) -> None:
+    given = np.array([0x80000000, 0x7FC01234, 1, 0xFFA00001], np.uint32).view("f4")  # -0.0, two NaNs, a denormal
+
+    def rank(group: Group) -> Any:
+        w, other = leaves_of(2, 4)
+        mine = [(w, 0, given.copy())] if group.rank == 0 else roots([other], 1)
+        fanin.backward(mine, reducer=Reducer([w], group, order=order, missing="skip"))
+        return bits(w.grad)
+
+    assert len({one for n in (1, 2, 3) for one in outcomes(n, rank)}) == 1
 
 
 @pytest.mark.parametrize("by_engine", [False, True])

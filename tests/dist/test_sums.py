@@ -228,22 +228,24 @@ def test_the_first_error_of_a_rank_reaches_the_caller_with_its_rank() -> None:
 
 
 def test_a_rank_that_is_late_is_named_after_the_time_limit_and_closes_the_group() -> None:
-    release = threading.Event()
+    release, late = threading.Event(), []
 
     def rank(group: Group) -> Any:
         if group.rank == 1:
             release.wait()
-            with pytest.raises((fanin.PeerError, RuntimeError), match=r"rank 0|rank 2"):
+            with pytest.raises(fanin.PeerError, match=r"rank 1 did not answer within 2 s"):
                 good(group)
             return None
         try:
-            with pytest.raises(fanin.PeerError, match=r"rank 1 did not answer within 0.05 s|rank [02]"):
-                dist.add_n([np.ones(3)], group, timeout=0.05)
+            with pytest.raises(fanin.PeerError, match=r"rank 1 did not answer within 2 s") as e:
+                dist.add_n([np.ones(3)], group, timeout=2)
+            late.append(e.value.rank)
         finally:
             release.set()
         return group.closed
 
     assert all(dist.threads(3, rank)[::2])
+    assert 1 in late and set(late) <= {0, 1, 2}
 
 
 def test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fanin
-from fanin._reference import engine as reference
+from reference import engine as reference
 
 ENGINES = {"core": fanin, "reference": reference}
 

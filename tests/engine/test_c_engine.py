@@ -11,7 +11,6 @@ import pytest
 
 import fanin
 from fanin import Leaf, Node
-from kit import c_api
 from kit.c_api import Failed, Root, Value, api, backward, call, dropped, ints, value, view
 
 pytestmark = pytest.mark.core
@@ -118,4 +117,4 @@ def test_overlap_refuses_what_it_cannot_compare() -> None:
     t.ndim = 65
     with pytest.raises(Failed, match="0 to 64 axes"):
         call("overlap", ct.byref(t), ct.byref(t), 0, None, None, ct.byref(out))
-    assert out.value == c_api.OK
+    assert out.value == 2, "a refusal is no DISJOINT"

@@ -459,6 +459,16 @@ def test_what_nobody_needs_is_not_looked_at(e: Any) -> None:
 
 
 @pytest.mark.rule("E8")
+def test_the_gradient_of_a_root_that_leads_to_no_wanted_leaf_is_let_go_before_a_node_runs() -> None:
+    w, v, one = leaf(fanin), leaf(fanin, "v"), [ones()]
+    gone, alive = weakref.ref(one[0]), []
+    to_w = fanin.Node(lambda g: alive.append(gone() is not None) or g, edges=[(w, 0)])
+    to_v = fanin.Node(lambda g: g, edges=[(v, 0)])
+    fanin.backward(((n, 0, one.pop() if n is to_v else ones()) for n in (to_w, to_v)), [w])
+    assert alive == [False] and w.grad.tolist() == [1, 1] and v.grad is None
+
+
+@pytest.mark.rule("E8")
 def test_what_is_needed_is_found_behind_edges_to_later_nodes(e: Any, log: Any) -> None:
     w, v = leaf(e), leaf(e, "v")
     early = e.Node(log.node("early", lambda g: (2 * g, g)), edges=[(v, 0)])

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
-from fanin._reference import engine as reference
+from reference import engine as reference
 
 pytestmark = pytest.mark.core
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._reference import engine as reference
 from kit import graphs, hooks
 from kit.graphs import Built, draw, plain
 from kit.support import TESTS, run_python, sanitizer
+from reference import engine as reference
 
 pytestmark = pytest.mark.core
 

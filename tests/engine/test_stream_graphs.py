@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._reference import engine as reference
 from fanin.sim import Machine, explore
 from kit import graphs, hooks
 from kit.stream_graphs import OnStreams, current, plainly, shape, shapes
 from kit.world import World, world
+from reference import engine as reference
 
 pytestmark = pytest.mark.core
 

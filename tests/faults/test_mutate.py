@@ -22,12 +22,24 @@ def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     assert ";" in {x.strip() for x in mutate.variants("    fan_free(x);")}
     assert "fold(b, a);" in {x.strip() for x in mutate.variants("    fold(a, b);")}
     assert not list(mutate.variants("    return status;"))
+    assert {x.strip() for x in mutate.variants("    if a is not None and b < 1:  # is", python=True)} == {
+        "if a is None and b < 1:  # is",
+        "if a is not None or b < 1:  # is",
+        "if a is not None and b <= 1:  # is",
+        "if a is not None and b < 2:  # is",
+        "if not (a is not None and b < 1):",
+    }
+    assert {x.strip() for x in mutate.variants("    elif a:", python=True)} == {"elif not (a):"}
+    assert {x.strip() for x in mutate.variants("    self.put(one)", python=True)} == {"pass"}
+    assert {x.strip() for x in mutate.variants("    n += m", python=True)} == {"n -= m", "pass"}
+    text = 'def f(n):\n    """n < 1"""\n    if n < 1:\n        raise E(\n  n < 2\n )\n    return n\nA < 1\n'
+    assert [n for n, _ in mutate.lines_of_python(text)] == [3, 7]
 
 
 def test_the_tests_behind_a_file_are_there_and_so_is_the_file() -> None:
-    files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")]
+    files = [path.relative_to(ROOT / "csrc").as_posix() for path in ROOT.glob("csrc/**/*.c")] + [*mutate.PYTHON]
     for table in (mutate.NEAR, mutate.NEAR_IN_C):
-        assert not [key for key in table if not any(file.startswith(key) for file in files)]
+        assert not [key for key in table if not any(file.startswith(key.rstrip("/")) for file in files)]
     assert not [test for tests in mutate.NEAR.values() for test in tests if not (ROOT / "tests" / test).exists()]
 
 
@@ -42,7 +54,7 @@ def test_the_seed_draws_the_same_mutants_and_every_one_is_there() -> None:
 def test_each_folder_has_its_share_of_a_draw_and_a_longer_draw_begins_with_the_shorter() -> None:
     some, more = mutate.drawn(7, 60), mutate.drawn(7, 120)
     assert more[:60] == some
-    every = mutate.candidates()
+    every = [m for m in mutate.candidates() if mutate.folder_of(m)]
     for folder in mutate.FOLDERS:
         share = sum(m.file.split("/")[1] == folder for m in every) / len(every)
         assert abs(sum(m.file.split("/")[1] == folder for m in more) - 120 * share) <= 1, folder
@@ -50,13 +62,17 @@ def test_each_folder_has_its_share_of_a_draw_and_a_longer_draw_begins_with_the_s
 
 def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
     for file in {m.file for m in mutate.candidates()}:
-        python, *c = mutate.near(file)
-        assert python and all((ROOT / t).is_file() for t in python), file
-        assert all(word == "or" or (ROOT / f"tests/c/test_{word}.c").is_file() for _, _, k in c for word in k.split())
+        tests = mutate.near(file)
+        assert any("::" not in t for t in tests) and all((ROOT / t.partition("::")[0]).is_file() for t in tests), file
+    assert all((ROOT / f"tests/c/test_{c}.c").is_file() for programs in mutate.NEAR_IN_C.values() for c in programs)
 
 
 def test_a_draw_may_be_of_some_folders() -> None:
     assert {m.file.split("/")[1] for m in mutate.drawn(7, 60, among=["engine", "graph"])} == {"engine", "graph"}
+    some = ["device/sim", "py/buffer", "python/fanin/dist"]
+    below = {m.file.rpartition("/")[0] for m in mutate.drawn(7, 40, among=some)}
+    assert below == {"csrc/device/sim", "csrc/py/buffer", "python/fanin/dist"}
+    assert not mutate.drawn(7, 1, among=["none"])
 
 
 #: A test that ends as it says -> pytest's status and the verdict; None: it survives.
@@ -64,31 +80,50 @@ ENDS = {
     "pass": None,
     "assert False": "tests/test_one.py::test_one",
     "os.kill(os.getpid(), signal.SIGSEGV)": "tests/test_one.py::test_one: signal 11",
-    "time.sleep(60)": "tests/test_one.py::test_one: no end in 1 s",
+    "while True: pass": "tests/test_one.py::test_one: no end in 1 s of CPU time",
+    "signal.pause()": "tests/test_one.py::test_one: no end, no thread runs",
+    "subprocess.run(['sleep', '60'])": "tests/test_one.py::test_one: no end, no thread runs",
+    # A process that waits for another, which runs, does not stand still.
+    "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 2: pass'])": None,
 }
 
 
 def one_test(root: Path, body: str, before: str = "") -> Path:
     (root / "tests").mkdir()
     (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:fanin\n")
-    (root / "tests/test_one.py").write_text(f"import os, signal, time\n{before}\ndef test_one():\n    {body}\n")
+    (root / "tests/test_one.py").write_text(
+        f"import os, signal, subprocess, sys\n{before}\ndef test_one():\n    {body}\n"
+    )
     return root
 
 
 @pytest.mark.parametrize("body", ENDS)
-def test_a_mutant_dies_of_a_failed_test_a_signal_or_a_time_out(
+def test_a_mutant_dies_of_a_failed_test_a_signal_or_tests_that_do_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(mutate, "HOW", [x.replace(str(mutate.ONE_TEST), "1") for x in mutate.HOW])
-    monkeypatch.setattr(mutate, "ONE_TEST", 1)
-    assert mutate.killer(one_test(tmp_path, body), [["tests/test_one.py"]], 50) == ENDS[body]
+    monkeypatch.setattr(mutate, "STILL", 1)
+    cpu = 1 if body.startswith("while") else 50
+    assert mutate.killer(one_test(tmp_path, body), [(["tests/test_one.py"], cpu)]) == ENDS[body]
 
 
-def test_a_mutant_dies_where_all_tests_of_a_command_do_not_end_or_one_is_not_collected(tmp_path: Path) -> None:
-    tree = one_test(tmp_path, "time.sleep(60)")
-    assert mutate.killer(tree, [["tests/test_one.py"]], 1) == "tests/test_one.py: no end in 1 s"
-    (tree / "tests/test_one.py").write_text("raise OSError\n")
-    assert mutate.killer(tree, [["tests/test_one.py"]], 50) == "tests/test_one.py"
+def test_a_mutant_dies_where_a_module_is_not_collected(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "pass", "raise OSError")
+    assert mutate.killer(tree, [(["tests/test_one.py"], 50)]) == "tests/test_one.py"
+
+
+def test_the_limits_follow_from_the_times_without_a_mutant_and_the_fastest_tests_come_first(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "pass", "@__import__('pytest').mark.parametrize('c', ['x', 'y'])\ndef test_c(c): pass\n")
+    tests = ["tests/test_one.py::test_c[x]", "tests/test_one.py"]
+    assert set(mutate.measured(tree, tests)) == set(tests)
+    m = mutate.drawn(7, 1, among=["engine"])[0]
+    times = {t: float(n) for n, t in enumerate(reversed(mutate.near(m.file)))}
+    fast, slow, rest = mutate.commands_of(m, times, ["tests/laws"], 7)
+    assert fast[0] + slow[0] == mutate.near(m.file)[::-1]
+    assert fast[1] + slow[1] == 2 * mutate.START + mutate.FACTOR * sum(times.values()) and fast[1] < slow[1]
+    assert rest == (["tests/laws"], mutate.START + mutate.FACTOR * 7)
+    (tree / "tests/test_one.py").write_text("def test_one(): assert False\n")
+    with pytest.raises(SystemExit, match="the tests do not pass without a mutant"):
+        mutate.measured(tree, tests[1:])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +141,7 @@ def test_other_statuses_of_pytest_are_no_verdict(tmp_path: Path, status: int, bo
     (tree / "python").mkdir()
     (tree / "python/broken.py").write_text("def pytest_runtest_protocol(item):\n    raise OSError\n")
     with pytest.raises(RuntimeError, match=f"ended with status {status}, which is no verdict"):
-        mutate.killer(tree, [["tests/test_one.py", *options]], 50)
+        mutate.killer(tree, [(["tests/test_one.py", *options], 50)])
 
 
 def test_a_test_that_fails_without_the_mutant_is_found(tmp_path: Path) -> None:
@@ -122,7 +157,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], fail
     """The tool judges one mutant after the other so, without building anything; returns those that it judges."""
     seen: list[mutate.Mutant] = []
 
-    def judge(tree: Path, m: mutate.Mutant, rest: list[str], limit: float) -> str:
+    def judge(tree: Path, m: mutate.Mutant, commands: list[mutate.Command]) -> str:
         seen.append(m)
         verdict = verdicts[len(seen) - 1]
         if isinstance(verdict, Exception):
@@ -132,6 +167,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], fail
     monkeypatch.setattr(mutate, "judge", judge)
     monkeypatch.setattr(mutate, "built", lambda tree: True)
     monkeypatch.setattr(mutate, "copy_of", lambda root, to: to)
+    monkeypatch.setattr(mutate, "measured", lambda tree, tests: {})
     monkeypatch.setattr(mutate, "fail_anyway", lambda tree, killers: failing)
     return seen
 
@@ -185,21 +221,13 @@ def test_a_file_that_does_not_compile_as_it_is_has_no_verdict(tmp_path: Path) ->
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc/one.c").write_text('#include "not/there.h"\n')
     with pytest.raises(RuntimeError, match=r"csrc/one.c does not compile as it is"):
-        mutate.judge(tmp_path, mutate.Mutant("csrc/one.c", 1, '#include "not/there.h"', ";"), [], 1)
+        mutate.judge(tmp_path, mutate.Mutant("csrc/one.c", 1, '#include "not/there.h"', ";"), [])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
-def test_a_sum_that_subtracts_dies_and_a_mutant_that_does_nothing_is_told_apart(tmp_path: Path) -> None:
+def test_a_fold_that_counts_its_values_down_dies(tmp_path: Path) -> None:
     tree = mutate.copy_of(ROOT, tmp_path)
     assert mutate.built(tree)
-    m = next(
-        m
-        for m in mutate.candidates(tree)
-        if m.file == "csrc/buffer/add.c" and m.new.strip() == ";" and "one->" in m.old
-    )
-    assert mutate.judge(tree, m, ["tests/buffer/test_out.py"], 300) not in (
-        "survives",
-        "changes nothing",
-        "does not compile",
-    ), m
+    (m,) = (m for m in mutate.candidates(tree) if m.new.strip() == "gathered->nvalues--;")
+    assert mutate.judge(tree, m, [(["tests/buffer/test_out.py"], 300)]).startswith("tests/buffer/test_out.py::")

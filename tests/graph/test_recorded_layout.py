@@ -190,6 +190,7 @@ def test_nothing_of_it_is_left_behind() -> None:
     for arrays in ([], [x], [x[:4], x[2:], x[8:], np.zeros(3)]):
         layout = Layout(arrays)
         assert layout.check(arrays) is None
+        layout.check([a.copy() for a in arrays])  # compares the components too
         with pytest.raises(ValueError, match="expected"):
             layout.check([*arrays, x])
         del layout
@@ -209,3 +210,19 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="budget"):
         Layout([], budget=-1)
     assert Layout([]).check([]) is None
+
+
+class At:
+    """float32 elements at an address, which NumPy does not read."""
+
+    def __init__(self, address: int, n: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (n,), "typestr": "<f4", "version": 3}
+
+
+def test_an_array_that_would_end_beyond_memory_is_not_taken_to_lie_apart_from_others() -> None:
+    far, near = np.asarray(At(2**64 - 16, 100)), np.zeros(100, "f4")
+    layout = Layout([near, near.copy()])
+    assert layout.check([near, near.copy()]) is None
+    for pair in ([near, far], [far, near]):
+        found = layout.check(pair)  # a message with the arrays would read them
+        assert found == (1, "overlap", 0)

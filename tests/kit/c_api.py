@@ -291,6 +291,9 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "machine_races": (ct.c_uint64, ANY),
     "machine_spawn": (STATUS, ANY, ANY, ANY, ANY),
     "machine_join": (STATUS, ANY, ANY),
+    "buffer_of_python": ("py", ANY, ct.py_object),
+    "buffer_to_python": ("py", ct.py_object, ANY),
+    "buffer_snapshot": (STATUS, ANY, ct.c_size_t, ANY, ANY, ANY),
 }
 
 
@@ -412,6 +415,14 @@ class Buffer:
         if declared is not None:
             options["slots"] = (Slot * len(declared))(*declared)
         call("buffer_new", slots, ct.byref(BufferOptions(**options)) if options else None, ct.byref(self.at))
+
+    @classmethod
+    def of_python(cls, buffer: fanin.InputBuffer) -> Buffer:
+        """The handle of an InputBuffer."""
+        b = cls.__new__(cls)
+        b.n, b.lent = len(buffer), []
+        b.at = ANY(api.buffer_of_python(buffer))
+        return b
 
     def __del__(self) -> None:
         self.free()
@@ -542,6 +553,75 @@ def declared(
         s.device_type, s.device_id = device
     s.name = name.encode() if name else None
     return s
+
+
+def exception_of(e: Failed) -> Exception:
+    """The exception that Python raises in the place of a status."""
+    types = {TYPE: TypeError, VALUE: ValueError, INDEX: IndexError, OVERFLOW: OverflowError, BUFFER: BufferError}
+    types |= {NOMEM: MemoryError, RACE: fanin.RaceError}
+    return types.get(e.status, RuntimeError)(str(e))
+
+
+class ConformingBuffer:
+    """A buffer of buffer_new, or with `python` the handle of an InputBuffer, for fanin.conformance.
+
+    Gradients come and go as values over the memory of their arrays. The sum of one gradient is that value itself,
+    so that it is shown as the array that it was made of.
+    """
+
+    def __init__(self, n: int, python: bool = False) -> None:
+        self.c = Buffer.of_python(fanin.InputBuffer(n)) if python else Buffer(n)
+        self.at: dict[int, Any] = {}  # the array at each address
+
+    @staticmethod
+    def stream(s: Any) -> Stream | None:
+        return None if s is None else Stream(device_type=SIM, device_id=int(s.device[4:]), handle=s.handle)
+
+    def shown(self, v: Value) -> Any:
+        x = api.to_python(ct.byref(v))
+        one = self.at.get(v.data) if v.data and v.device_type != SIM else None
+        api.drop(ct.byref(v))
+        return one if one is not None and one.shape == x.shape else x
+
+    def add(self, slot: int, g: Any, *, key: int | None = None, stream: Any = None) -> None:
+        v = Value()
+        api.of_python(g, ct.byref(v))
+        try:
+            self.c.add(slot, v, key=key, stream=self.stream(stream))
+        except Failed as e:
+            raise exception_of(e) from None
+        else:
+            if isinstance(g, np.ndarray):
+                self.at[v.data] = g
+        finally:
+            api.drop(ct.byref(v))
+
+    def take(self, stream: Any = None) -> list[Any]:
+        try:
+            sums = self.c.take_values(stream=self.stream(stream))
+        except Failed as e:
+            raise exception_of(e) from None
+        shown = [self.shown(v) for v in sums]
+        self.at.clear()
+        return shown
+
+    def __getitem__(self, slot: int) -> Any:
+        v = Value()
+        call("buffer_snapshot", self.c.at, slot, None, ct.byref(v))
+        return self.shown(v)
+
+    def ready(self, slot: int) -> bool:
+        return self.c.ready(slot)
+
+    def expect(self, slot: int, n: int) -> None:
+        self.c.expect(slot, n)
+
+    def clear(self) -> None:
+        self.c.clear()
+
+
+def conforming_handle(n: int) -> ConformingBuffer:
+    return ConformingBuffer(n, python=True)
 
 
 # The engine

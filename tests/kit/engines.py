@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 import fanin
-from fanin._reference import InputBuffer
-from fanin._reference import engine as reference
-from fanin._reference.buffer import Slot
+from reference import InputBuffer
+from reference import engine as reference
+from reference.buffer import Slot
 
 Pullback = Callable[[Any], Sequence[Any]]
 
@@ -35,7 +35,7 @@ class ReferenceBuffer(InputBuffer):
 
 
 class Reference:
-    """fanin._reference.engine."""
+    """reference.engine."""
 
     lacks: Mapping[str, str] = {"threads": ONE_THREAD}
 

@@ -5,7 +5,7 @@ undefined. So the sum that gets to a slot is, for each way that leads there, the
 must give can be said in float64 by a few lines that know of no engine (`plain`).
 
     spec = draw(random.Random(7), "arrays")
-    built = Built(spec, fanin)                      # or fanin._reference.engine
+    built = Built(spec, fanin)                      # or reference.engine
     outcome = built.backward()
 """
 

@@ -45,7 +45,7 @@ DOORS = ("python/fanin/__init__", "csrc/py/module")
 #: How a test names a house: its modules, what the core has of it, and the fixtures that make a machine.
 NAMES = {
     "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b|\ba_world\b|[(,] ?(?:w|driver): ",
-    "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError",
+    "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError|--graph",
     "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
 }
 #: Folders of tests of the core: no C programs, whose makefile names every house, and no tests of other libraries.

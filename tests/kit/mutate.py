@@ -1,37 +1,45 @@
-"""Mutants of the C core: one line is changed, and a test must fail.
+"""Mutants of the C core, and of some Python: one line is changed, and a test must fail.
 
     python tests/kit/mutate.py --seed 1 --minutes 60                draws, judges and prints verdicts
-    python tests/kit/mutate.py --seed 1 --folders engine graph      .. of these folders alone
+    python tests/kit/mutate.py --seed 1 --folders engine py/buffer  .. of these folders alone
+    python tests/kit/mutate.py --folders python/fanin/dist          .. of Python modules
     python tests/kit/mutate.py --seed 1 --verdicts FILE             .. adds the verdicts to FILE, and skips those in it
     python tests/kit/mutate.py --seed 1 -- tests/laws               .. with other tests after the likely ones
     python tests/kit/mutate.py --seed 1 --list                      prints what the seed draws
 
 The seed draws the mutants: another operator, a constant, a condition, a statement that is left out, two arguments that
-change places. Each is planted in a copy of the tree and compiled as the tree is; then pytest runs until the first
-failure, the likely tests first. A mutant whose object code is that of the original cannot be noticed; one that does not
-compile is no mutant.
+change places. Each is planted in a copy of the tree, whose build compiles the changed file alone; then pytest runs
+until the first failure: the likely tests first, of these the fastest first. A mutant whose object code is that of the
+original cannot be noticed; one that does not compile is no mutant.
 
-A mutant dies where pytest ends with status 1 (a test failed), where a signal ends the test process, or where a test
-does not end in time; the verdict names which. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5
-no test) says nothing about the mutant and ends the run with a message. So does a test that killed a mutant and also
-fails in the tree as it is, where all of them run at the end.
+A mutant dies where pytest ends with status 1 (a test failed), where a signal ends the test process, or where the tests
+do not end; the verdict names which. Before the first mutant the tests run once without one: all must pass, and their
+times give the limit of "no end": FACTOR times that in CPU time, which a busy machine does not use up, or STILL seconds
+in which no thread runs. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5 no test) says nothing
+about the mutant and ends the run with a message. So does a test that killed a mutant and also fails in the tree as it
+is, where all of them run at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import functools
 import hashlib
 import operator
 import os
 import re
+import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
+import xml.etree.ElementTree
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +47,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("array", "base", "buffer", "device", "engine", "graph", "py")
+PYTHON = ("python/fanin/dist", "python/fanin/graph")
 PUBLIC = "python/fanin/include"
 COPIED = (
     "csrc",
@@ -55,7 +64,7 @@ COPIED = (
     "benchmarks",
 )
 
-#: The first tests that are run, by the beginning of a file's path below csrc/: those likely to notice a fault there.
+#: The first tests that are run, by the beginning of a file's path, without csrc/: those likely to notice a fault there.
 #: All that match are asked, the first lines first.
 NEAR = {
     "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"]
@@ -70,7 +79,8 @@ NEAR = {
     "array/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/test_sums.py"],
     "array/reduce": ["device/test_cuda_values.py"],
-    "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"],
+    "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"]
+    + ["laws/test_laws.py"],
     "base/pool": ["buffer/test_pool.py", "array/test_sums.py"],
     "base/keys": ["buffer/test_keys.py", "spec/test_ledger.py"],
     "base/trace": ["cli/test_trace.py", "buffer/test_explain.py"],
@@ -84,6 +94,7 @@ NEAR = {
     "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/recording": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/explore": ["sim/test_explore.py"],
+    "device/sim/race": ["sim/test_brute_force.py", "spec/test_streams_on_sim.py"],
     "device/sim/host_sched": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_explore_law.py"],
     "device/sim/thread": ["sim/test_explore.py", "sim/test_host_order.py", "sim/test_sim_threads.py"],
     "device/sim/call": ["sim/test_explore.py", "sim/test_explore_law.py"],
@@ -109,12 +120,14 @@ NEAR = {
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
     "buffer/add": ["buffer/test_doors.py", "buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"]
-    + ["buffer/test_stats.py"],
+    + ["buffer/test_stats.py", "graph/test_capture_table.py"],
     "buffer/list": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
     + ["buffer/test_stats.py"],
     "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
     "buffer/explain": ["buffer/test_explain.py"],
-    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
+    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"]
+    + ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
+    "buffer/budget": ["buffer/test_budget_auto.py", "faults/test_allocations.py"],
     "buffer/life": ["isolated/test_fork.py"],
     "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
@@ -122,8 +135,10 @@ NEAR = {
     "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
     "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
-    + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"],
-    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"],
+    + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"]
+    + ["laws/test_laws.py", "laws/test_ways.py"],
+    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"]
+    + ["engine/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
     "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
     "engine/workers": ["engine/test_workers.py"],
@@ -158,6 +173,13 @@ NEAR = {
     "py/module/trace": ["cli/test_trace.py"],
     "py/buffer/target": ["buffer/test_target.py"],
     "py/module/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
+    "py/buffer/": ["buffer/test_doors.py", "buffer/test_keys.py", "buffer/test_stats.py", "buffer/test_explain.py"]
+    + [
+        "spec/test_accumulate.py",
+        "spec/test_ledger.py",
+        "buffer/test_declared_slots.py",
+        "buffer/test_error_fields.py",
+    ],
     "py/buffer/view": ["buffer/test_doors.py", "buffer/test_budget.py"],
     "py/buffer/add_many": ["buffer/test_many.py"],
     "py/buffer/slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
@@ -183,32 +205,52 @@ NEAR = {
     "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],
     "py/arrays/objects": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
-    "py/api/": ["buffer/test_c_buffer.py", "engine/test_c_engine.py", "sim/test_c_machine.py"],
+    "py/api/": [
+        "buffer/test_c_buffer.py",
+        "buffer/test_c_wrong_calls.py",
+        "buffer/test_c_and_python.py",
+        "engine/test_c_engine.py",
+        "sim/test_c_machine.py",
+    ],
+    "python/fanin/dist/": ["dist/test_sums.py", "dist/test_reducer.py", "dist/test_bad_input.py", "dist/test_seeing.py"]
+    + ["dist/test_windows.py", "dist/test_law_of_ranks.py", "dist/test_explored_ranks.py", "cli/test_demo_ranks.py"]
+    + ["dist/test_ranks_on_streams.py"],
+    "python/fanin/graph/": [
+        "graph/test_graph_trees.py",
+        "graph/test_graph_trees_cpu.py",
+        "graph/test_graph_tree_traps.py",
+    ]
+    + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "tape/test_compiled.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
-#: .. and behind these in C, by the same rule: `pytest tests/c/test_c.py -k WORD`.
+#: .. and the programs tests/c/test_*.c, by the same rule.
 NEAR_IN_C = {
-    "array/sum": "sum",
-    "array/reduce": "sum",
-    "array/exact": "exact",
-    "array/superacc": "exact",
-    "array/sparse": "sparse",
-    "array/overlap": "overlap",
-    "array/equation": "overlap",
-    "array/convert": "convert",
-    "array/": "array or extents",
-    "base/pool": "pool",
-    "base/": "keys or trace or workers or mem or thread or clock or fork or status",
-    "device/cpu/": "cpu_recording",
-    "engine/leaf": "leaf",
-    "engine/ready": "ready",
-    "graph/": "graph_call or graph_pool",
-    "device/sim/explore": "explore",
-    "device/sim/call": "explore",
-    "device/sim/race": "order or sim",
-    "device/sim/": "sim",
-    "device/": "device",
+    "array/sum": ["sum"],
+    "array/window": ["window"],
+    "array/reduce": ["sum"],
+    "array/exact": ["exact"],
+    "array/superacc": ["exact"],
+    "array/sparse": ["sparse"],
+    "array/overlap": ["overlap"],
+    "array/equation": ["overlap"],
+    "array/convert": ["convert"],
+    "array/dtype": ["dtype"],
+    "array/": ["array", "extents", "block"],
+    "base/": ["keys", "trace", "workers", "mem", "thread", "clock", "fork", "status", "pool"],
+    "buffer/": ["buffer", "plan"],
+    "device/cpu/": ["cpu_recording"],
+    "engine/leaf": ["leaf"],
+    "engine/ready": ["ready"],
+    "graph/": ["graph_call", "graph_pool"],
+    "device/sim/capture": ["capture"],
+    "device/sim/explore": ["explore"],
+    "device/sim/call": ["explore"],
+    "device/sim/race": ["order", "sim_oracles"],
+    "device/sim/thread": ["sim_threads"],
+    "device/sim/host_sched": ["sim_threads", "explore"],
+    "device/sim/": ["sim"],
+    "device/": ["device"],
 }
 #: What is run last.
 THEN = [f"tests/{t}" for t in ["buffer", "spec", "laws", "device", "graph", "interop", "array", "faults", "c"]]
@@ -241,6 +283,18 @@ SWAPS = {
     "continue;": "break;",
     "break;": "continue;",
 }
+PYTHON_SWAPS = {
+    " and ": " or ",
+    " or ": " and ",
+    " is not ": " is ",
+    " is None": " is not None",
+    " not in ": " in ",
+    "True": "False",
+    "False": "True",
+    " // ": " * ",
+}
+PYTHON_CONDITION = re.compile(r"^(\s+(?:el)?if )(.*)(:)$")
+PYTHON_CALL = re.compile(r"^\s+(?!return\b|yield\b|raise\b|assert\b)[A-Za-z_][\w.]*(\(.*\)| ([-+*|&]?=) [^\[({]*)$")
 CALL = re.compile(r"^\s+(?!return\b|else\b|case\b|goto\b)[A-Za-z_][\w>.\-\[\]]*(\(.*\)|( [|&+-]?= ).*);$")
 PAIR = re.compile(r"\(([a-z_]\w*), ([a-z_]\w*)\)")
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
@@ -258,47 +312,67 @@ class Mutant:
         return f"{self.file}:{self.line}: {self.old.strip()} -> {self.new.strip() or '(left out)'}"
 
 
-def variants(line: str) -> Iterator[str]:
-    """All that may be made of one line of C."""
-    code = line.partition("/*")[0]
-    for old, new in SWAPS.items():
+def variants(line: str, python: bool = False) -> Iterator[str]:
+    """All that may be made of one line of C, or of Python."""
+    code = line.partition("  #" if python else "/*")[0]
+    for old, new in (SWAPS | PYTHON_SWAPS if python else SWAPS).items():
         for at in (m.start() for m in re.finditer(re.escape(old), code)):
             yield line[:at] + new + line[at + len(old) :]
     for m in NUMBER.finditer(code):
         yield line[: m.start()] + str(int(m[1]) + 1) + line[m.end() :]
     for m in PAIR.finditer(code):
         yield line[: m.start()] + f"({m[2]}, {m[1]})" + line[m.end() :]
-    if condition := CONDITION.match(code.rstrip()):
-        yield f"{condition[1]}(!{condition[2]}){condition[3]}"
-    if CALL.match(code.rstrip()):
-        yield re.sub(r"\S.*", ";", line)
+    if condition := (PYTHON_CONDITION if python else CONDITION).match(code.rstrip()):
+        yield f"{condition[1]}{'not ' * python}({'!' * (not python)}{condition[2]}){condition[3]}"
+    if (PYTHON_CALL if python else CALL).match(code.rstrip()):
+        yield re.sub(r"\S.*", "pass" if python else ";", line)
+
+
+def lines_of_c(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that may be changed, with their numbers: those of functions, but for comments, messages and asserts."""
+    inside, comment = False, False
+    for n, line in enumerate(text.splitlines(), 1):
+        code = line.strip()
+        comment = (comment or code.startswith("/*")) and "*/" not in code
+        inside = line.startswith("{") or (inside and not line.startswith("}"))
+        kept = code.startswith(("#", "/*", "*", "fan_fail(", '"')) or "assert(" in code or "FAN_FAULT(" in code
+        if inside and not comment and not kept and not code.endswith("\\"):
+            yield n, line
+
+
+def lines_of_python(text: str) -> Iterator[tuple[int, str]]:
+    """The same of a Python module: the lines of statements in functions, but for docstrings and what raises."""
+    numbers: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            numbers |= {n for x in node.body for n in range(x.lineno, (x.end_lineno or x.lineno) + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Raise | ast.Constant | ast.JoinedStr):
+            one = isinstance(node, ast.Constant) and node.lineno == node.end_lineno
+            numbers -= set() if one else set(range(node.lineno, (node.end_lineno or 0) + 1))
+    for n, line in enumerate(text.splitlines(), 1):
+        if n in numbers and not line.strip().startswith(("#", '"', 'f"', "assert ", "def ")):
+            yield n, line
 
 
 @functools.cache
 def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
     """Every mutant that there is, in the order of the tree."""
-    found = []
-    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c")):
-        inside, comment = False, False
-        for n, line in enumerate(path.read_text().splitlines(), 1):
-            text = line.strip()
-            comment = (comment or text.startswith("/*")) and "*/" not in text
-            inside = line.startswith("{") or (inside and not line.startswith("}"))
-            if (
-                not inside
-                or comment
-                or text.startswith(("#", "/*", "*", "assert(", "fan_fail(", '"'))
-                or text.endswith("\\")
-                or "assert(" in text
-                or "FAN_FAULT(" in text
-            ):
-                continue
-            found += [
-                Mutant(str(path.relative_to(root)), n, line, new)
-                for new in dict.fromkeys(variants(line))
-                if new != line
-            ]
-    return tuple(found)
+    paths = [p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c")]
+    paths += [p for f in PYTHON for p in (root / f).glob("**/*.py")]
+    return tuple(
+        Mutant(str(path.relative_to(root)), n, line, new)
+        for path in sorted(paths)
+        for python in [path.suffix == ".py"]
+        for n, line in (lines_of_python if python else lines_of_c)(path.read_text())
+        for new in dict.fromkeys(variants(line, python))
+        if new != line
+    )
+
+
+def folder_of(m: Mutant, among: Sequence[str] = FOLDERS) -> str | None:
+    """The one of the folders, below csrc/ or of Python, that the mutant is in."""
+    return next((f for f in among if m.file.startswith((f"csrc/{f}/", f"{f}/"))), None)
 
 
 def drawn(seed: int, count: int, root: Path = ROOT, among: Sequence[str] = FOLDERS) -> list[Mutant]:
@@ -307,11 +381,13 @@ def drawn(seed: int, count: int, root: Path = ROOT, among: Sequence[str] = FOLDE
     """
     seen: Counter[tuple[str, str, str]] = Counter()
     folders: dict[str, list[tuple[bytes, Mutant]]] = {}
-    for m in (m for m in candidates(root) if m.file.split("/")[1] in among):
+    for m in candidates(root):
+        if (folder := folder_of(m, among)) is None:
+            continue
         same = m.file, m.old, m.new
         seen[same] += 1
         rank = hashlib.sha256(repr((seed, *same, seen[same])).encode()).digest()
-        folders.setdefault(m.file.split("/")[1], []).append((rank, m))
+        folders.setdefault(folder, []).append((rank, m))
     total = sum(map(len, folders.values()))
     found: list[Mutant] = []
     queues: dict[str, list[Mutant]] = {}
@@ -341,6 +417,10 @@ def copy_of(root: Path, to: Path) -> Path:
 
 def object_code(tree: Path, file: str) -> bytes | None:
     """What the file compiles to, without names of lines; None where it does not."""
+    if file.endswith(".py"):
+        with contextlib.suppress(SyntaxError):
+            return ast.dump(ast.parse((tree / file).read_text())).encode()
+        return None
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
@@ -391,60 +471,135 @@ def built(tree: Path) -> bool:
     )
 
 
-def pytest_in(tree: Path, *args: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(tree / "python"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *args]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+#: Pytest's arguments, and the limit of CPU seconds.
+Command = tuple[list[str], float]
+#: The tests of a mutant may take so many times the CPU time that they take without it, beside the time to start.
+FACTOR = 10
+START = 30
+#: Where no thread of the tests runs for so many seconds they wait for one another.
+STILL = 30
 
 
-#: One test may take so many seconds.
-ONE_TEST = 100
-#: A test module that raises while it is collected fails; without this pytest calls that an interrupt, status 2.
-HOW = ["--continue-on-collection-errors"]
-HOW += ["-o", f"faulthandler_timeout={ONE_TEST}", "-o", "faulthandler_exit_on_timeout=true"]
+def busy(session: int) -> tuple[bool, float]:
+    """Whether a thread of a session's processes runs or is to run, and the CPU seconds of all that live."""
+    runs, ticks = False, 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = stat.read_text().rpartition(")")[2].split()
+            if int(words[3]) == session:
+                ticks += sum(map(int, words[11:15]))
+                runs |= any(
+                    t.read_text().rpartition(")")[2].split()[0] in "RD" for t in stat.parent.glob("task/*/stat")
+                )
+    return runs, ticks / os.sysconf("SC_CLK_TCK")
 
 
-def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
-    """What noticed the mutant: a test, with ": signal N" or ": no end" behind it where no assertion failed. None: it
-    survives. RuntimeError where a status of pytest's is no answer.
+def pytest_in(tree: Path, *args: str, cpu: float | None = None) -> tuple[int | None, str]:
+    """Pytest's status and output; None where no thread ran any more. A process that takes more CPU seconds than `cpu`
+    ends by SIGXCPU.
     """
-    for command in commands:
-        try:
-            done = pytest_in(tree, *HOW, *command, timeout=limit)
-        except subprocess.TimeoutExpired:
-            return f"{command[0]}: no end in {limit:.0f} s"
-        if done.returncode == 0:
+    env = {**os.environ, "PYTHONPATH": str(tree / "python"), "PYTHONUNBUFFERED": "1"}
+    env["FANIN_TEST_CACHE"] = str(tree / "built-c")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *args]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if cpu is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
+
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command, cwd=tree, env=env, stdout=said, stderr=said, text=True, preexec_fn=limited, start_new_session=True
+        ) as process,
+    ):
+        ran, used = time.monotonic(), 0.0
+        while (status := process.poll()) is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=min(1, STILL / 4))
+                continue
+            runs, now = busy(process.pid)
+            if runs or now > used + STILL / 100:
+                ran, used = time.monotonic(), now
+            elif time.monotonic() - ran > STILL:
+                break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        return status, said.read()
+
+
+#: A test module that raises while it is collected fails; without this pytest calls that an interrupt, status 2.
+HOW = ["-x", "--continue-on-collection-errors"]
+
+
+def killer(tree: Path, commands: list[Command]) -> str | None:
+    """What noticed the mutant: a test, with ": signal N" or ": no end" behind it where no assertion failed. None: it
+    survives. Each command has its limit of CPU seconds. RuntimeError where a status of pytest's is no answer.
+    """
+    for command, cpu in commands:
+        status, said = pytest_in(tree, *HOW, *command, cpu=cpu)
+        if status == 0:
             continue
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
-        begun = re.findall(r"^(tests/\S+::\w+)", done.stdout, re.M)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.M)
+        begun = re.findall(r"^(tests/\S+::\w+(?:\[.*?\](?=\s|$))?)", said, re.M)
         at = begun[-1] if begun else command[0]
-        if done.returncode < 0:
-            return f"{at}: signal {-done.returncode}"
-        if done.returncode == 1 and failed:
+        if status is None:
+            return f"{at}: no end, no thread runs"
+        if status == -signal.SIGXCPU:
+            return f"{at}: no end in {cpu:.0f} s of CPU time"
+        if status < 0:
+            return f"{at}: signal {-status}"
+        if status == 1 and failed:
             return failed[1]
-        if done.returncode == 1 and "Timeout (" in done.stdout + done.stderr:
-            return f"{at}: no end in {ONE_TEST} s"
         raise RuntimeError(
-            f"pytest {shlex.join(command)} ended with status {done.returncode}, which is no verdict:\n"
-            f"{(done.stdout + done.stderr)[-2000:]}"
+            f"pytest {shlex.join(command)} ended with status {status}, which is no verdict:\n{said[-2000:]}"
         )
     return None
 
 
+def measured(tree: Path, tests: Sequence[str]) -> dict[str, float]:
+    """The seconds that each test module, and each C program, takes in the tree as it is, where all must pass."""
+    report = tree / "times.xml"
+    status, said = pytest_in(tree, *HOW, f"--junitxml={report}", *tests)
+    if status != 0:
+        sys.exit(f"the tests do not pass without a mutant:\n{said[-4000:]}")
+    times: Counter[str] = Counter()
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        module = case.attrib["classname"].replace(".", "/") + ".py"
+        program = f"{module}::{case.attrib['name']}"
+        times[program if program in tests else module] += float(case.attrib["time"])
+    return times
+
+
+def commands_of(m: Mutant, times: dict[str, float], rest: list[str], rest_takes: float) -> list[Command]:
+    """The likely tests, the fastest first, then the others; each with its limit of CPU seconds. The slower half of the
+    likely ones is a command of its own, so that it is not collected where the other half ends it.
+    """
+    likely = sorted(near(m.file), key=lambda t: times.get(t, 0))
+    half = (len(likely) + 1) // 2
+    parts = [(part, sum(times.get(t, 0) for t in part)) for part in (likely[:half], likely[half:])]
+    return [(part, START + FACTOR * seconds) for part, seconds in [*parts, (rest, rest_takes)] if part]
+
+
 def fail_anyway(tree: Path, killers: set[str]) -> list[str]:
     """Those of the tests that killed mutants which also fail in the tree as it is."""
-    return sorted(k for k in killers if killer(tree, [[re.sub(": (signal|no end).*", "", k)]], 600) is not None)
+    test_of = {k: re.sub(": (signal|no end).*", "", k) for k in sorted(killers)}
+    if killer(tree, [([*dict.fromkeys(test_of.values())], 3600)]) is None:
+        return []
+    return [k for k, test in test_of.items() if killer(tree, [([test], 600)]) is not None]
 
 
-def near(file: str) -> list[list[str]]:
-    """The likely tests of a file: two lists of pytest's arguments, in Python and in C."""
+def near(file: str) -> list[str]:
+    """The likely tests of a file, as pytest's arguments."""
     path = file.removeprefix("csrc/")
-    some = dict.fromkeys(f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests)
-    word = next((word for start, word in NEAR_IN_C.items() if path.startswith(start)), None)
-    return [[*some], *([["tests/c/test_c.py", "-k", word]] if word else [])]
+    python = [f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests]
+    programs = next((names for start, names in NEAR_IN_C.items() if path.startswith(start)), [])
+    c = [f"tests/c/test_c.py::test_a_c_program_checks_what_it_says[test_{name}.c]" for name in programs]
+    return [*dict.fromkeys(c + python)]
 
 
-def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
+def judge(tree: Path, m: Mutant, commands: list[Command]) -> str:
     """The verdict: "changes nothing", "does not compile", "survives", or the test that noticed it."""
     path = tree / m.file
     original, before = path.read_text(), object_code(tree, m.file)
@@ -457,9 +612,9 @@ def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
             return "does not compile"
         if after == before:
             return "changes nothing"
-        if not built(tree):
+        if m.file.endswith(".c") and not built(tree):
             return "does not compile"
-        return killer(tree, near(m.file) + ([rest] if rest else []), limit) or "survives"
+        return killer(tree, commands) or "survives"
     finally:
         path.write_text(original)
 
@@ -487,8 +642,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--seed", type=int, default=1)
     parse.add_argument("--count", type=int, default=200)
-    parse.add_argument("--folders", nargs="+", choices=FOLDERS, default=FOLDERS, help="draw from these alone")
-    parse.add_argument("--limit", type=float, default=300.0, help="seconds for one run of tests")
+    parse.add_argument("--folders", nargs="+", default=FOLDERS, help="draw from these alone, below csrc/ or of Python")
     parse.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun later")
     parse.add_argument("--verdicts", type=Path, help="a file: its mutants are skipped, new verdicts are added to it")
     parse.add_argument("--near", action="store_true", help="run the likely tests alone")
@@ -506,12 +660,15 @@ def main(args: Sequence[str] | None = None) -> int:
         tree = copy_of(ROOT, Path(folder))
         if not built(tree):
             sys.exit("the tree itself does not build")
-        killers = set()
-        for m in [m for m in mutants if verdicts[m] is None]:
+        killers, rest = set(), [] if how.near else list(how.tests)
+        todo = [m for m in mutants if verdicts[m] is None]
+        times = measured(tree, [*dict.fromkeys(t for m in todo for t in near(m.file))])
+        rest_takes = sum(measured(tree, rest).values()) if rest else 0
+        for m in todo:
             if time.monotonic() - began > 60 * how.minutes:
                 break
             try:
-                verdict = judge(tree, m, [] if how.near else list(how.tests), how.limit)
+                verdict = judge(tree, m, commands_of(m, times, rest, rest_takes))
             except RuntimeError as e:
                 sys.exit(f"{m}: no verdict: {e}")
             verdicts[m] = verdict
@@ -520,7 +677,11 @@ def main(args: Sequence[str] | None = None) -> int:
             if how.verdicts:
                 with how.verdicts.open("a") as file:
                     file.write(written(m, verdict) + "\n")
-            print(f"{word_of(verdict):16} {m}" + (f"   [{verdict}]" if word_of(verdict) == "dies" else ""), flush=True)
+            minutes = (time.monotonic() - began) / 60
+            print(
+                f"{minutes:5.1f} {word_of(verdict):16} {m}" + (f"   [{verdict}]" if word_of(verdict) == "dies" else ""),
+                flush=True,
+            )
         if killers and not built(tree):
             sys.exit("the tree itself does not build any more")
         if failing := fail_anyway(tree, killers):

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fanin._reference import buffer as reference
+from reference import buffer as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._reference import buffer as reference
 from kit.recipes import KINDS, SCALARS, SHAPES, Given, Sub, parts_of, recipe
 from kit.values import DTYPES, FLOATS, LOW, added_up, show, stored
+from reference import buffer as reference
 
 pytestmark = pytest.mark.core
 SEED, CASES = 0, 150

@@ -35,10 +35,10 @@ from hypothesis.stateful import (
 )
 
 import fanin
-from fanin._reference import buffer as reference
-from fanin._reference import numbers as reference_numbers
 from kit.recipes import KINDS, SCALARS, SHAPES, Given, joined, recipe
 from kit.values import DTYPES, LOW, show
+from reference import buffer as reference
+from reference import numbers as reference_numbers
 
 PLAIN = [i for i, d in enumerate(DTYPES) if d.kind in "buifc"]  # those that NumPy knows
 HOWS = ["plain"] * 6 + ["scale", "writable", "out", "out", "out and scale"]
@@ -398,10 +398,10 @@ def copy_of(module: ModuleType, name: str) -> Any:
 def copy_of_reference(fault: Callable[[Any], None]) -> Any:
     """InputBuffer of another copy of the description, with a fault."""
     try:
-        numbers = copy_of(reference_numbers, "fanin._reference.numbers")
+        numbers = copy_of(reference_numbers, "reference.numbers")
         module = copy_of(reference, "faulty")
     finally:
-        sys.modules["fanin._reference.numbers"] = reference_numbers
+        sys.modules["reference.numbers"] = reference_numbers
         sys.modules.pop("faulty", None)
     module.numbers = numbers
     fault(module)

@@ -20,8 +20,8 @@ from kit.support import ROOT
 pytestmark = pytest.mark.core
 
 PACKAGE = ROOT / "python" / "fanin"
-#: Written to be read, and compared with the core: whole models, parts of which the package does not call.
-MODELS = ("_reference", "conformance")
+#: Called by the tests of other engines, and not by the package.
+SUITE = "conformance"
 #: Names that somebody else asks for: IPython, pytest.
 PROTOCOLS = {"_repr_svg_", *(f"pytest_{x}" for x in ("addoption", "configure", "runtest_makereport", "pyfunc_call"))}
 
@@ -141,7 +141,7 @@ def shown_names(found: Mapping[Path, ast.Module]) -> set[str]:
 
 def test_each_private_name_of_the_package_is_used_there() -> None:
     """Or by a benchmark, whose clock is the command line's, or by the core, which names it."""
-    found = {p: t for p, t in trees([PACKAGE]).items() if not set(MODELS) & set(p.parts)}
+    found = {p: t for p, t in trees([PACKAGE]).items() if SUITE not in p.parts}
     called = uses(found) | uses(trees([ROOT / "benchmarks"]))
     called |= {
         name for f in sorted((ROOT / "csrc" / "py").rglob("*.c")) for name in re.findall(r'"(\w+)"', f.read_text())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 
 import fanin
 from fanin.conformance import test_buffer, test_engine
+from kit.c_api import ConformingBuffer
 from kit.engines import Dict, DictBuffer, Pullback, Value, plus
 from kit.support import ROOT
 
@@ -29,8 +30,10 @@ spec.loader.exec_module(page)
 class Buffer:
     """fanin's own, behind methods that a fault replaces."""
 
+    make: Callable[[int], Any] = fanin.InputBuffer
+
     def __init__(self, n: int) -> None:
-        self.n, self.own = n, fanin.InputBuffer(n)
+        self.n, self.own = n, type(self).make(n)
 
     def __getitem__(self, slot: int) -> Any:
         return self.own[slot]
@@ -184,6 +187,10 @@ BUFFERS: dict[type, Sequence[str]] = {
     LosesUpdates: ["each_contribution_of_several_threads_is_summed_once"],
     WritesIntoTheFirst: ["what_another_stream_still_reads_is_never_written"],
 }
+
+#: The same faults in front of a buffer of the C API.
+OF_C = {f: type(f"{f.__name__}OfC", (f,), {"make": ConformingBuffer}) for f in BUFFERS if issubclass(f, Buffer)}
+globals().update({made.__name__: made for made in OF_C.values()})
 
 # Engines with one fault each
 
@@ -363,9 +370,10 @@ def laws(module: Any) -> list[str]:
     return [name.removeprefix("test_") for name in vars(module) if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("faulty", [*BUFFERS, *ENGINES], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("faulty", [*BUFFERS, *OF_C.values(), *ENGINES], ids=lambda t: t.__name__)
 def test_a_planted_fault_breaks_its_laws(faulty: type) -> None:
-    kind, want = ("buffer", BUFFERS[faulty]) if faulty in BUFFERS else ("engine", ENGINES[faulty])
+    fault = faulty.__base__ if faulty in OF_C.values() else faulty
+    kind, want = ("buffer", BUFFERS[fault]) if fault in BUFFERS else ("engine", ENGINES[faulty])
     module = "kit.engines" if faulty in (Dict, DictBuffer) else "package.test_conformance"
     found = page.outcomes(kind, f"{module}:{faulty.__name__}", " or ".join(want))
     assert [law for law in want if found[law][0] != "no"] == [], found
@@ -401,11 +409,18 @@ def compared(kind: str, title: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["buffer", "engine"])
-@pytest.mark.parametrize("title", ["fanin", "reference", "dict of +="])
+@pytest.mark.parametrize("title", ["fanin", "fanin.h", "reference", "dict of +="])
 def test_the_page_has_what_the_suite_finds(kind: str, title: str) -> None:
+    if (kind, title) == ("engine", "fanin.h"):
+        pytest.skip("the engine of the C API is fanin's own")
     compared(kind, title)
-    if title == "fanin":
+    if title.startswith("fanin"):
         assert set(table(kind)[title].values()) == {"yes"}
+
+
+def test_the_handle_of_an_input_buffer_holds_every_law() -> None:
+    found = page.outcomes("buffer", "kit.c_api:conforming_handle")
+    assert len(found) == len(laws(test_buffer)) and {outcome for outcome, _ in found.values()} == {"yes"}, found
 
 
 @pytest.mark.partners

@@ -58,7 +58,7 @@ def wrong_decisions(text: str, cited: dict[str, set[int]]) -> list[str]:
 def cited_decisions() -> dict[str, set[int]]:
     """The decisions that code, tests and pages cite."""
     found = {}
-    for folder in (CSRC, ROOT / "python", ROOT / "docs", ROOT / "benchmarks"):
+    for folder in (CSRC, ROOT / "python", TESTS / "reference", ROOT / "docs", ROOT / "benchmarks"):
         for path in folder.glob("**/*"):
             if path.suffix in (".c", ".h", ".py", ".md", ".cu"):
                 numbers = re.findall(r"(?<![\w.#\"'])D([1-9]\d?)(?![\w.\"'=]|\.\d)", path.read_text())

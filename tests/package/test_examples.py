@@ -205,7 +205,7 @@ ValueError: by b: expected 3 float64 in C order | in by b
 
 def test_every_example_is_here() -> None:
     every = [*PRINTED, *WITH_TORCH, *WITH_ENGINE, *WITH_RANKS, *WITH_A_COMPILER]
-    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted(every)
+    assert sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "upstream.py") == sorted(every)
 
 
 #: examples/native: extensions built against fanin.h; without their compiler they print what they need.

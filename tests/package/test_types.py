@@ -92,9 +92,26 @@ report = explore(scenario, limit=10)
 reveal_type(report.ok)
 reveal_type(fanin.add_n([np.ones(3), np.ones(3)]))
 reveal_type(report.replay())
+x = np.ones(3)
+reveal_type(fanin.Leaf(x).grad)
+reveal_type(fanin.Leaf(x, grad_dtype="float64").grad)
+
+def of_device(m: Machine, leaf: fanin.Leaf) -> None:
+    reveal_type(fanin.Leaf(m.array(x)).grad.device)
+    reveal_type(leaf.grad)
 """,
 }
-REVEALED = ["fanin._core.Array", "fanin.slots.Sparse", "bool", "numpy.ndarray", "object"]
+REVEALED = [
+    "fanin._core.Array",
+    "fanin.slots.Sparse",
+    "bool",
+    "numpy.ndarray",
+    "object",
+    "numpy.ndarray",
+    "Any",
+    "str",
+    "Any",
+]
 
 
 def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:

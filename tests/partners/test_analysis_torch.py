@@ -28,6 +28,7 @@ if not torch.__version__.startswith("2.13."):
 
 import logging  # noqa: E402
 
+from examples.upstream import from_torch  # noqa: E402
 from torch._functorch._aot_autograd import descriptors as upstream  # noqa: E402
 from torch._functorch._aot_autograd import input_output_analysis as ioa  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -129,7 +130,7 @@ def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: 
             continue
         if what == "input_info" and name in writes and any(x.numel() == 0 for x in p.pool(*p.args())):
             q = dataclasses.replace(p, no_empty_writes=True)
-            fresh = torch_collect.from_torch(upstream_meta(q.fn, q.args(), q.keep)).input_info[i]
+            fresh = from_torch(upstream_meta(q.fn, q.args(), q.keep)).input_info[i]
             if getattr(fresh, name) == getattr(ours.input_info[i], name):
                 reasons.append(EMPTY)
                 continue
@@ -157,7 +158,7 @@ def compare_programs(seeds: range, gradients: bool = False) -> tuple[Counter[str
     reasons: Counter[str] = Counter()
     for seed in seeds:
         p = program(random.Random(seed), gradients)
-        theirs, their_error = attempt(lambda p=p: torch_collect.from_torch(upstream_meta(p.fn, p.args(), p.keep)))
+        theirs, their_error = attempt(lambda p=p: from_torch(upstream_meta(p.fn, p.args(), p.keep)))
         ours, our_error = attempt(lambda p=p: collector.collect_metadata(p.fn, p.args(), keep_input_mutations=p.keep))
         counts["programs"] += 1
         if our_error is not None or their_error is not None:
@@ -331,7 +332,7 @@ def test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written() -> Non
         a.add_(1)
         return [b.view(-1)]
 
-    ours, theirs = collect(fn, a, b, c), torch_collect.from_torch(upstream_meta(fn, [a, b, c]))
+    ours, theirs = collect(fn, a, b, c), from_torch(upstream_meta(fn, [a, b, c]))
     assert [i.mutates_data for i in ours.input_info] == [True, True, False]
     assert [i.mutates_data for i in theirs.input_info] == [True, False, False]
     assert ours.output_info == theirs.output_info  # and the view is one of b, not of a
@@ -407,7 +408,7 @@ def test_who_writes_follows_the_table() -> None:
     for fn, x, without, with_keep in rows:
         for keep, want in ((False, without), (True, with_keep)):
             (info,) = collect(fn, x, keep_input_mutations=keep).input_info
-            (theirs,) = torch_collect.from_torch(upstream_meta(fn, [x], keep)).input_info
+            (theirs,) = from_torch(upstream_meta(fn, [x], keep)).input_info
             assert info == theirs and info.mutation_type is want, (fn, keep, info, theirs)
 
 
@@ -613,13 +614,13 @@ def test_outputs_of_each_kind() -> None:
         "__output_tangent(__intermediate_base(output[6]))",
     ]
     assert meta.output_info[3].view_meta_sequence.sequence == ("slice",)
-    theirs = torch_collect.from_torch(upstream_meta(lambda x: list(fn(x).values()), [x]))
+    theirs = from_torch(upstream_meta(lambda x: list(fn(x).values()), [x]))
     assert list(differences(theirs, meta)) == []
 
 
 def kinds_of(fn: Any, *args: Any) -> Any:
     """Kind and base of each output, which are PyTorch's."""
-    meta, theirs = collect(fn, *args), torch_collect.from_torch(upstream_meta(fn, list(args)))
+    meta, theirs = collect(fn, *args), from_torch(upstream_meta(fn, list(args)))
     assert list(differences(theirs, meta)) == []
     return [(o.output_type, o.base_idx) for o in meta.output_info]
 
@@ -724,7 +725,7 @@ def misaligned(m: Any) -> bool:
     """Whether PyTorch's list of changed inputs does not begin with those that have a tangent, or its count of them is
     another.
     """
-    real = [i for i, x in enumerate(torch_collect.from_torch(m).input_info) if x.has_mutation_tangent]
+    real = [i for i, x in enumerate(from_torch(m).input_info) if x.has_mutation_tangent]
     taken = sum(x.mutates_data for x in m.input_info)
     return taken != len(real) or list(m.mutated_inp_runtime_indices[:taken]) != real
 
@@ -755,8 +756,8 @@ def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates(
         def again(*a: Any, p: Program = p, positions: list[int] = positions) -> Any:
             return p.fn(*(a[i] for i in positions))
 
-        inner = torch_collect.from_torch(upstream_meta(again, kept, p.keep))
-        ours = analysis.remove_dupe_metadata(torch_collect.from_torch(outer), mask, positions)
+        inner = from_torch(upstream_meta(again, kept, p.keep))
+        ours = analysis.remove_dupe_metadata(from_torch(outer), mask, positions)
         names = [i for i, k in enumerate(mask) if k]
         found = list(differences(renamed(inner, names), ours))
         assert found == [], (seed, p, found)
@@ -770,7 +771,7 @@ def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates(
             assert isinstance(e, IndexError) and (space or misaligned(outer)), (seed, e)
             counts[CRASH] += 1
             continue
-        for what, i, name in differences(torch_collect.from_torch(theirs), ours):
+        for what, i, name in differences(from_torch(theirs), ours):
             o = ours.output_info[i] if what == "output_info" else None
             if name == "base_idx" and o.output_type not in analysis.INPUT_ALIAS_TYPES:
                 reason = SPACE
@@ -819,7 +820,7 @@ def check_against_theirs(seed: int, theirs: Any, ours: Any, outer: Any, counts: 
     outs = outer.output_info
     for what, i, name in differences(theirs, ours):
         if name in ("traced_tangents", "traced_tangents_descs", "subclass_tangent_meta"):
-            before = torch_collect.from_torch(outer).num_input_tangents
+            before = from_torch(outer).num_input_tangents
             assert before != ours.num_input_tangents or name == "subclass_tangent_meta", (seed, name)
             counts[TAIL] += name == "traced_tangents_descs"
         elif name == "base_idx":
@@ -867,9 +868,9 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
                 )
             )
 
-        truth = torch_collect.from_torch(upstream_meta(inside, inner_args, descs=inner_descs))
+        truth = from_torch(upstream_meta(inside, inner_args, descs=inner_descs))
         ours, extra = analysis.create_synthetic_base_metadata(
-            torch_collect.from_torch(outer), info, fake, inner_args, [d.parse(repr(x)) for x in inner_descs]
+            from_torch(outer), info, fake, inner_args, [d.parse(repr(x)) for x in inner_descs]
         )
         assert extra == []
         check_against_the_truth(seed, truth, ours, inner_args, fake)
@@ -880,7 +881,7 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
         if e is not None:
             counts[BASES] += 1
             continue
-        check_against_theirs(seed, torch_collect.from_torch(theirs[0]), ours, outer, counts)
+        check_against_theirs(seed, from_torch(theirs[0]), ours, outer, counts)
     print(f"seeds 0 to 119: {dict(counts)}")
     assert counts["programs"] > 100 and counts[TAIL] and counts[BASES] and counts[MOVED_INPUT], counts
 

@@ -10,6 +10,7 @@ import fanin
 from fanin.sim import Machine, explore
 from fanin.sim.search import bits_of
 from kit.explored import differs, draw
+from kit.support import run_python
 
 torch: Any = pytest.importorskip("torch")
 
@@ -82,3 +83,39 @@ def test_arrays_of_jax_that_hang_on_the_order_are_told_apart() -> None:
     report = explore(scenario)
     assert report.failed and len(report.results) > 1, report
     assert explore(lambda m: [jnp.ones(2, jnp.bfloat16)]).ok
+
+
+FIRST = """
+import torch, fanin
+
+def scenario(m):
+    buf = fanin.InputBuffer(1, budget=0)
+    for value in (1e8, 1.0, -1e8):
+        m.spawn(lambda value=value: buf.add(0, torch.tensor([value])))
+    m.join()
+    return buf.take(slot=0)
+
+for _ in range(2):
+    report = fanin.sim.explore(scenario)
+    print(report.runs, report.complete, report.repeats, len(report.results), report.schedule is not None)
+"""
+
+
+def test_the_first_search_of_a_process_finds_what_every_other_finds() -> None:
+    said = run_python(FIRST).stdout.splitlines()
+    assert said == ["6 True True 2 True"] * 2
+
+
+def test_sums_of_tensors_of_low_precision_are_the_same_in_every_order() -> None:
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer([fanin.Slot(dtype="bfloat16")], budget=0)
+        for k, value in enumerate((256.0, 1.0, -256.0)):
+            m.spawn(
+                lambda k=k, value=value: buf.add(0, torch.full((2,), value, dtype=torch.bfloat16), key=k, copy=True)
+            )
+        m.join()
+        return buf.take()
+
+    report = explore(scenario)
+    assert report.ok and report.runs > 1
+    assert report.results[0][0].tolist() == [1.0, 1.0]

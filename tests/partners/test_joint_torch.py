@@ -497,7 +497,7 @@ MUTANTS = [
     Mutant(S, "info.mutation_type is MutationType.NOT_MUTATED)", "True)"),
     Mutant(S, "before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)", "before"),
     Mutant(S, "        and not info.mutations_under_no_grad_or_inference_mode\n", ""),
-    Mutant(S, "o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and asking[o.base_idx]", "False"),
+    Mutant(S, "o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and requiring[o.base_idx]", "False"),
     Mutant(S, "if o.output_type is OutputType.alias_of_intermediate_save_as_output", "if False"),
 ]
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from fanin import analysis
-from fanin.analysis import torch_collect
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 
@@ -18,6 +17,7 @@ if not torch.__version__.startswith("2.13."):
 
 import logging  # noqa: E402
 
+from examples.upstream import from_torch  # noqa: E402
 from torch._functorch._aot_autograd import input_output_analysis as ioa  # noqa: E402
 
 from kit.upstream_torch import upstream_meta  # noqa: E402
@@ -52,7 +52,7 @@ def test_the_signature_of_a_graph_of_torch_fx_is_pytorchs() -> None:
         module = torch.fx.GraphModule(torch.nn.Module(), g)
         asked = {"trace_joint": joint, "num_user_fw_outs": 1 if joint else None, "loss_index": 0 if joint else None}
         theirs = ioa.create_graph_signature(module, meta, None, None, **how, **asked)
-        ours = analysis.create_graph_signature(module, torch_collect.from_torch(meta), **how, **asked)
+        ours = analysis.create_graph_signature(module, from_torch(meta), **how, **asked)
         for f in dataclasses.fields(GraphSignature):
             u, v = getattr(theirs, f.name), getattr(ours, f.name)
             if f.name == "backward_signature" and joint:

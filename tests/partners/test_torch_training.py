@@ -430,7 +430,9 @@ def test_gradients_in_their_own_dtype_are_added_at_once_and_keep_no_memory() -> 
     with fanin.torch.accumulate(model.bfloat16().parameters()) as block:
         for _ in range(8):
             model(x.bfloat16()).square().mean().backward()
-        assert block._buffer.counters.folds == 0, "these wait, to be rounded once"
+        counters = block._buffer.counters
+    assert counters.peak_parked_bytes <= size / 2 + largest, "as wide sums, which are rounded once"
+    assert counters.in_place == 7 * len(list(model.parameters())), "a .grad and the first gradient make the wide memory"
 
 
 def test_what_nobody_has_but_the_buffer_is_asked_about_once_and_what_somebody_has_each_time() -> None:
@@ -581,23 +583,25 @@ def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: st
             pass
         at += step
         stops += 1
-    assert stops > 600 // step
+    assert stops > 500 // step
 
 
-def test_what_has_no_memory_any_more_takes_no_other_gradient_along() -> None:
+@pytest.mark.parametrize("size", [4, 1 << 17])
+@pytest.mark.parametrize("left", [0, 2])
+def test_what_has_no_memory_any_more_takes_no_other_gradient_along(left: int, size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        a, b, c = (torch.nn.Parameter(torch.ones(4, dtype=dtype)) for _ in range(3))
+        a, b, c = (torch.nn.Parameter(torch.ones(size, dtype=dtype)) for _ in range(3))
         for p in (a, b, c):
-            p.grad = torch.ones(4, dtype=dtype)
+            p.grad = torch.ones(size, dtype=dtype)
         there = b.grad
         block = fanin.torch.accumulate([("a", a), ("b", b), ("c", c)])
         with pytest.raises(RuntimeError, match=r"^accumulate: there is no \.grad for the sum of b: "), block:
             (a + b + c).sum().backward()
-            there.untyped_storage().resize_(0)
-        assert a.grad.tolist() == c.grad.tolist() == [2.0] * 4 and b.grad is there
+            there.untyped_storage().resize_(left)
+        assert a.grad.tolist() == c.grad.tolist() == [2.0] * size and b.grad is there
         with fanin.torch.accumulate([a, c]):
             (a + c).sum().backward()
-        assert a.grad.tolist() == [3.0] * 4
+        assert a.grad.tolist() == [3.0] * size
 
 
 def test_an_exit_without_its_beginning_is_an_error() -> None:

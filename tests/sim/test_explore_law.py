@@ -73,9 +73,9 @@ def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> N
     assert seen["several"] >= count // 6 and seen["one"] >= count // 12, seen
 
 
-#: The kinds of footprints, as csrc/device/sim/call.h numbers them, and one of no turns at all.
+#: The kinds of footprints, as csrc/device/sim/machine.h numbers them, and one of no turns at all.
 KINDS = re.findall(
-    r"\bOF_\w+", (CSRC / "device" / "sim" / "call.h").read_text().partition("enum {")[2].partition("}")[0]
+    r"\bOF_\w+", re.findall(r"enum \{([^}]*OF_STREAM[^}]*)\}", (CSRC / "device/sim/machine.h").read_text())[0]
 )
 FAULTS = {"no turns": "NO_TURNS"} | {kind: kind.replace("OF_", "NO_FOOTPRINT_") for kind in KINDS}
 faults_are_planted = pytest.mark.skipif(

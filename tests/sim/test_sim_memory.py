@@ -382,7 +382,7 @@ with machine:
            "StreamLike | Event": stream.record(),
            "Array": machine.array(np.ones(3)), "InputBuffer": fanin.InputBuffer([fanin.Slot(shape=(3,), dtype=float)]),
            "object": machine.array(np.ones(3)), "Sequence[object]": [machine.array(np.ones(3))], "int": 0,
-           "Sequence[int]": [0], "Callable[..., object]": print, "int | Iterable[object]": 1}
+           "_A": np.ones(3), "Sequence[int]": [0], "Callable[..., object]": print, "int | Iterable[object]": 1}
 
 def result(entry, parameter):
     places, names = [], {}

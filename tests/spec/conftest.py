@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fanin
-from fanin._reference import buffer as reference
+from reference import buffer as reference
 
 
 @pytest.fixture(params=["reference", "C"])

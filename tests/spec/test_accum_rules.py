@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fanin._reference import buffer as reference
-from fanin._reference.buffer import AccumPlan, Side
 from kit.inside import inside
 from kit.values import DTYPES, FLOATS, LOW
+from reference import buffer as reference
+from reference.buffer import AccumPlan, Side
 
 pytestmark = pytest.mark.core
 

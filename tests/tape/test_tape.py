@@ -661,6 +661,7 @@ def test_an_update_waits_for_the_pass_and_the_next_pass_for_the_update() -> None
             r"expected two matrices, got shapes \(2, 2, 2\)",
         ),
         (lambda w: w.reshape(2, 4) @ np.ones(4), ValueError, r"expected two matrices, got shapes \(2, 4\) and \(4,\)"),
+        (lambda w: w.reshape(2, 4) @ np.ones((3, 4)), ValueError, r"got shapes \(2, 4\) and \(3, 4\); \(n, k\) with"),
         (lambda w: w.reshape(2, 4) @ 2, ValueError, r"got shapes \(2, 4\) and \(\)"),
         (lambda w: w.reshape(2, 4).sum(5), ValueError, r"axis 5: expected axes of a value of shape \(2, 4\), each"),
         (lambda w: w.reshape(2, 4).mean(-3), ValueError, r"axis -3: expected axes of a value of shape \(2, 4\)"),

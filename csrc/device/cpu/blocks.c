@@ -3,6 +3,7 @@
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/search.h"
 #include "base/thread.h"
 
 #define UNIT 64
@@ -54,16 +55,7 @@ void fan_blocks_drop(fan_blocks *b)
 /* block_before: returns how many blocks begin at an address or before it. */
 static size_t block_before(const fan_blocks *b, const void *data)
 {
-    uint64_t first = fan_extent_flat(data, 1).first;
-    size_t lo = 0, hi = b->n;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (b->at[mid].at.first > first)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo;
+    return fan_search_end(b->at, b->n, sizeof *b->at, offsetof(block, at.first), fan_extent_flat(data, 1).first);
 }
 
 static void block_release(fan_storage *s)

@@ -1,5 +1,5 @@
 #define _POSIX_C_SOURCE 200809L
-#include "device/cuda/context.h"
+#include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/thread.h"

@@ -1,7 +1,7 @@
 #include "device/cuda/launch.h"
 
 #include "base/fault.h"
-#include "device/cuda/context.h"
+#include "device/cuda/part.h"
 #include "device/kernels/image.h"
 
 const fan__fold fan__folds[FAN__FOLDS] = {

@@ -10,12 +10,11 @@
  * memory is short, by fan_cuda_trim and at the end, and never while a stream known to fanin is captured.
  *
  * The block table, sorted by address, has an entry for each block: its origin, and the graphs that use it. */
-#include "device/cuda/memory.h"
+#include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/context.h"
-#include "device/cuda/stream.h"
+#include "base/search.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,15 +22,9 @@
 /* block_place: returns the index of the first block at or above `address`. The part's lock is held. */
 static size_t block_place(const fan_cuda_part *p, uint64_t address)
 {
-    size_t lo = 0, hi = p->nblocks;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (p->blocks[mid].address < address)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
+    return address ? fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks, offsetof(fan__cuda_block, address),
+                                    address - 1)
+                   : 0;
 }
 
 static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)

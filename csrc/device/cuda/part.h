@@ -1,9 +1,11 @@
-/* part: the structs of the driver's devices. */
+/* part: the structs of the driver's devices, and the functions that the files of device/cuda call of each other, a
+ * section per file. */
 #ifndef FAN_DEVICE_CUDA_PART_H
 #define FAN_DEVICE_CUDA_PART_H
 
 #include "device/cuda/cuda.h"
 #include "device/event.h"
+#include "device/job.h"
 
 /* X(field, name): the kernels other than folds. */
 #define FAN__CUDA_KERNEL_LIST(X)            \
@@ -130,5 +132,103 @@ static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
 }
 
 static inline const fan_cuda_api *fan__cuda_api_of(const fan_cuda_part *p) { return &p->cuda->api; }
+
+/* context: calls of the driver: makes the primary context current, converts codes to statuses, handles forks. */
+
+/* fan__cuda_usable: returns whether the part is alive and this is no forked child. */
+bool fan__cuda_usable(const fan_cuda_part *p);
+bool fan__cuda_forked(const fan_cuda *c);
+/* fan__cuda_refuse_dead: FAN_ERR_DEVICE with the failure that ended the context. */
+fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err);
+fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
+fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
+void fan__cuda_leave(fan__cuda_scope *scope);
+/* fan__cuda_check: converts a driver's code: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE, FAN_ERR_DEVICE; `call`
+ * names the function and its purpose. fan__cuda_refuse: the same for a nonzero code. */
+fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
+static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
+{
+    return code == 0 ? FAN_OK : fan__cuda_refuse(p, code, call, err);
+}
+/* fan__cuda_capture_advice: returns what to do about the codes 900 to 908. */
+const char *fan__cuda_capture_advice(fan_cu_result code);
+/* fan__cuda_lives: returns whether the driver still has the primary context. */
+bool fan__cuda_lives(const fan_cuda_part *p);
+/* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb captures of other
+ * threads. Returns the argument of a second call that undoes it (-1: the mode was already set). */
+int fan__cuda_relax(const fan_cuda_part *p, int mode);
+/* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. Does not disturb other
+ * captures. */
+fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
+
+/* Held by the thread that initializes a device; initialized again in a forked child. */
+extern pthread_mutex_t fan__cuda_making;
+
+/* fan__cuda_list_add, fan__cuda_list_remove: maintain the list of all open drivers. */
+void fan__cuda_list_add(fan_cuda *c);
+void fan__cuda_list_remove(fan_cuda *c);
+
+/* stream: streams of the driver: handles, captures, the table's entries. */
+
+static inline fan__cuda_stream *fan__cuda_queue(const fan_stream *s) { return s->impl; }
+
+/* fan__cuda_queue_of: returns the driver's handle; FAN_ERR_VALUE for another thread's own stream. */
+fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
+/* fan__cuda_capture_of: returns the capture of s, 0: none; and its graph, if `graph` is not NULL. */
+fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);
+
+/* fan__cuda_none_captured: FAN_ERR_CAPTURE if a known stream of the device is captured, or the legacy stream must not
+ * be used. Streams that fanin has not met are not covered. */
+fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err);
+/* fan__cuda_await_gone: waits for the whole device if a destroyed stream may still have work on it, unless a known
+ * stream is captured: its memory can be freed then. */
+void fan__cuda_await_gone(fan_cuda_part *p);
+
+fan_stream *fan__cuda_current(fan_device *d);
+void fan__cuda_stream_fini(fan_stream *s);
+fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err);
+fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
+fan_status fan__cuda_sync(fan_stream *s, fan_error *err);
+
+/* event: events of the driver: the table's entries. */
+fan_status fan__cuda_event_init(fan_event *e, fan_error *err);
+void fan__cuda_event_fini(fan_event *e);
+fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err);
+/* fan__cuda_note: FAN_ERR_CAPTURE if e may be inside a capture: then it must not be queried. */
+fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err);
+fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err);
+fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err);
+bool fan__cuda_peek(fan_event *e);
+fan_status fan__cuda_event_sync(fan_event *e, fan_error *err);
+
+/* memory: the driver's memory: the table's entries, scratch memory, and memory of graphs. */
+
+fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
+void fan__cuda_free(fan_device *d, void *data, size_t bytes);
+/* fan__cuda_scratch: allocates memory for one job on s; fan__cuda_scratch_free: frees it in the order of s. */
+fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
+void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
+/* fan__cuda_retain: keeps the memory at `address`, used by captured work, as long as the graph. */
+fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err);
+/* fan__cuda_trim: frees unused kept memory; returns how many bytes. Blocks. */
+size_t fan__cuda_trim(fan_cuda_part *p);
+void fan__cuda_blocks_fini(fan_cuda_part *p);
+
+/* recorder: the entries for graph trees: captures streams, and launches the graph. */
+
+extern const fan_recorder fan__cuda_recorder;
+
+/* fan__cuda_recorder_note: adds the accesses of `job`, queued under `capture`, to the recording of that capture, if
+ * any. FAN_ERR_NOMEM: nothing was added. */
+fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job, fan_error *err);
+
+/* run: jobs of the CUDA backend: the table's entries. */
+
+fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
+
+/* batch: many sums in one launch: the table's entry. */
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+                              fan_error *err);
 
 #endif

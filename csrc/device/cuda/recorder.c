@@ -6,12 +6,10 @@
  *
  * The accesses of a graph cannot be read from it: arguments of kernels are opaque bytes. So each job of ours that is
  * queued under the capture is noted; kernels of other libraries are not covered. */
-#include "device/cuda/recorder.h"
+#include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/context.h"
-#include "device/cuda/stream.h"
 
 #include <stdio.h>
 

@@ -1,15 +1,9 @@
-#include "device/cuda/run.h"
+#include "device/cuda/part.h"
 
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/context.h"
-#include "device/cuda/sum.h"
 #include "device/cuda/launch.h"
-#include "device/cuda/memory.h"
-#include "device/cuda/recorder.h"
-#include "device/cuda/scatter.h"
-#include "device/cuda/stream.h"
 #include "device/memory.h"
 #include "device/stream.h"
 

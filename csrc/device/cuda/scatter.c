@@ -4,11 +4,10 @@
  * they need it (kernels.cu, Title: COO): per digit one launch counts, one adds up, one moves; then one sums, and only
  * this one changes the result. All of it is queued, and unnecessary launches return at once. The scratch memory is
  * bounded: a long list is split into several, one after the other, and rows beyond 32 bits are processed in turns. */
-#include "device/cuda/scatter.h"
+#include "device/cuda/launch.h"
 
 #include "base/fault.h"
-#include "device/cuda/context.h"
-#include "device/cuda/memory.h"
+#include "device/cuda/part.h"
 
 #include <string.h>
 

@@ -1,8 +1,7 @@
-#include "device/cuda/stream.h"
+#include "device/cuda/part.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/context.h"
 
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err)
 {

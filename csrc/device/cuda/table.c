@@ -3,12 +3,8 @@
 #include "base/thread.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "device/cuda/run.h"
-#include "device/cuda/context.h"
-#include "device/cuda/stream.h"
+#include "device/cuda/part.h"
 #include "device/cuda/launch.h"
-#include "device/cuda/memory.h"
-#include "device/cuda/recorder.h"
 #include "device/memory.h"
 
 #include <stdio.h>

@@ -14,7 +14,6 @@
  * it that is used here for the first time is added to HEADERS there. */
 #include "array/dtype.h"
 #include "array/lowp.h"
-#include "array/complex_abs.h"
 #include "array/device_stats.h"
 #include "device/kernels/args.h"
 

@@ -1,8 +1,7 @@
-#include "device/sim/access.h"
+#include "device/sim/machine.h"
 
 #include "array/overlap.h"
 #include "base/mem.h"
-#include "device/sim/call.h"
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {

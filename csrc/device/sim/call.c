@@ -1,4 +1,4 @@
-#include "device/sim/call.h"
+#include "device/sim/machine.h"
 
 #include "device/memory.h"
 #include "base/fault.h"

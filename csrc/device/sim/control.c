@@ -1,8 +1,6 @@
 /* Control of a machine by tests and users: run queued work, count, fail. */
 #include "device/memory.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
-#include "device/sim/run.h"
+#include "device/sim/machine.h"
 
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
 {

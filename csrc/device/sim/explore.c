@@ -79,16 +79,6 @@ struct fan_explore {
     uint32_t lowest;
 };
 
-static fan__footprint *fan__footprint_take(fan_explore *x);
-static void fan__footprint_give(fan_explore *x, fan__footprint *f);
-static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a, const fan__footprint *b);
-/* fan__footprint_note: notes an actor's access to an object. If it is the first to conflict with a step that was a
- * persistent set, orders may have been left out wrongly. */
-static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor, unsigned how);
-/* fan__footprint_alone: returns whether all known accesses of other actors commute with the step. */
-static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f);
-static fan_status fan__footprint_decide(fan_explore *x, uint64_t object);
-
 static fan__footprint *fan__footprint_take(fan_explore *x)
 {
     fan__footprint *f = x->free_footprints;
@@ -172,6 +162,8 @@ static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row
     return false;
 }
 
+/* fan__footprint_note: notes an actor's access to an object. If it is the first to conflict with a step that was a
+ * persistent set, orders may have been left out wrongly. */
 static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor, unsigned how)
 {
     fan__footprint_known *row = print_row(x, object);
@@ -184,6 +176,7 @@ static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor
     return FAN_OK;
 }
 
+/* fan__footprint_alone: returns whether all known accesses of other actors commute with the step. */
 static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f)
 {
     for (size_t i = 0; i < f->n; i++)

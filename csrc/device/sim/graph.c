@@ -1,12 +1,7 @@
 /* Begins and ends captures of streams, and launches the resulting graphs. */
 #include "base/mem.h"
-#include "device/sim/access.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
+#include "device/sim/machine.h"
 #include "device/sim/race_check.h"
-#include "device/sim/recording.h"
-#include "device/sim/stream.h"
-#include "device/sim/work.h"
 
 #include <string.h>
 

@@ -1,8 +1,11 @@
-/* machine: the structs of a simulated machine. */
+/* machine: the structs of a simulated machine, and the functions that its files call of each other, a section per
+ * file. */
 #ifndef FAN_DEVICE_SIM_MACHINE_H
 #define FAN_DEVICE_SIM_MACHINE_H
 
+#include "array/extents.h"
 #include "device/event.h"
+#include "device/job.h"
 #include "device/sim/arena.h"
 #include "device/sim/capture.h"
 #include "device/sim/host_sched.h"
@@ -172,5 +175,234 @@ struct fan_sim {
 static inline fan_sim *fan__sim_machine(const fan_device *d) { return d->self; }
 static inline void fan__sim_lock(fan_sim *m) { (void)pthread_mutex_lock(&m->lock); }
 static inline void fan__sim_unlock(fan_sim *m) { (void)pthread_mutex_unlock(&m->lock); }
+
+/* access: the memory that an operation accesses: reported to the search, and checked against happens-before. */
+
+/* Visits the accesses of an operation; returns false after the last. */
+typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *write);
+
+bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write);
+bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write);
+bool fan__visit_read(const void *what, size_t i, const fan_array **a, bool *write);
+
+fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
+fan_block *fan__access_block(fan_sim *m, const void *address);
+void fan__access_report(fan_sim *m, fan__visit *next, const void *what);
+
+/* The owner of the accessed memory until the operation has run: none, the graph that contains it, or the host thread
+ * that waits for it. */
+typedef enum keeper { KEPT_BY_NONE, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
+
+/* fan__access_judge: checks an operation on `lane` against all earlier ones, and, if a kernel of the user's (`by_user`)
+ * is what accesses it, that the memory was not donated. FAN_ERR_RACE with *race; FAN_ERR_NOMEM
+ * leaves the history unchanged. */
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
+                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err);
+
+/* fan__access_take_back: ends each donation of these bytes. */
+void fan__access_take_back(fan_sim *m, fan_extent bytes);
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err);
+void fan__sim_returned(fan_device *d, const fan_array *a);
+
+/* work: work queued or captured: jobs of the table, kernels of users. */
+
+typedef struct fan__work {
+    const char *name;
+    fan__visit *next;
+    const void *what;
+    double us;     /* its duration */
+    bool launched; /* as part of a graph's launch, which is counted once */
+    fan__keeper kept;
+    bool by_user;      /* a kernel of the user's */
+    fan_sim_op *op;    /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
+    double start, end; /* filled in */
+} fan__work;
+
+/* fan__work_enqueue: checks work and queues it on q. On FAN_ERR_RACE it is queued, and *err describes the race; other
+ * failures change nothing. */
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site, fan_error *err);
+fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+                             fan_error *err);
+
+/* call: the checks at the start of every call on a machine: has the machine given up, is this call planned to fail? And
+ * the report of a race. */
+
+/* footprint: reports to the search of host orders: which thread of the machine acts, and what it accesses.
+ *
+ * A name is a kind and a number within it, the same in every order of the threads (explore.h, Contents of
+ * footprints). */
+enum {
+    OF_STREAM = 1,
+    OF_EVENT,
+    OF_BLOCK,
+    OF_MUTEX,
+    OF_PROGRESS,
+    OF_FAULTS,
+    OF_QUEUED,
+    OF_CAPTURES,
+    OF_MEMORY,
+    OF_CALLS,
+    OF_STREAMS, /* the set of streams */
+    OF_THREAD,
+    OF_ACTORS,
+    OF_BUDGET,
+    OF_COUNTERS,
+    OF_HOST,
+    OF_OPTIONS,
+    OF_POOL,
+    OF_GRAPH,
+    OF_WAITED
+};
+
+#define FAN__NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
+#define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others count as one */
+
+/* Numbers of mutexes of spawned threads: (machine, thread, index among its mutexes), above the counted ones. */
+#define MADE_HERE (UINT64_C(1) << 62)
+#define OF_ITS_MAKER ((UINT64_C(1) << 46) - 1)
+
+/* The state of the calling thread, if the machine spawned it; for other threads `m` is NULL. */
+typedef struct fan__sim_thread {
+    fan_sim *m;
+    int actor;
+    bool fresh; /* a call has just begun: its first yield repeats that of its beginning */
+    bool vain;  /* its last query returned "not yet" */
+    int apart;  /* threads of another number share no host memory and no graph with it */
+    /* of any thread: depth of kernels being run. A kernel is one step: no other thread runs inside it. */
+    int kernels;
+    fan_thread_hooks hooks;
+} fan__sim_thread;
+
+extern _Thread_local fan__sim_thread fan__sim_here;
+
+/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it. fan__sim_host: its index among
+ * the host threads. fan__sim_lane: its lane of the checker. */
+static inline int fan__sim_actor(const fan_sim *m) { return fan__sim_here.m == m ? fan__sim_here.actor : -1; }
+static inline size_t fan__sim_host(const fan_sim *m) { return (size_t)(1 + fan__sim_actor(m)); }
+static inline uint32_t fan__sim_lane(const fan_sim *m) { return m->host_lane[fan__sim_host(m)]; }
+/* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other machines share one. */
+size_t fan__sim_maker(void);
+/* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So the object has the
+ * same name in every order of the other threads. */
+uint64_t fan__sim_new_name(fan_sim *m, int kind);
+/* fan__sim_access: reports an access to the search of the calling thread's machine, whichever machine owns the
+ * object. */
+void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how);
+
+#define FAN__SITE 96
+
+void fan__sim_call_site(const fan_sim *m, char *buf, size_t size);
+fan_status fan__sim_alive(fan_sim *m, fan_error *err);
+/* fan__sim_enter: begins every call of the table, with the machine locked. Fails if the machine has given up, or if
+ * this call is planned to fail. */
+fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err);
+fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err);
+/* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail does it. */
+fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err);
+void fan__sim_keep_race(fan_sim *m, const fan_race *race);
+
+/* memory: memory of the simulated devices: the table's entries. */
+
+fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
+void fan__sim_free(fan_device *d, void *data, size_t bytes);
+void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n);
+fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
+
+/* queue: a stream's queue, and the waits in it. Call with the machine's lock held. */
+
+static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl; }
+
+static inline double fan__later(double a, double b) { return a > b ? a : b; }
+
+fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
+/* fan__queue_new: makes a queue for a new stream. seen: the clock of the thread that makes it; NULL: empty. */
+fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
+                          fan_sim_queue **out, fan_error *err);
+void fan__queue_drop(fan_sim_queue *q);
+/* fan__queue_sweep: frees the empty queues that no stream, event or wait refers to. */
+void fan__queue_sweep(fan_sim *m);
+void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op);
+/* fan__queue_pop: removes the head; the caller frees it. */
+fan_sim_op *fan__queue_pop(fan_sim_queue *q);
+/* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the clocks. */
+fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
+/* fan__queue_drop_work: removes every op without running it. */
+void fan__queue_drop_work(fan_sim *m);
+
+/* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
+fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
+
+/* recording: the state of a capture in progress, and the calls that it forbids. Call with the machine's lock held. */
+
+void fan__recording_drop(fan_sim_recording *r);
+/* fan__recording_refuse: turns a code of capture.h into a failure that names the stream; -1: out of memory. */
+fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err);
+/* fan__recording_none: fails if q is captured, for calls that a captured stream does not allow. */
+fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err);
+/* fan__recording_has_time: the same for an event. */
+fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err);
+
+fan_sim_command *fan__command_new(size_t bytes);
+void fan__command_put(fan_sim_graph *g, fan_sim_command *c);
+fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err);
+/* fan__recording_wait: handles a wait if q or the event is captured; *done false: neither is. */
+fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err);
+
+void fan__graph_free(fan_sim_graph *g);
+/* fan__recording_drop_all: drops those that were never ended. */
+void fan__recording_drop_all(fan_sim *m);
+
+/* run: runs queued work, late and in any order that is allowed. Call with the machine's lock held; it is released while
+ * work runs. */
+
+/* fan__run_settle: removes fulfilled waits from the queues' heads; each may fulfil others. */
+void fan__run_settle(fan_sim *m);
+/* fan__run_pick: returns the queue whose head runs next; NULL: no head may run. */
+fan_sim_queue *fan__run_pick(fan_sim *m);
+/* fan__run_one: runs the head of q, with the lock released. */
+fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err);
+/* fan__run_stand_by: waits until the thread that runs work has finished one piece. */
+void fan__run_stand_by(fan_sim *m);
+/* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is idle. Stops at the
+ * first kernel that fails. */
+fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
+/* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory needs it
+ * (fan__sim_dropped). */
+fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err);
+/* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread after it. */
+fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
+bool fan__run_has_passed(const fan_sim_event *ev);
+/* fan__run_for: runs only the work that `point` needs; *can false: it can never pass. */
+fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err);
+/* fan__sim_nudge: runs one piece of work, where no search chooses (sim.h, Queries). */
+fan_status fan__sim_nudge(fan_device *d, fan_error *err);
+
+/* stream: streams of a machine: the table's entries, and the barriers of the legacy default stream. */
+
+fan_stream *fan__sim_current(fan_device *d);
+fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
+void fan__sim_stream_fini(fan_stream *s);
+fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err);
+fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
+
+/* fan__stream_barrier: A7: orders work on the legacy default stream after all that its device's blocking streams have
+ * queued; and work on a blocking stream after all that the legacy stream has. FAN_ERR_NOMEM may leave extra waits,
+ * which no caller can observe. */
+fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err);
+
+/* event: events of a machine: the table's entries. */
+fan_status fan__sim_event_init(fan_event *e, fan_error *err);
+void fan__sim_event_fini(fan_event *e);
+fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err);
+/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no barrier of the legacy
+ * stream, and no other ordering. */
+fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err);
+fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err);
+void fan__sim_elided(fan_stream *s, fan_event *e);
+fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err);
+bool fan__sim_peek(fan_event *e);
+fan_status fan__sim_sync(fan_stream *s, fan_error *err);
+fan_status fan__sim_event_sync(fan_event *e, fan_error *err);
 
 #endif

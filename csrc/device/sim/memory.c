@@ -1,13 +1,7 @@
-#include "device/sim/memory.h"
+#include "device/sim/machine.h"
 
 #include "array/nditer.h"
 #include "base/mem.h"
-#include "device/sim/access.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
-#include "device/sim/recording.h"
-#include "device/sim/run.h"
-#include "device/sim/stream.h"
 #include "device/memory.h"
 
 fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)

@@ -1,7 +1,6 @@
-#include "device/sim/queue.h"
+#include "device/sim/machine.h"
 
 #include "base/mem.h"
-#include "device/sim/call.h"
 
 #include <string.h>
 

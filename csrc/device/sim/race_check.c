@@ -92,20 +92,10 @@ struct fan_race_check {
     fan_clock gate; /* the G of a release; kept for its memory */
 };
 
-typedef struct fan_race_check fan_race_check;
-
-static int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from);
-
-/* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
-static int fan__lane_room(fan_clock *c, size_t n);
-
 /* fan__runs_next: moves to the next run; false: there is none. */
 static bool fan__runs_next(fan__runs *r);
 
 static void fan__runs_of(const fan_array *a, fan__runs *out);
-
-/* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room (fan__lane_room_to_join). */
-static void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from);
 
 static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
 {
@@ -113,35 +103,6 @@ static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
 }
 static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p) { return &o->dir[p.c]->r[p.i]; }
 static inline bool fan__history_is_end(const fan_race_check *o, fan__place p) { return p.c >= o->ndir; }
-
-static void fan__history_free_chunk(fan_race_check *o, fan__chunk *c);
-static void fan__history_drop_op(fan_race_check *o, uint32_t at);
-/* fan__history_take_op: takes a free one, for the lane `of`. */
-static int fan__history_take_op(fan_race_check *o, uint32_t of, uint32_t *out);
-static fan__place fan__history_after(const fan_race_check *o, fan__place p);
-/* fan__history_find: returns the first range that ends after `x`. */
-static fan__place fan__history_find(const fan_race_check *o, uintptr_t x);
-/* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references. Returns the place that
- * follows them. */
-static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi);
-/* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends after x. The room
- * must exist. */
-static fan__place fan__history_cut(fan_race_check *o, uintptr_t x);
-/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses that cross `crossed`
- * existing ranges. */
-static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed);
-/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts, each copying a list
- * of reads; a read on every range and every gap. */
-static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads,
-                                 size_t *crossed);
-/* fan__history_add_read: notes a read and drops the reads that it covers. */
-static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op);
-static void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op, bool released);
-/* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
-static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released);
-/* fan__history_note_read: notes a read on every range in [lo, hi), and makes new ranges in the gaps. The room must
- * exist. */
-static void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi);
 
 static void fan__history_free_chunk(fan_race_check *o, fan__chunk *c)
 {
@@ -159,6 +120,7 @@ static void fan__history_drop_op(fan_race_check *o, uint32_t at)
     o->free_op = at;
 }
 
+/* fan__history_take_op: takes a free one, for the lane `of`. */
 static int fan__history_take_op(fan_race_check *o, uint32_t of, uint32_t *out)
 {
     if (o->free_op != FAN__NONE) {
@@ -220,6 +182,7 @@ static fan__place fan__history_after(const fan_race_check *o, fan__place p)
     return p;
 }
 
+/* fan__history_find: returns the first range that ends after `x`. */
 static fan__place fan__history_find(const fan_race_check *o, uintptr_t x)
 {
     fan__place p = {0, 0};
@@ -288,6 +251,8 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
     return p;
 }
 
+/* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references. Returns the place that
+ * follows them. */
 static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi)
 {
     size_t empty = 0, first_empty = 0;
@@ -324,6 +289,8 @@ static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t 
     return p;
 }
 
+/* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends after x. The room
+ * must exist. */
 static fan__place fan__history_cut(fan_race_check *o, uintptr_t x)
 {
     fan__place p = fan__history_find(o, x);
@@ -345,6 +312,8 @@ static fan__place fan__history_cut(fan_race_check *o, uintptr_t x)
     return fan__history_after(o, history_insert(o, p, &left));
 }
 
+/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses that cross `crossed`
+ * existing ranges. */
 static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
@@ -368,6 +337,8 @@ static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, 
     return 0;
 }
 
+/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts, each copying a list
+ * of reads; a read on every range and every gap. */
 static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads,
                                  size_t *crossed)
 {
@@ -388,6 +359,7 @@ static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_
     *crossed += k;
 }
 
+/* fan__history_add_read: notes a read and drops the reads that it covers. */
 static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op)
 {
     const fan_op *acting = &o->ops[op].op;
@@ -428,6 +400,7 @@ static fan__range history_bare_range(uintptr_t lo, uintptr_t hi)
     return (fan__range){.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
 }
 
+/* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
 static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
 {
     fan__place p = fan__history_cut(o, lo);
@@ -448,6 +421,8 @@ static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo
     history_insert(o, p, &r);
 }
 
+/* fan__history_note_read: notes a read on every range in [lo, hi), and makes new ranges in the gaps. The room must
+ * exist. */
 static void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi)
 {
     fan__history_cut(o, lo);
@@ -467,6 +442,7 @@ static void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clo
     }
 }
 
+/* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
 static int fan__lane_room(fan_clock *c, size_t n)
 {
     if (n <= c->cap)
@@ -478,6 +454,7 @@ static int fan__lane_room(fan_clock *c, size_t n)
     return 0;
 }
 
+/* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room (fan__lane_room_to_join). */
 static void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from)
 {
     if (to == from)

@@ -1,8 +1,6 @@
-#include "device/sim/recording.h"
+#include "device/sim/machine.h"
 
 #include "base/mem.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
 
 #include <string.h>
 

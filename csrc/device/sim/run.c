@@ -1,9 +1,7 @@
-#include "device/sim/run.h"
+#include "device/sim/machine.h"
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
 
 void fan__run_settle(fan_sim *m)
 {

@@ -79,7 +79,6 @@ fan_status fan_sim_enter(fan_sim *m, fan_error *err);
 void fan_sim_leave(const fan_sim *m);
 /* fan_sim_entered: the innermost one of this thread, borrowed; NULL: none. */
 fan_sim *fan_sim_entered(void);
-extern const fan_backend fan_sim_backend;
 fan_device *fan_sim_device(fan_sim *m, int index); /* no hold; NULL out of range */
 fan_sim *fan_sim_of(const fan_device *d);          /* NULL for devices of other backends */
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);

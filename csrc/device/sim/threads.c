@@ -1,9 +1,6 @@
 /* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. */
 #include "base/fault.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
-#include "device/sim/run.h"
-#include "device/sim/access.h"
+#include "device/sim/machine.h"
 
 fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
 {

@@ -1,11 +1,6 @@
-#include "device/sim/work.h"
+#include "device/sim/machine.h"
 
 #include "base/mem.h"
-#include "device/sim/access.h"
-#include "device/sim/call.h"
-#include "device/sim/queue.h"
-#include "device/sim/recording.h"
-#include "device/sim/stream.h"
 #include "device/stream.h"
 #include "device/memory.h"
 
@@ -62,12 +57,33 @@ static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, cons
     return 0;
 }
 
-static fan_status work_record(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const fan__work *w,
-                              const char *call_site, fan_error *err)
+/* work_record: records work in the capture of q: kernel k, which may represent several jobs, or (k NULL) one job. */
+static fan_status work_record(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs, size_t n,
+                              const fan__work *w, const char *call_site, fan_error *err)
 {
+    static const fan_sim_kernel none;
+    const fan_sim_kernel *kernel = k ? k : &none;
     fan_sim_recording *r = q->recording;
+    fan__packer p = {NULL, 0};
+    if (!k && (jobs->kind == FAN_JOB_UPLOAD || jobs->stats_out))
+        return fan_fail_code(
+            err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
+            "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
+            w->name, (unsigned long long)q->handle, q->device);
+    fan__pack(&p, sizeof(fan_sim_command));
+    (void)fan__pack_arrays(&p, kernel->reads, kernel->nreads);
+    (void)fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
+    (void)fan__pack_jobs(&p, jobs, n);
+    fan_sim_command *c = fan__command_new(p.used);
     if (!c)
         return fan__recording_refuse(q, -1, w->name, err);
+    p = (fan__packer){(char *)c, 0};
+    fan__pack(&p, sizeof *c);
+    c->kernel = *kernel;
+    c->kernel.reads = fan__pack_arrays(&p, kernel->reads, kernel->nreads);
+    c->kernel.writes = fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
+    c->jobs = fan__pack_jobs(&p, jobs, n);
+    c->njobs = n;
     int code = work_keep_blocks(m, r->graph, w->next, w->what);
     if (code == 0)
         code = fan_capture_work(&r->capture, q->member);
@@ -84,73 +100,49 @@ static fan_status work_record(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, 
     return FAN_OK;
 }
 
-static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const fan__work *w,
-                                  const char *call_site, fan_error *err)
+/* work_submit: queues or records work on s: kernel k, which may represent several jobs, or (k NULL) one job. `call`:
+ * its name for planned failures. *kept (NULL: not wanted): the queue or the graph calls k->fini. */
+static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const fan_sim_kernel *k, const fan_job *jobs,
+                              size_t n, uint64_t bytes, fan__work *w, bool *kept, fan_error *err)
 {
-    fan__packer p = {NULL, 0};
-    if (job->kind == FAN_JOB_UPLOAD || job->stats_out)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
-            "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
-            w->name, (unsigned long long)q->handle, q->device);
-    fan__pack(&p, sizeof(fan_sim_command));
-    (void)fan__pack_jobs(&p, job, 1);
-    fan_sim_command *c = fan__command_new(p.used);
-    if (c) {
-        p = (fan__packer){(char *)c, 0};
-        fan__pack(&p, sizeof *c);
-        c->jobs = fan__pack_jobs(&p, job, 1);
-        c->njobs = 1;
+    char call_site[FAN__SITE];
+    fan_status status;
+    fan_sim_queue *q = fan__queue_of(s);
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    if (m->config.run_work && !(w->op = fan__op_new(jobs, n)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
+    fan_sim_op *op = w->op;
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, call, err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    w->us = k && k->us >= 0 ? k->us : work_us(m, bytes);
+    if (q->recording) {
+        status = work_record(m, q, k, jobs, n, w, call_site, err);
+        if (kept)
+            *kept = status == FAN_OK;
+        goto done;
     }
-    return work_record(m, q, c, w, call_site, err);
-}
-
-/* work_record_kernel: records a kernel; n > 0: it represents these n jobs. */
-static fan_status work_record_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs,
-                                     size_t n, const fan__work *w, const char *call_site, fan_error *err)
-{
-    fan__packer p = {NULL, 0};
-    fan__pack(&p, sizeof(fan_sim_command));
-    (void)fan__pack_arrays(&p, k->reads, k->nreads);
-    (void)fan__pack_arrays(&p, k->writes, k->nwrites);
-    (void)fan__pack_jobs(&p, jobs, n);
-    fan_sim_command *c = fan__command_new(p.used);
-    if (c) {
-        p = (fan__packer){(char *)c, 0};
-        fan__pack(&p, sizeof *c);
-        c->kernel = *k;
-        c->kernel.reads = fan__pack_arrays(&p, k->reads, k->nreads);
-        c->kernel.writes = fan__pack_arrays(&p, k->writes, k->nwrites);
-        c->jobs = fan__pack_jobs(&p, jobs, n);
-        c->njobs = n;
+    FAN_GO(fan_memory_scope_check(s, err));
+    status = fan__work_enqueue(m, q, w, call_site, err);
+    if (status == FAN_OK && op && k) {
+        op->fn = k->fn;
+        op->fini = k->fini;
+        op->ctx = k->ctx;
     }
-    return work_record(m, q, c, w, call_site, err);
+    if (kept)
+        *kept = status == FAN_OK && op;
+    if (status == FAN_OK || status == FAN_ERR_RACE)
+        w->op = NULL;
+done:
+    fan__sim_unlock(m);
+    fan_free(w->op);
+    return status;
 }
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(d);
-    char call_site[FAN__SITE];
-    fan_status status;
     fan__work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = fan__visit_job, .what = job};
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    if (m->config.run_work && !(w.op = fan__op_new(job, 1)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "run", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    w.us = work_us(m, fan_job_bytes(job));
-    if (fan__queue_of(s)->recording) {
-        status = work_record_job(m, fan__queue_of(s), job, &w, call_site, err);
-        goto done;
-    }
-    FAN_GO(fan_memory_scope_check(s, err));
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
-    if (status == FAN_OK || status == FAN_ERR_RACE)
-        w.op = NULL;
-done:
-    fan__sim_unlock(m);
-    fan_free(w.op);
+    fan_status status = work_submit(fan__sim_machine(d), s, "run", NULL, job, 1, fan_job_bytes(job), &w, NULL, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_job_trace(d, s, job, 0, w.start, w.end);
     return status;
@@ -180,9 +172,7 @@ static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *
 fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                              fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(d);
-    char call_site[FAN__SITE], label[FAN_TRACE_LABEL];
-    fan_status status;
+    char label[FAN_TRACE_LABEL];
     fan_sim_kernel k;
     uint64_t bytes;
     for (size_t i = 0; i < n; i++)
@@ -190,24 +180,7 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
             return FAN_OK;
     FAN_TRY(work_as_kernel(jobs, n, &k, &bytes, err));
     fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = fan__visit_kernel, .what = &k};
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    if (m->config.run_work && !(w.op = fan__op_new(jobs, n)))
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work"));
-    FAN_GO(fan__sim_enter(m, "run", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    w.us = work_us(m, bytes);
-    if (fan__queue_of(s)->recording) {
-        status = work_record_kernel(m, fan__queue_of(s), &k, jobs, n, &w, call_site, err);
-        goto done;
-    }
-    FAN_GO(fan_memory_scope_check(s, err));
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
-    if (status == FAN_OK || status == FAN_ERR_RACE)
-        w.op = NULL;
-done:
-    fan__sim_unlock(m);
-    fan_free(w.op);
+    fan_status status = work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
     fan_free((void *)(uintptr_t)k.reads);
     for (size_t i = 0; i < n; i++)
         states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
@@ -261,41 +234,15 @@ static void work_trace_kernel(const fan_stream *s, const fan__work *w, uint64_t 
 
 fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
-    char call_site[FAN__SITE];
-    bool captured = false;
-    fan_status status;
+    bool kept = false;
     if (s->device->self != m)
         return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
-    fan__sim_call_site(m, call_site, sizeof call_site);
     FAN_TRY(work_mark_automatic(m, s, k, err));
     uint64_t bytes = work_kernel_bytes(k);
     fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k, .by_user = true};
-    if (m->config.run_work && !(w.op = fan__op_new(NULL, 0)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
-    fan_sim_op *op = w.op;
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "launch", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    w.us = k->us >= 0 ? k->us : work_us(m, bytes);
-    if (fan__queue_of(s)->recording) {
-        status = work_record_kernel(m, fan__queue_of(s), k, NULL, 0, &w, call_site, err);
-        captured = status == FAN_OK;
-        goto done;
-    }
-    FAN_GO(fan_memory_scope_check(s, err));
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
-    if (status == FAN_OK && op) {
-        op->fn = k->fn;
-        op->fini = k->fini;
-        op->ctx = k->ctx;
-    }
-    if (status == FAN_OK || status == FAN_ERR_RACE)
-        w.op = NULL;
-done:
-    fan__sim_unlock(m);
-    fan_free(w.op);
-    if (status == FAN_OK && !op && k->fini && !captured)
+    fan_status status = work_submit(m, s, "launch", k, NULL, 0, bytes, &w, &kept, err);
+    if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
     if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on())
         work_trace_kernel(s, &w, bytes);

@@ -26,6 +26,8 @@ fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **
  * (fan_frontend.lent), else until the array goes. FAN_ERR_BUFFER: it is on a device. */
 fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err);
 bool fan_api_is_lent(const fan_array *a);
+/* fan_api_out: memory of the caller's to write into, `what` in messages. FAN_ERR_BUFFER: two elements share bytes. */
+fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out, fan_error *err);
 /* fan_api_lend: lent memory, of which all is known. */
 fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                         fan_array **out, fan_error *err);
@@ -56,6 +58,10 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why);
 fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why);
 fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why);
 fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot);
+fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                     fanin_failure *why);
+fanin_buffer *fan_api_buffer_of_python(fanin_object *o);
+fanin_object *fan_api_buffer_to_python(fanin_buffer *b);
 
 /* ---- engine.c: inside the interpreter; NULL or not 0: an exception is set ---- */
 

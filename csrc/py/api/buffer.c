@@ -1,8 +1,11 @@
-/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter.
+/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter, or an InputBuffer of Python.
  *
  * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays the caller's, of
  * which the entry's address is all that is kept. A small add is a plain entry (buffer/plain.h), so it allocates
  * nothing.
+ *
+ * The lock of an InputBuffer is the interpreter's, which each call takes. It gets values of the core alone: a view is
+ * copied at once, because Python's frontend has no LENT.
  */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
@@ -15,7 +18,10 @@
 struct fanin_buffer {
     fan_api_lock lock;
     fan_buffer *core;
+    size_t nplain;      /* slots that take plain entries of this file: all; 0 of an InputBuffer */
+    PyObject *python;   /* held: the InputBuffer whose core this is; NULL: made by buffer_new */
     fan_counters total; /* of plain entries since the last take (fan_buffer_config) */
+    atomic_size_t uses; /* the owner, until buffer_free, and each open target */
 };
 
 struct fanin_target {
@@ -139,7 +145,8 @@ static const fan_frontend frontend = {
 /* A call in progress. */
 typedef struct api_call {
     fan_api_place was;
-    bool turn; /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
+    fan_gil gil; /* of an InputBuffer's */
+    bool turn;   /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
 } api_call;
 
 /* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all). */
@@ -150,7 +157,13 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     call->turn = fan_sched_active();
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
-    call->was = fan_api_enter(&b->lock);
+    if (!b->python) {
+        call->was = fan_api_enter(&b->lock, &fan_api_here);
+    } else if (!fan_gil_enter(&call->gil)) {
+        if (call->turn)
+            fan_sched_leave();
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter of this InputBuffer has ended");
+    }
     if (!call->turn)
         return FAN_OK;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
@@ -158,9 +171,27 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     return FAN_OK;
 }
 
-static void call_end(fanin_buffer *b, const api_call *call)
+/* exception_text: a thread that had no interpreter cannot keep an exception: its text is all that is returned. */
+static void exception_text(fan_error *err)
 {
-    fan_api_exit(&b->lock, call->was);
+    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
+    const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+    if (e)
+        (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_XDECREF(e);
+}
+
+static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
+{
+    if (!b->python) {
+        fan_api_exit(&b->lock, &fan_api_here, call->was);
+    } else {
+        if (status == FAN_ERR_EXTERN && call->gil.taken)
+            exception_text(err);
+        fan_gil_leave(&call->gil);
+    }
     if (call->turn)
         fan_sched_leave();
 }
@@ -184,6 +215,8 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     *out = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
     FAN_TRY(fan_api_options(given, sizeof s, sizeof s, "fanin_slot", &s, err));
     FAN_TRY(fan_api_flags(s.declares, SLOT_FLAGS, "fanin_slot", err));
+    if ((s.declares & FANIN_SLOT_SHAPE) && s.ndim > 0 && !s.shape)
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL", (int)s.ndim);
     out->name = s.name;
     out->has_shape = s.declares & FANIN_SLOT_SHAPE;
     out->exact = s.declares & FANIN_SLOT_EXACT;
@@ -201,6 +234,7 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     return s.declares & FANIN_SLOT_DEVICE ? fan_api_device(s.device_type, s.device_id, &out->device, err) : FAN_OK;
 }
 
+#define MAX_SLOT_BYTES 4096 /* more than a slot takes: the product with their number cannot wrap */
 #define BUFFER_FLAGS (FANIN_BUFFER_LEAF | FANIN_BUFFER_STATS | FANIN_BUFFER_ACCUMULATE | FANIN_BUFFER_EXACT)
 
 static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
@@ -245,6 +279,8 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
     fan_status status = !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
                         : !locked ? fan_fail(&err, FAN_ERR_STATE, "a lock could not be made")
                                   : fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, &err);
+    if (status == FAN_OK && slots > PTRDIFF_MAX / MAX_SLOT_BYTES)
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
     if (status == FAN_OK)
         status = buffer_config(&o, &config, &err);
     if (status == FAN_OK)
@@ -253,6 +289,8 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
         config.specs = specs;
         config.total = &b->total;
         status = fan_buffer_new(&config, &b->core, &err);
+        b->nplain = slots;
+        b->uses = 1;
     }
     for (size_t i = 0; specs && i < slots; i++)
         fan_device_drop(specs[i].device);
@@ -268,14 +306,56 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
     return fan_api_fail(why, status, &err);
 }
 
+/* buffer_done: one use less; the last one ends the buffer. */
+static void buffer_done(fanin_buffer *b)
+{
+    FAN_UNINITIALIZED fan_gil gil;
+    if (atomic_fetch_sub_explicit(&b->uses, 1, memory_order_acq_rel) != 1)
+        return;
+    if (!b->python) {
+        fan_buffer_free(b->core);
+        fan_counters_join(&b->total);
+        fan_api_lock_fini(&b->lock);
+    } else if (fan_gil_enter(&gil)) {
+        Py_DECREF(b->python);
+        fan_gil_leave(&gil);
+    }
+    fan_free(b);
+}
+
 void fan_api_buffer_free(fanin_buffer *b)
 {
+    if (b)
+        buffer_done(b);
+}
+
+fanin_buffer *fan_api_buffer_of_python(fanin_object *object)
+{
+    PyObject *o = (PyObject *)object;
+    if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type))
+        return (fanin_buffer *)PyErr_Format(PyExc_TypeError, "buffer_of_python: expected a fanin.InputBuffer, got %s",
+                                            o ? FAN_TYPE_TEXT(o) : "NULL");
+    if (fan_buffer_self(o)->create_graph)
+        return (fanin_buffer *)PyErr_Format(PyExc_TypeError,
+                                            "buffer_of_python: a buffer with create_graph=True sums by the arrays' own "
+                                            "+: add to it in Python");
+    fanin_buffer *b = fan_calloc(sizeof *b);
     if (!b)
-        return;
-    fan_buffer_free(b->core);
-    fan_counters_join(&b->total);
-    fan_api_lock_fini(&b->lock);
-    fan_free(b);
+        return (fanin_buffer *)PyErr_NoMemory();
+    b->core = fan_buffer_of(o);
+    b->python = Py_NewRef(o);
+    b->uses = 1;
+    return b;
+}
+
+fanin_object *fan_api_buffer_to_python(fanin_buffer *b)
+{
+    if (b->python)
+        return (fanin_object *)Py_NewRef(b->python);
+    return (fanin_object *)PyErr_Format(PyExc_TypeError,
+                                        "buffer_to_python: %s was made by buffer_new, and Python has no object of it: "
+                                        "make a fanin.InputBuffer, and its fanin_buffer by buffer_of_python",
+                                        fan_buffer_name(b->core));
 }
 
 /* ---- add ---- */
@@ -287,6 +367,7 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
 {
     FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
+    FAN_TRY(fan_api_reserved(o->reserved, "fanin_add_options", err));
     if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
         return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld", (long long)o->key);
     if (o->flags & FANIN_ADD_DONATE && o->flags & FANIN_ADD_COPY)
@@ -316,8 +397,9 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
     int64_t key = flags & FANIN_ADD_KEY ? o->key : -1;
     void *object = view ? LENT : value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
     char *data = NULL;
-    if (o && (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->stream || key > FAN_ENTRY_KEY_MAX ||
-              (flags & FANIN_ADD_KEY && key < 0) || (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
+    if (o &&
+        (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->reserved || o->stream || key > FAN_ENTRY_KEY_MAX ||
+         (flags & FANIN_ADD_KEY && key < 0) || (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
         return false;
     if (view ? !view_plain(view, flags, kind, &data)
              : object && (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data)))
@@ -330,15 +412,21 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
     return true;
 }
 
+/* origin_on: what Python shows a sum as. */
+static uint8_t origin_on(const fan_device *d)
+{
+    return d->backend->has_streams ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY;
+}
+
 /* contribution_of: a gradient for the general path; c->value and c->stream are the caller's to drop. */
-static fan_status contribution_of(const fanin_tensor *view, const fanin_value *value, const fanin_add_options *o,
-                                  fan_contribution *c, fan_error *err)
+static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *view, const fanin_value *value,
+                                  const fanin_add_options *o, fan_contribution *c, fan_error *err)
 {
     fan_array *a = NULL;
     fan_device *d = value ? fan_api_device_of(value) : fan_cpu();
     *c = (fan_contribution){.key = o->flags & FANIN_ADD_KEY ? o->key : -1,
                             .donate = o->flags & FANIN_ADD_DONATE,
-                            .copy = o->flags & FANIN_ADD_COPY,
+                            .copy = o->flags & FANIN_ADD_COPY || (b->python && view && !(o->flags & FANIN_ADD_DONATE)),
                             .value = {.dtype = FAN_DT_NONE}};
     if (view)
         FAN_TRY(fan_api_view(view, !c->donate, &a, err));
@@ -346,14 +434,14 @@ static fan_status contribution_of(const fanin_tensor *view, const fanin_value *v
         a = fan_array_hold(fan_c_array(value));
     if (a) {
         c->value = fan_value_dense(a, d);
-        c->value.origin = FAN_FROM_NDARRAY;
+        c->value.origin = origin_on(d);
     }
     return fan_api_stream(o->stream, d, &c->stream, err);
 }
 
 static void contribution_drop(fan_contribution *c)
 {
-    fan_value_drop(&frontend, &c->value);
+    fan_value_drop(&frontend, &c->value); /* an array or nothing: no frontend's object */
     fan_stream_drop(c->stream);
 }
 
@@ -365,17 +453,17 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
     fan_contribution c = {.value = {.dtype = FAN_DT_NONE}};
     fanin_add_options o;
     FAN_UNINITIALIZED api_call call;
-    bool added = false, plain = slot < b->core->nslots && add_plain(view, value, given, &kind, &one);
+    bool added = false, plain = slot < b->nplain && add_plain(view, value, given, &kind, &one);
     fan_error_clear(err);
     fan_status status = add_options(given, true, &o, err);
     if (status == FAN_OK)
-        status = contribution_of(view, value, &o, &c, err);
+        status = contribution_of(b, view, value, &o, &c, err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err)) == FAN_OK) {
         if (plain) /* as far as a scheduled thread did not try it */
             status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, err);
         if (!added && status == FAN_OK)
             status = fan_add_used(b->core, slot, &c, err);
-        call_end(b, &call);
+        call_end(b, &call, status, err);
     }
     contribution_drop(&c);
     return status;
@@ -390,11 +478,11 @@ static inline __attribute__((always_inline)) fanin_status add_one(fanin_buffer *
     fan_entry one;
     fan_status status = FAN_OK;
     bool added = false;
-    if (!fan_sched_active() && slot < b->core->nslots && add_plain(view, value, o, &kind, &one)) {
+    if (!fan_sched_active() && slot < b->nplain && add_plain(view, value, o, &kind, &one)) {
         fan_error_clear(&err);
-        fan_api_place was = fan_api_enter(&b->lock);
+        fan_api_place *here = fan_api_this_thread(), was = fan_api_enter(&b->lock, here);
         status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, &err);
-        fan_api_exit(&b->lock, was);
+        fan_api_exit(&b->lock, here, was);
         if (added && status == FAN_OK)
             return FANIN_OK;
     }
@@ -459,7 +547,7 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
             return fan_fail(err, FAN_ERR_VALUE, "gradient %zu: key: expected a non-negative integer, got %lld", k,
                             (long long)g->key);
         slots[k] = g->slot;
-        FAN_TRY(contribution_of(g->view, g->value, &m->o, &c[k], err));
+        FAN_TRY(contribution_of(b, g->view, g->value, &m->o, &c[k], err));
     }
     return fan_add_many_used(b->core, c, slots, n, err);
 }
@@ -489,17 +577,19 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
                                      const fanin_add_options *options, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    many m = {.all = gradients, .nslots = b->core->nslots};
+    many m = {.all = gradients, .nslots = b->nplain};
     fanin_gradient first;
     FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
     fan_status status = add_options(options, false, &m.o, &err);
     m.o.struct_size = sizeof m.o;
+    if (status == FAN_OK && n && !gradients)
+        status = fan_fail(&err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
     for (size_t k = 0; status == FAN_OK && k < n; k++)
         status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first, "fanin_gradient", &first, &err);
     if (status == FAN_OK && n && (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
         status = add_many(b, &m, n, &err);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -512,6 +602,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 /* One take: of all slots, or of one. */
 typedef struct api_take {
     fan_take how;
+    fan_buffer *core;
     fan_span span;
     size_t n;
     fan_array **outs;      /* held; NULL: none */
@@ -540,6 +631,7 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
     fanin_take_options o;
     FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
     FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
+    FAN_TRY(fan_api_reserved(o.reserved, "fanin_take_options", err));
     t->how.writable = o.flags & FANIN_TAKE_WRITABLE;
     t->how.real = true;
     if (o.flags & FANIN_TAKE_SCALE) {
@@ -563,7 +655,7 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
         t->out_values[i].dtype = FAN_DT_NONE;
         if (!o.out[i])
             continue;
-        FAN_TRY(fan_api_view(o.out[i], false, &t->outs[i], err));
+        FAN_TRY(fan_api_out(o.out[i], "out", &t->outs[i], err));
         t->out_values[i] = fan_value_dense(t->outs[i], fan_cpu());
         t->out_values[i].origin = FAN_FROM_NDARRAY;
     }
@@ -571,11 +663,28 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
     return FAN_OK;
 }
 
+/* dense_sum: FAN_ERR_TYPE of a sum that only Python shows; `call`: "take: .. by InputBuffer.take". */
+static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum, const char *call, fan_error *err)
+{
+    if (sum->form == FAN_FORM_UNDEFINED || sum->form == FAN_FORM_DENSE)
+        return FAN_OK;
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(core, slot, -1),
+                       "%s: the sum is no dense array: take it in Python, by InputBuffer.take", call);
+}
+
+/* take_show: refuses a sum before anything is lost. */
+static fan_status take_show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
+{
+    const api_take *t = ctx;
+    return sum ? dense_sum(t->core, t->span.first + slot, sum, "take", err) : FAN_OK;
+}
+
 /* take_run: inside the buffer. */
 static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_error *err)
 {
     fan_plain_outs places = {take_out_at, t};
-    if (!t->how.stream && fan_plain_take(b->core, t->span, &t->how, t->outs ? &places : NULL, t->results)) {
+    if (!b->python && !t->how.stream &&
+        fan_plain_take(b->core, t->span, &t->how, t->outs ? &places : NULL, t->results)) {
         for (size_t i = 0; i < t->n; i++)
             fan_c_show(t->results[i] ? fan_unboxed_array(t->results[i]) : NULL, &sums[i]);
         return FAN_OK;
@@ -585,11 +694,15 @@ static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < t->n; i++)
         values[i].dtype = FAN_DT_NONE;
+    if (b->python) {
+        t->how.show = take_show;
+        t->how.ctx = t;
+    }
     fan_status status = fan_buffer_take(b->core, &t->how, values, err);
     for (size_t i = 0; i < t->n; i++) {
         if (status == FAN_OK && values[i].form == FAN_FORM_DENSE)
             fan_api_show(fan_array_hold(values[i].array), values[i].device, &sums[i]);
-        fan_value_drop(&frontend, &values[i]);
+        fan_value_drop(b->core->frontend, &values[i]);
     }
     fan_free(values);
     return status;
@@ -602,6 +715,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
     FAN_UNINITIALIZED api_take t;
     FAN_UNINITIALIZED api_call call;
     t.how = (fan_take){.one = one, .slot = span.first};
+    t.core = b->core;
     t.span = span;
     t.n = span.end - span.first;
     t.outs = NULL;
@@ -615,7 +729,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
         (status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
         status = take_run(b, &t, sums, &err);
         fan_counters_join(&b->total);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     for (size_t i = 0; t.outs && i < t.n; i++)
         fan_array_drop(t.outs[i]);
@@ -634,6 +748,8 @@ fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *opti
     size_t slots = b->core->nslots;
     if (n == slots)
         return take_some(b, (fan_span){0, n}, false, options, sums, why);
+    for (size_t i = 0; i < n; i++)
+        fan_c_show(NULL, &sums[i]);
     fan_error_clear(&err);
     return fan_api_fail(why,
                         fan_fail_at(&err, FAN_ERR_VALUE, 0, fan_buffer_place(b->core),
@@ -651,6 +767,29 @@ fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_t
     if (status == FAN_OK)
         return take_some(b, (fan_span){slot, slot + 1}, true, options, sum, why);
     fan_c_show(NULL, sum);
+    return fan_api_fail(why, status, &err);
+}
+
+fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                     fanin_failure *why)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_stream *s = NULL;
+    fan_value v = {.dtype = FAN_DT_NONE};
+    FAN_UNINITIALIZED api_call call;
+    fan_c_show(NULL, sum);
+    fan_error_clear(&err);
+    fan_status status = fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
+    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = fan_buffer_snapshot(b->core, slot, s, &v, &err);
+        if (status == FAN_OK)
+            status = dense_sum(b->core, slot, &v, "snapshot", &err);
+        if (status == FAN_OK && v.form == FAN_FORM_DENSE)
+            fan_api_show(fan_array_hold(v.array), v.device, sum);
+        fan_value_drop(b->core->frontend, &v);
+        call_end(b, &call, status, &err);
+    }
+    fan_stream_drop(s);
     return fan_api_fail(why, status, &err);
 }
 
@@ -672,11 +811,12 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
         status = fan_api_stream(o.stream, NULL, &stream, &err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
         status = fan_buffer_target(b->core, slot, o.flags & FANIN_ADD_KEY ? o.key : -1, stream, &t->t, &err);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     fan_stream_drop(stream);
     if (status == FAN_OK) {
         t->buffer = b;
+        atomic_fetch_add_explicit(&b->uses, 1, memory_order_relaxed);
         fan_api_show(t->t.array, t->t.device, lent_value);
         *out = t;
     } else {
@@ -692,9 +832,10 @@ fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why)
     FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, t->t.slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
-        status = fan_buffer_target_end(b->core, &t->t, good != 0, FAN_FROM_NDARRAY, &err);
-        call_end(b, &call);
+        status = fan_buffer_target_end(b->core, &t->t, good != 0, origin_on(t->t.device), &err);
+        call_end(b, &call, status, &err);
         fan_free(t);
+        buffer_done(b);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -708,7 +849,7 @@ fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fani
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_buffer_expect(b->core, slot, n, &err);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -723,7 +864,7 @@ fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fani
         status = fan_buffer_ready(b->core, slot, &is, &err);
         if (!is)
             fan_sched_not_ready();
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     *ready = is;
     return fan_api_fail(why, status, &err);
@@ -737,7 +878,7 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
     if (status == FAN_OK) {
         status = fan_buffer_clear(b->core, &err);
         fan_counters_join(&b->total);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     return fan_api_fail(why, status, &err);
 }
@@ -763,7 +904,7 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
     fan_status status = result_size(size, sizeof *out, sizeof *out, "fanin_stats", &err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
         status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     if (status != FAN_OK)
         return fan_api_fail(why, status, &err);
@@ -790,7 +931,7 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
         if (call.turn)
             fan_buffer_seen_counters(b->core);
         fan_buffer_counters(b->core, &n);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
 #define X(name) out->name = n.name;
         FAN_COUNTER_LIST(X)
 #undef X
@@ -808,14 +949,14 @@ fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
     fan_slot_view v;
     fan_item_view *items = NULL;
     char *poisoned = NULL;
-    PyObject *text, *name = NULL;
+    PyObject *text, *name = NULL, *buffer;
     FAN_UNINITIALIZED api_call call;
     fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
     if (status == FAN_OK) {
         status = fan_slot_look(b->core, slot, &v, &items, &err);
         if (status == FAN_OK && v.poisoned && (poisoned = fan_alloc(strlen(v.poisoned) + 1)))
             strcpy(poisoned, v.poisoned);
-        call_end(b, &call);
+        call_end(b, &call, status, &err);
     }
     if (status != FAN_OK)
         return (fanin_object *)fan_raise(status, &err);
@@ -824,7 +965,10 @@ fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
         name = PyUnicode_DecodeUTF8(b->core->slots[slot].spec->name,
                                     (Py_ssize_t)strlen(b->core->slots[slot].spec->name), "replace");
     PyErr_Clear();
-    text = fan_slot_text(fan_buffer_name(b->core), slot, name, &v, items);
+    buffer = PyUnicode_DecodeUTF8(fan_buffer_name(b->core), (Py_ssize_t)strlen(fan_buffer_name(b->core)), "replace");
+    const char *utf8 = buffer ? PyUnicode_AsUTF8(buffer) : NULL;
+    text = utf8 ? fan_slot_text(utf8, slot, name, &v, items) : NULL;
+    Py_XDECREF(buffer);
     Py_XDECREF(name);
     fan_free(poisoned);
     fan_free(items);

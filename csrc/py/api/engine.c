@@ -23,6 +23,8 @@ static PyObject *root_of(const fanin_root *given)
     fanin_root r;
     fan_error_clear(&err);
     fan_status status = fan_api_options(given, sizeof r, sizeof r, "fanin_root", &r, &err);
+    if (status == FAN_OK)
+        status = fan_api_reserved(r.reserved, "fanin_root", &err);
     if (status == FAN_OK && r.gradient && r.gradient->array && fan_api_device_of(r.gradient) != fan_cpu())
         status = fan_fail(&err, FAN_ERR_TYPE, "fanin_root: expected a gradient on the CPU");
     if (status != FAN_OK)
@@ -111,6 +113,8 @@ static int result_of(void *sum, fanin_value *out)
 int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out)
 {
     size_t nwanted = 0, made = 0;
+    for (size_t i = 0; options && options->struct_size >= sizeof *options && i < options->ninputs; i++)
+        fan_c_show(NULL, &out[i]); /* also on failure */
     fan_backward *p = pass_begin("grad", roots, n, options, &nwanted);
     int bad = p ? fan_task_run(p) : -1;
     for (; !bad && made < nwanted; made++)

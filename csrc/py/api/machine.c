@@ -338,10 +338,13 @@ fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), voi
 {
     FAN_UNINITIALIZED fan_error err;
     machine_call call;
-    spawned *t = fan_calloc(sizeof *t);
     fan_status status = call_begin(&call, &err);
-    if (status == FAN_OK && !t)
-        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    if (status != FAN_OK)
+        return fan_api_fail(why, status, &err);
+    spawned *t = run ? fan_calloc(sizeof *t) : NULL;
+    if (!t)
+        status = run ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
+                     : fan_fail(&err, FAN_ERR_VALUE, "machine_spawn: expected a function, got NULL");
     if (status == FAN_OK)
         status = fan_sim_spawn(m->m, &t->actor, &err);
     if (status != FAN_OK) {

@@ -57,7 +57,8 @@ fanin_status fan_api_stream_wait(const fanin_stream *stream, fanin_event *e, fan
     bool turn;
     fan_status status = turn_begin(&turn, &err);
     if (status == FAN_OK) {
-        status = stream_arg(stream, "stream_wait", &s, &err);
+        status = e ? stream_arg(stream, "stream_wait", &s, &err)
+                   : fan_fail(&err, FAN_ERR_TYPE, "stream_wait: expected an event, got NULL");
         void *left = fan_allow_threads_begin();
         if (status == FAN_OK)
             status = fan_stream_wait(s, event_of(e), NULL, &err);
@@ -111,7 +112,7 @@ fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream
     fan_status status = turn_begin(&turn, &err);
     if (status == FAN_OK) {
         fan_device *d = fan_api_device_of(v);
-        status = v->array ? fan_api_view(out, false, &dst, &err)
+        status = v->array ? fan_api_out(out, "value_read", &dst, &err)
                           : fan_fail(&err, FAN_ERR_VALUE, "value_read: the value is undefined");
         if (status == FAN_OK)
             status = fan_api_stream(stream, d, &s, &err);
@@ -134,21 +135,24 @@ fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream
 static fan_status region_of(const fanin_tensor *given, int64_t *strides, fan_region *out, fan_error *err)
 {
     const fan_dl_tensor *t = fan_api_tensor(given);
-    int64_t size, item = (int64_t)t->dtype.lanes * ((t->dtype.bits + 7) / 8);
+    int64_t size, bits = (int64_t)t->dtype.lanes * t->dtype.bits, item = bits / 8;
+    uint64_t at;
+    if (!bits || bits % 8) /* packed elements: the strides do not count bytes */
+        return fan_fail(err, FAN_ERR_TYPE, "overlap: expected elements of whole bytes, got %d lanes of %d bits",
+                        (int)t->dtype.lanes, (int)t->dtype.bits);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || (t->ndim && !t->shape))
         return fan_fail(err, FAN_ERR_VALUE, "overlap: expected a tensor of 0 to %d axes with a shape, got %d axes",
                         FAN_MAX_NDIM, (int)t->ndim);
-    FAN_TRY(fan_shape_check(t->ndim, t->shape, (size_t)(item ? item : 1), &size, err));
+    FAN_TRY(fan_shape_check(t->ndim, t->shape, (size_t)item, &size, err));
     fan_dense_strides(t->ndim, t->shape, (size_t)item, NULL, strides);
     for (int i = 0; i < t->ndim && t->strides && size; i++)
         if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
             return fan_fail(err, FAN_ERR_VALUE, "overlap: the stride %lld along axis %d is too large",
                             (long long)t->strides[i], i);
-    *out = (fan_region){.data = (uint64_t)(uintptr_t)t->data + t->byte_offset,
-                        .itemsize = item,
-                        .shape = t->shape,
-                        .strides = strides,
-                        .ndim = t->ndim};
+    if (__builtin_add_overflow((uint64_t)(uintptr_t)t->data, t->byte_offset, &at))
+        return fan_fail(err, FAN_ERR_VALUE, "overlap: the byte_offset %llu leaves the address space",
+                        (unsigned long long)t->byte_offset);
+    *out = (fan_region){.data = at, .itemsize = item, .shape = t->shape, .strides = strides, .ndim = t->ndim};
     return FAN_OK;
 }
 
@@ -171,7 +175,9 @@ fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint6
         status = region_of(b, strides[1], &y, &err);
     if (status == FAN_OK)
         status = fan_overlap(&x, &y, budget, at[0], at[1], &v, &err);
-    *out = v == FAN_OVERLAP_DISJOINT ? FANIN_DISJOINT : v == FAN_OVERLAP_YES ? FANIN_OVERLAP : FANIN_UNKNOWN;
+    *out = v == FAN_OVERLAP_YES                            ? FANIN_OVERLAP
+           : status == FAN_OK && v == FAN_OVERLAP_DISJOINT ? FANIN_DISJOINT
+                                                           : FANIN_UNKNOWN; /* of a failure, too */
     if (status == FAN_OK && v == FAN_OVERLAP_YES && at_a)
         memcpy(at_a, at[0], (size_t)x.ndim * sizeof *at_a);
     if (status == FAN_OK && v == FAN_OVERLAP_YES && at_b)

@@ -30,6 +30,16 @@ static fanin_status no_dtype(fanin_dtype dtype, fanin_error *err)
     return FANIN_ERR_TYPE;
 }
 
+/* shape_given: false, with a message: there are axes and no shape. */
+static bool shape_given(int ndim, const int64_t *shape, fanin_error *err)
+{
+    if (ndim <= 0 || shape)
+        return true;
+    if (err)
+        snprintf(err->text, sizeof err->text, "expected a shape of %d extents, got NULL", ndim);
+    return false;
+}
+
 static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
 {
     FAN_UNINITIALIZED fan_error e;
@@ -38,6 +48,8 @@ static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape,
     fan_c_show(NULL, out);
     if ((unsigned)dtype >= FAN_DT_COUNT)
         return no_dtype(dtype, err);
+    if (!shape_given(ndim, shape, err))
+        return FANIN_ERR_VALUE;
     fan_error_clear(&e);
     status = fan_array_new((fan_dtype)dtype, ndim, shape, NULL, &a, &e);
     if (status == FAN_OK)
@@ -96,6 +108,8 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
     fan_c_show(NULL, out);
     if ((unsigned)dtype >= FAN_DT_COUNT)
         return no_dtype(dtype, err);
+    if (!shape_given(ndim, shape, err))
+        return FANIN_ERR_VALUE;
     fan_error_clear(&e);
     status = fan_shape_check(ndim, shape, fan_dtype_size((fan_dtype)dtype), &size, &e);
     if (status == FAN_OK) {
@@ -147,10 +161,29 @@ static fanin_object *api_node_new(fanin_object *function, const fanin_edge *edge
 
 static fanin_object *api_to_python(const fanin_value *v)
 {
+    fan_device *d = fan_api_device_of(v);
+    if (v->array && d->backend->has_streams)
+        return (fanin_object *)fan_array_wrap(fan_c_array(v), d);
     return (fanin_object *)(v->array ? fan_export_array(fan_c_array(v)) : Py_NewRef(Py_None));
 }
 
-static int api_of_python(fanin_object *o, fanin_value *out) { return fan_c_import((PyObject *)o, NULL, out); }
+static int api_of_python(fanin_object *object, fanin_value *out)
+{
+    PyObject *o = (PyObject *)object;
+    fan_device *d;
+    fan_c_show(NULL, out);
+    if (!o) {
+        PyErr_SetString(PyExc_TypeError, "of_python: expected an array or None, got NULL");
+        return -1;
+    }
+    fan_array *a = fan_array_arg(o, &d);
+    if (!a)
+        return fan_c_import(o, NULL, out);
+    if (fan_array_usable(a) < 0)
+        return -1;
+    fan_api_show(fan_array_hold(a), d, out);
+    return 0;
+}
 
 static const fanin_api table = {
     .version = FANIN_API_VERSION,
@@ -204,6 +237,9 @@ static const fanin_api table = {
     .machine_races = fan_api_machine_races,
     .machine_spawn = fan_api_machine_spawn,
     .machine_join = fan_api_machine_join,
+    .buffer_of_python = fan_api_buffer_of_python,
+    .buffer_to_python = fan_api_buffer_to_python,
+    .buffer_snapshot = fan_api_buffer_snapshot,
 };
 
 int fan_c_api_add(PyObject *m)

@@ -4,6 +4,7 @@
 #include "py/device/backends.h"
 #include "py/arrays/dlpack_export.h"
 
+#include "array/overlap.h"
 #include "base/mem.h"
 
 #include <limits.h>
@@ -82,6 +83,8 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
     const fan_dl_tensor *tensor = fan_api_tensor(t);
     fan_storage *st;
     *out = NULL;
+    if (!t)
+        return fan_fail(err, FAN_ERR_TYPE, "expected a tensor, got NULL");
     if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST)
         return fan_fail(err, FAN_ERR_BUFFER,
                         "a view is of memory on the CPU, and this one is on device type %d: give the tensor itself "
@@ -92,6 +95,22 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_status status = fan_dl_view(tensor, true, st, fan_cpu(), out, err);
     fan_storage_drop(st);
+    return status;
+}
+
+fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out, fan_error *err)
+{
+    fan_verdict v = FAN_OVERLAP_DISJOINT;
+    FAN_TRY(fan_api_view(t, false, out, err));
+    const fan_region r = fan_region_of(*out);
+    fan_status status = fan_overlap_itself(&r, 0, NULL, NULL, &v, err);
+    if (status == FAN_OK && v != FAN_OVERLAP_DISJOINT)
+        status = fan_fail(err, FAN_ERR_BUFFER, "%s: expected memory that can be written, got a tensor that %s itself",
+                          what, v == FAN_OVERLAP_YES ? "overlaps" : "may overlap");
+    if (status == FAN_OK)
+        return FAN_OK;
+    fan_array_drop(*out);
+    *out = NULL;
     return status;
 }
 
@@ -137,6 +156,8 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
     fan_array *a = NULL;
     fan_error_clear(&err);
     fan_c_show(NULL, out);
+    if (!m)
+        return fan_api_fail(why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
     fan_status status = managed_check(m, &d, &err);
     if (status == FAN_OK)
         status = managed_storage(m, d, &st, &err);

@@ -290,11 +290,6 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
 
 /* ---- ndarrays ---- */
 
-static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
-{
-    return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)a));
-}
-
 /* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy takes the bytes that
  * the present strides reach for all of its memory. */
 static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)

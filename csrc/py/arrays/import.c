@@ -112,14 +112,15 @@ static bool ndarray_is_unchanged(const fan_array *a, bool part)
 
 bool fan_value_is_unchanged(const fan_value *v)
 {
-    fan_array *some[3];
-    size_t n = fan_value_arrays(v, some, 3);
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return true;
     bool unchanged = !v->own_memory || fan_tensor_has(v->object, v->array);
     for (size_t i = 0; i < n && unchanged; i++)
-        unchanged = ndarray_is_unchanged(some[i], is_array(v->object));
+        unchanged = ndarray_is_unchanged(all[i], is_array(v->object));
     fan_gil_leave(&gil);
     return unchanged;
 }
@@ -437,16 +438,16 @@ static int collect_parts(PyObject *parts, fan_value *out)
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *item = PyTuple_GET_ITEM(fast, i);
         fan_value v;
+        fan_array *own[3];
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
         if (!bad && v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE)
             bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave %s; expected the arrays that the object holds",
                              FAN_TYPE_TEXT(item));
         if (!bad) {
-            k = fan_value_arrays(&v, out->parts + out->nparts, 3);
+            fan_array *const *all = fan_value_arrays(&v, own, &k);
             for (size_t j = 0; j < k; j++)
-                fan_array_hold(out->parts[out->nparts + j]);
-            out->nparts += k;
+                out->parts[out->nparts++] = fan_array_hold(all[j]);
             if (!out->device || !out->device->backend->has_streams)
                 out->device = v.device;
         }

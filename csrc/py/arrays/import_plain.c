@@ -352,12 +352,16 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **da
         return fresh_tensor(kind, data);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
     npy_intp dims[FAN_PLAIN_NDIM];
+    bool same = fan_dtype_of_descr(d) == kind->dtype; /* else one of them is a wider sum */
+    if (!same && !(d = fan_descr_of_dtype(kind->dtype)))
+        return NULL;
     int64_t strides[FAN_PLAIN_NDIM];
     for (int i = 0; i < kind->ndim; i++)
         dims[i] = (npy_intp)kind->shape[i];
     if (kind->order)
         fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
-    Py_INCREF(d);
+    if (same)
+        Py_INCREF(d);
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->order ? (npy_intp *)strides : NULL,
                                           NULL, 0, NULL);
     *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;

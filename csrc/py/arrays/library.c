@@ -340,9 +340,9 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {
-    fan_array *inline_parts[3];
-    size_t n = fan_value_arrays(v, inline_parts, 3);
-    fan_array *const *parts = v->form == FAN_FORM_OBJECT ? v->parts : inline_parts;
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *parts = fan_value_arrays(v, own, &n);
     PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
     for (size_t i = 0; streams && i < n; i++) {
         fan_stream *user;

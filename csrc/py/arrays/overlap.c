@@ -189,4 +189,9 @@ static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
     return made;
 }
 
+static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
+{
+    return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)a));
+}
+
 #include "py/declared/overlap.h"

@@ -81,3 +81,8 @@ fan_status fan_api_flags(uint32_t flags, uint32_t known, const char *what, fan_e
 {
     return flags & ~known ? fan_fail(err, FAN_ERR_VALUE, "%s: flags: unknown bits 0x%x", what, flags & ~known) : FAN_OK;
 }
+
+fan_status fan_api_reserved(uint32_t reserved, const char *what, fan_error *err)
+{
+    return reserved ? fan_fail(err, FAN_ERR_VALUE, "%s: reserved: expected 0, got %u", what, reserved) : FAN_OK;
+}

@@ -26,19 +26,27 @@ void fan_api_lock_fini(fan_api_lock *l);
 /* fan_api_lock_adopt: in a forked child, whose parent may have been inside. */
 void fan_api_lock_adopt(fan_api_lock *l);
 
-/* fan_api_enter: locks; returns where the thread was, for fan_api_exit. */
-static inline fan_api_place fan_api_enter(fan_api_lock *l)
+/* fan_api_this_thread: &fan_api_here, found once: the compiler would call __tls_get_addr for each use. */
+static inline fan_api_place *fan_api_this_thread(void)
 {
-    fan_api_place was = fan_api_here;
+    fan_api_place *here = &fan_api_here;
+    __asm__("" : "+r"(here));
+    return here;
+}
+
+/* fan_api_enter: locks; returns where this thread was, for fan_api_exit. */
+static inline fan_api_place fan_api_enter(fan_api_lock *l, fan_api_place *here)
+{
+    fan_api_place was = *here;
     if (__builtin_expect(l->generation != fan_fork_generation(), 0))
         fan_api_lock_adopt(l);
     (void)pthread_mutex_lock(&l->mutex.m);
-    fan_api_here = (fan_api_place){l, false};
+    *here = (fan_api_place){l, false};
     return was;
 }
-static inline void fan_api_exit(fan_api_lock *l, fan_api_place was)
+static inline void fan_api_exit(fan_api_lock *l, fan_api_place *here, fan_api_place was)
 {
-    fan_api_here = was;
+    *here = was;
     (void)pthread_mutex_unlock(&l->mutex.m);
 }
 

@@ -1,23 +1,28 @@
 /* collector: the hooks of fanin.torch.accumulate. Each adds the gradient that a backward pass brings to a parameter to
- * a buffer, before it reaches .grad, which other threads of torch's read and write. A small dense tensor is added here,
- * everything else by a function in Python. */
+ * a buffer, before it reaches .grad, which other threads of torch's read and write. A dense tensor that is small, or
+ * whose slot has a sum already, is added here, everything else by a function in Python. */
 #include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
 #include "py/arrays/dlpack.h"
+
+#include "buffer/plain.h"
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a bytearray, a byte
  * for each slot and one for the end of the block. COPY: the names for add. NOTHING: what goes on to .grad. */
 enum { BUFFER, SLOT, SMALL, CAME, OTHERWISE, COPY, NOTHING };
 
-/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no small
- * dense tensor, or the block has ended; -1 with an exception. */
+/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no
+ * dense tensor, too large to be copied, or the block has ended; -1 with an exception. */
 static int plain_add(PyObject *hook, PyObject *gradient)
 {
     PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True}, *came = PyTuple_GET_ITEM(hook, CAME);
-    if (PyTuple_GET_ITEM(hook, SMALL) != Py_True || PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] ||
-        !fan_is_tensor(fan_state_get(), gradient) || !fan_plain_is_detached(gradient))
+    buffer_object *buffer = fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER));
+    const fan_slot *slot = &buffer->core->slots[PyLong_AsSsize_t(args[0])];
+    if ((PyTuple_GET_ITEM(hook, SMALL) != Py_True && !fan_plain_has_sum(slot)) ||
+        PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] || !fan_is_tensor(fan_state_get(), gradient) ||
+        !fan_plain_is_detached(gradient))
         return 0;
-    return fan_buffer_add_plain(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, PyTuple_GET_ITEM(hook, COPY));
+    return fan_buffer_add_plain(buffer, args, PyTuple_GET_ITEM(hook, COPY));
 }
 
 /* collect: calls `otherwise` with the slot, the gradient, the count of its references, and the error that there was, or

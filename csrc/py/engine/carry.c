@@ -349,9 +349,8 @@ static void fetch(const fan_node *const ahead[3])
 static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(leaf);
-    PyObject *divert = ((leaf_object *)self)->divert;
-    if (divert)
-        return status_of(fan_leaf_call_with((leaf_object *)self, divert, sum), err);
+    if (((leaf_object *)self)->divert)
+        return status_of(fan_leaf_divert((leaf_object *)self, sum), err);
     return status_of(fan_leaf_accumulate((leaf_object *)self, sum, c->create_graph) < 0 ||
                              fan_hooks_accumulated(self, node_hooks) < 0
                          ? -1

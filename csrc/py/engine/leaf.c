@@ -294,7 +294,7 @@ static int claim(leaf_object *self)
     return status == FAN_OK ? 0 : -1;
 }
 
-int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum)
+static int call_with(leaf_object *self, PyObject *fn, void **sum)
 {
     if (fan_box(sum) < 0)
         return -1;
@@ -309,11 +309,27 @@ int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum)
     return ignored ? 0 : -1;
 }
 
+int fan_leaf_divert(leaf_object *self, void **sum)
+{
+    PyObject *fn = PyTuple_GET_ITEM(self->divert, 0), *kept = PyTuple_GET_ITEM(self->divert, 1);
+    PyObject *i = PyTuple_GET_ITEM(self->divert, 2);
+    bool unshared = fan_is_unboxed(*sum) ? fan_unboxed_is_unique(*sum) : fan_only_ours(*sum, 1);
+    int full = kept == Py_None || !unshared || fan_storage_redirected() ? 1 : PyDict_Contains(kept, i);
+    if (full < 0 || fan_box(sum) < 0)
+        return -1;
+    if (full || !same_layout(self, *sum) ||
+        PyArray_TYPE((PyArrayObject *)*sum) != PyArray_TYPE((PyArrayObject *)self->array))
+        return call_with(self, fn, sum);
+    int bad = PyDict_SetItem(kept, i, *sum);
+    Py_CLEAR(*(PyObject **)sum);
+    return bad;
+}
+
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
     if (self->accumulate) /* without a claim: it may start a pass */
-        return fan_leaf_call_with(self, self->accumulate, sum);
+        return call_with(self, self->accumulate, sum);
     if (claim(self) < 0)
         return -1;
     bad = accumulate_claimed(self, sum, recording);

@@ -36,7 +36,7 @@ typedef struct leaf_object {
     PyObject *array;      /* None: with like= */
     PyObject *grad;       /* NULL: None */
     PyObject *accumulate; /* a function; NULL: none */
-    PyObject *divert;     /* a function that takes the sums meanwhile (fanin.dist.Reducer); NULL: none */
+    PyObject *divert;     /* where the sums go meanwhile, as leaf_divert has it; NULL: to .grad */
     PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
     PyObject *wide_slots; /* .. its declarations */
     bool stale;           /* .. `grad` lacks its newest sums */
@@ -181,8 +181,8 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 
 /* fan_leaf_accumulate: may take *sum, and sets it to NULL then. recording: L6. */
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
-/* fan_leaf_call_with: calls a function of the leaf with the sum. */
-int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum);
+/* fan_leaf_divert: gives the sum to `divert`; may take it, and sets *sum to NULL then. */
+int fan_leaf_divert(leaf_object *self, void **sum);
 /* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an exception. */
 PyObject *fan_leaf_grad_now(leaf_object *self);
 

@@ -349,17 +349,25 @@ static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
     if (leaf->divert && a[1] != Py_None)
         return PyErr_Format(PyExc_RuntimeError, "%s: another fanin.dist.Reducer takes its gradients now",
                             fan_node_name(&leaf->base.node, name, sizeof name));
-    Py_XSETREF(leaf->divert, a[1] == Py_None ? NULL : Py_NewRef(a[1]));
+    if (a[2] != Py_None && !PyDict_Check(a[2]))
+        return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
+    PyObject *divert = a[1] == Py_None ? NULL : PyTuple_Pack(3, a[1], a[2], a[3]);
+    if (a[1] != Py_None && !divert)
+        return NULL;
+    Py_XSETREF(leaf->divert, divert);
     Py_RETURN_NONE;
 }
 
 static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
-    void *sum = a[1], *hooks = NULL;
-    if (!leaf || fan_hooks_of_node(&leaf->base, &hooks) < 0)
+    Py_ssize_t i = PyLong_AsSsize_t(a[2]);
+    void *hooks = NULL, *sum = !leaf || PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(a[1], i));
+    if (!sum || fan_hooks_of_node(&leaf->base, &hooks) < 0) {
+        Py_XDECREF((PyObject *)sum);
         return NULL;
-    Py_INCREF((PyObject *)sum);
+    }
+    PyList_SetItem(a[1], i, Py_NewRef(Py_None)); /* the only reference may become .grad itself (L3) */
     int bad = fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);

@@ -3,6 +3,8 @@
 
 #include "base/trace.h"
 
+#include <sched.h>
+
 static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_trace_line line = {.kind = FAN_TRACE_BUCKET, .device = -1, .start_us = -1, .end_us = -1};
@@ -38,6 +40,14 @@ static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
         if (pass == 0)
             fan_trace_put(&line);
     }
+    Py_RETURN_NONE;
+}
+
+static PyObject *yield_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    Py_BEGIN_ALLOW_THREADS
+        sched_yield();
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 

@@ -382,10 +382,7 @@ def check_on_host(x: object) -> None:
             " it, call fanin.set_options(raw_addresses=True)",
         )
     if by_dlpack and not is_host(device_of(cast(Exporter, x))[0]):
-        refuse(
-            TypeError,
-            f"{named(x)} is an object on a device whose memory is unknown: implement __fanin_parts__()",
-        )
+        refuse(TypeError, f"{named(x)} is an object on a device whose memory is unknown: implement __fanin_parts__()")
 
 
 # ---- Sums by operators: of objects, and in a pass that records itself (A1, A8).

@@ -50,15 +50,11 @@ def tensor_memory(x: Tensor) -> Memory:
     quicken()
     if layout_of(x) != "strided":
         return Refused(
-            TypeError,
-            f"the torch.Tensor has layout {layout_of(x)}; expected strided: give its parts one by one",
+            TypeError, f"the torch.Tensor has layout {layout_of(x)}; expected strided: give its parts one by one"
         )
     dispatch = sys.modules["torch"].Tensor.__torch_dispatch__
     if not has_memory(x) or getattr(type(x), "__torch_dispatch__", None) is not dispatch:
-        return Refused(
-            TypeError,
-            f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory",
-        )
+        return Refused(TypeError, f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory")
     kind = DEVICE_TYPES.get(x.device.type)
     if kind is None:
         return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are unknown")

@@ -26,7 +26,7 @@ def word(name: str | int) -> str:
 
 _lock = threading.Lock()  # held while a taking begins
 #: Those that take gradients now. Each holds its parameters, so no other object has their ids.
-_takings: weakref.WeakSet[Taking] = weakref.WeakSet()
+_takings: list[weakref.ref[Taking]] = []
 
 
 class Taking:
@@ -40,14 +40,20 @@ class Taking:
             )
         self.call, self.parameters, self.names = call, parameters, names
         self._slots = {id(p): slot for slot, p in enumerate(parameters)}
+        self._reference = weakref.ref(self)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
+        self._later: list[torch.Tensor] = []  # those whose hooks after accumulation are replaced
         self._grads: list[torch.Tensor | None] = []
 
     def begin(self, collectors: Sequence[Collector]) -> None:
         """Install a collector for each parameter; ValueError if another takes the gradient of one."""
         with _lock:
-            for other in _takings:
+            for reference in [*_takings]:
+                other = reference()
+                if other is None:  # dropped without its end
+                    _takings.remove(reference)
+                    continue
                 shared = self._slots.keys() & other._slots.keys()
                 if shared:
                     slot = min(self._slots[one] for one in shared)
@@ -57,12 +63,14 @@ class Taking:
                         f" {'block' if other.call == 'accumulate' else other.call} already, as"
                         f" {word(other.names[there])}"
                     )
-            _takings.add(self)
+            _takings.append(self._reference)
         self._grads = [p.grad for p in self.parameters]
         self._nodes = accumulators(self.parameters)
-        for p, node, collect in zip(self.parameters, self._nodes, collectors, strict=True):
+        for p in have_after_hooks(self.parameters):
+            self._later.append(p)
             for key, after in after_hooks(p).items():
                 after_hooks(p)[key] = Later(after, self)
+        for node, collect in zip(self._nodes, collectors, strict=True):
             self._hooks.append(node.register_prehook(collect))
 
     def end(self) -> None:
@@ -71,11 +79,13 @@ class Taking:
             hook.remove()
         self._hooks.clear()
         self._nodes.clear()
-        for p in self.parameters:
+        for p in self._later:
             for key, after in after_hooks(p).items():
                 if isinstance(after, Later) and after.taking is self:
                     after_hooks(p)[key] = after.hook
-        _takings.discard(self)
+        self._later.clear()
+        if self._reference in _takings:
+            _takings.remove(self._reference)
 
     def check(self) -> None:
         """After `end`: RuntimeError if a .grad was set meanwhile."""
@@ -107,10 +117,16 @@ def after_hooks(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
     return p._post_accumulate_grad_hooks or {}
 
 
+def have_after_hooks(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    return (p for p in parameters if p._post_accumulate_grad_hooks)
+
+
 def accumulators(parameters: list[torch.Tensor]) -> list[Node]:
     """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost."""
-    with torch.inference_mode(False), torch.enable_grad():
-        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():  # to enter both takes as long as 30 parameters
+        with torch.inference_mode(False), torch.enable_grad():
+            return accumulators(parameters)
+    return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
 
 
 def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:

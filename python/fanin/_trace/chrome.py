@@ -8,7 +8,7 @@ from types import MappingProxyType
 from .._words import size
 from .line import HOST
 from .passes import critical_paths, summary
-from .picture import Lane, Names, Neighbours, Picture, by_stream
+from .picture import Lane, Names, Neighbours, Picture, Slice, by_stream
 
 
 def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
@@ -44,11 +44,10 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         # tail of the work that was recorded and at the head of the work that waits.
         for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
             work = neighbours.before(lane, time) if phase == "s" else neighbours.after(lane, time)
-            dur = min(0.5, (work.end - work.start) / 8) if work else 0.0
+            dur = rim(work) if work else 0.0
             start = time if not work else work.end - dur if phase == "s" else work.start
             events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
-            flow = at(lane, start, phase, arrow.name, "event", id=number)
-            events.append({**flow, "bp": "e"} if phase == "f" else flow)
+            events.append(flow(phase, lane, start, arrow.name, "event", number))
     events += gradients_of(picture, len(picture.arrows))
     events += messages_of(picture, len(picture.arrows) + len(picture.gradients))
     for lane, time, line in picture.notes:
@@ -80,24 +79,32 @@ def nodes_of(picture: Picture) -> list[dict[str, object]]:
 def gradients_of(picture: Picture, number: int) -> list[dict[str, object]]:
     """An arrow for each gradient, from the tail of the node that gave it to the head of the one that got it."""
     made = []
-    for g in picture.gradients:
-        number += 1
+    for i, g in enumerate(picture.gradients, number + 1):
         a, b, name = g.source, g.target, f"to slot {g.slot} of {g.target.name}"
-        made.append(at(a.lane, a.end - min(0.5, (a.end - a.start) / 8), "s", name, "gradient", id=number))
-        made.append({**at(b.lane, b.start, "f", name, "gradient", id=number), "bp": "e"})
+        made.append(flow("s", a.lane, a.end - rim(a), name, "gradient", i))
+        made.append(flow("f", b.lane, b.start, name, "gradient", i))
     return made
 
 
 def messages_of(picture: Picture, number: int) -> list[dict[str, object]]:
     """An arrow for each message between ranks, from the head of the sender's step to the tail of the receiver's."""
     made = []
-    for m in picture.messages:
-        number += 1
+    for i, m in enumerate(picture.messages, number + 1):
         a, b = m.source, m.target
         name = f"{a.name}: {size(m.bytes)} from rank {a.lane.rank} to rank {b.lane.rank}"
-        made.append(at(a.lane, a.start + min(0.5, (a.end - a.start) / 8), "s", name, "message", id=number))
-        made.append({**at(b.lane, b.end - min(0.5, (b.end - b.start) / 8), "f", name, "message", id=number), "bp": "e"})
+        made.append(flow("s", a.lane, a.start + rim(a), name, "message", i))
+        made.append(flow("f", b.lane, b.end - rim(b), name, "message", i))
     return made
+
+
+def rim(s: Slice) -> float:
+    """How far from the end of a slice an arrow is, so that it lies within."""
+    return min(0.5, (s.end - s.start) / 8)
+
+
+def flow(phase: str, lane: Lane, time: float, name: str, category: str, number: int) -> dict[str, object]:
+    """The tail ("s") or the head ("f") of an arrow."""
+    return at(lane, time, phase, name, category, id=number, **({"bp": "e"} if phase == "f" else {}))
 
 
 def pid(lane: Lane) -> int:
@@ -106,12 +113,5 @@ def pid(lane: Lane) -> int:
 
 
 def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: object) -> dict[str, object]:
-    return {
-        "ph": phase,
-        "name": name,
-        "cat": category,
-        "pid": pid(lane),
-        "tid": lane.stream,
-        "ts": round(time, 3),
-        **more,
-    }
+    where = {"pid": pid(lane), "tid": lane.stream, "ts": round(time, 3)}
+    return {"ph": phase, "name": name, "cat": category, **where, **more}

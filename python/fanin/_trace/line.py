@@ -7,20 +7,7 @@ from dataclasses import dataclass
 from .._words import counted
 
 HOST = -1
-WORK = (
-    "sum",
-    "finish",
-    "copy",
-    "cast",
-    "reduce",
-    "upload",
-    "download",
-    "fill",
-    "zero",
-    "scatter",
-    "widen",
-    "merge",
-)
+WORK = ("sum", "finish", "copy", "cast", "reduce", "upload", "download", "fill", "zero", "scatter", "widen", "merge")
 LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)
 
 

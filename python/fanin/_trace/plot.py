@@ -28,19 +28,9 @@ INK = "#333333"
 PALE = "#888888"
 RED = "#d00000"
 COLOURS = (
-    "#3b76af",
-    "#ef8636",
-    "#519e3e",
-    "#8d69b8",
-    "#85584e",
-    "#d57dbe",
-    "#2aa5b8",
-    "#9a9b1d",
-    "#1b4f72",
-    "#a04000",
-    "#7d3c98",
-    "#117864",
-)
+    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#2aa5b8", "#9a9b1d", "#1b4f72", "#a04000",
+    "#7d3c98", "#117864",
+)  # fmt: skip
 
 WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
 POINTS = 660.0  # about how wide the lanes are
@@ -48,11 +38,7 @@ TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
 NUMBERS = -0.32  # where numbers are drawn
 UNDER = 0.315  # .. and the lines below the work of a node
 TRACKS = 0.36, 0.52  # of arrows, between two lanes
-NARROW, THIN, LETTER = (
-    10.0,
-    3.0,
-    4.2,
-)  # points: too narrow for a number; the least visible width of a sum; a letter
+NARROW, THIN, LETTER = (10.0, 3.0, 4.2)  # points: too narrow for a number; the least visible width of a sum; a letter
 
 
 class Bar(NamedTuple):
@@ -120,12 +106,7 @@ class Sheet:
 
 
 def draw(
-    picture: Picture,
-    out: IO[bytes],
-    *,
-    format: str = "svg",
-    title: str | None = None,
-    names: Names | None = None,
+    picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | None = None, names: Names | None = None
 ) -> None:
     """Draw a picture into an open file. `names`: the names of lanes. ImportError without matplotlib, ValueError for an
     unknown format.

@@ -103,7 +103,6 @@ class RunArrays:
     # What tensors do otherwise
 
     def geometry(self, o: Any) -> Geometry:
-        """An array's geometry."""
         return Geometry.of(o)
 
     def begin(self, o: Any) -> int:
@@ -125,8 +124,7 @@ class RunArrays:
     @functools.cached_property
     def resized(self) -> frozenset[int]:
         """Groups whose memory was reallocated (`x.resize`)."""
-        near = {self.plan.where[u].group for u in self.elsewhere}
-        return frozenset(g for g in near if self._owner(g) is not None)
+        return frozenset(self.owners)
 
     def _owner(self, number: int) -> GroupMember | None:
         """The member of a group that was resized."""
@@ -141,9 +139,10 @@ class RunArrays:
         return None
 
     @functools.cached_property
-    def owners(self) -> dict[int, int]:
+    def owners(self) -> dict[int, GroupMember]:
         """Of each group that was resized the member that owns its memory."""
-        return {g: self.plan.groups[g].members.index(m) for g in self.resized if (m := self._owner(g)) is not None}
+        near = {self.plan.where[u].group for u in self.elsewhere}
+        return {g: m for g in near if (m := self._owner(g)) is not None}
 
     @functools.cached_property
     def gone(self) -> frozenset[int]:
@@ -172,7 +171,7 @@ class RunArrays:
         """Where the memory of each group begins."""
         found = {}
         for g in self.copied:
-            owner = self._owner(g) if g in self.resized else None
+            owner = self.owners.get(g)
             found[g] = self.began(g) if owner is None else self.begin(self.arrays[owner.number])
         return found
 
@@ -185,7 +184,7 @@ class RunArrays:
         """Where a group's memory begins and ends."""
         size = self.plan.groups[number].size
         if number in self.resized:
-            size = self.arrays[self.plan.groups[number].members[self.owners[number]].number].nbytes
+            size = self.arrays[self.owners[number].number].nbytes
         return self.lows[number], self.lows[number] + max(size, 1)
 
     def group_at(self, array: Any) -> int | None:
@@ -214,12 +213,11 @@ class RunArrays:
         for descr, names in self.names_of_fields:
             if descr.names != names:
                 descr.names = names
-        grown = {g: m for g in self.resized if (m := self._owner(g)) is not None}
-        for m in grown.values():
+        for m in self.owners.values():
             lost.unless((m.number, "{}"), self._shrink, m)
         for g in self.copied:
             for m in self.plan.groups[g].members:
-                lost.unless((m.number, "{}"), self._undo_one, m, grown.get(g))
+                lost.unless((m.number, "{}"), self._undo_one, m, self.owners.get(g))
         return lost
 
     def _shrink(self, m: GroupMember) -> None:
@@ -252,21 +250,9 @@ class CallerContainers:
     """The contents of the lists and dicts among some arguments, to restore them."""
 
     def __init__(self, *given: object) -> None:
-        self.lists: list[tuple[list[object], list[object]]] = []
-        self.dicts: list[tuple[dict[object, object], dict[object, object]]] = []
-        known: set[int] = set()
-        left = list(given)
-        while left:
-            node = left.pop()
-            if trees.kind_of(node) is None or id(node) in known:
-                continue
-            known.add(id(node))
-            items = trees.items_of(node)
-            if isinstance(node, list):
-                self.lists.append((node, items))
-            elif isinstance(node, dict):
-                self.dicts.append((node, dict(node)))
-            left.extend(items)
+        every = {id(node): node for node in trees.containers(given)}.values()
+        self.lists = [(node, list(node)) for node in every if isinstance(node, list)]
+        self.dicts = [(node, dict(node)) for node in every if isinstance(node, dict)]
 
     def changed(self) -> bool:
         """Whether one of them holds other things than at first, or in another order."""
@@ -281,6 +267,3 @@ class CallerContainers:
             if not trees.same_items(named, values):
                 named.clear()
                 named.update(values)
-
-
-__all__ = ["CallerContainers", "Lost", "RunArrays"]

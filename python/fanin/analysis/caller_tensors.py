@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,11 +36,6 @@ def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
             f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize)"
             " wraps: transform the inner function instead"
         )
-    check_place(t, name)
-
-
-def check_place(t: Tensor, name: Callable[[], str]) -> None:
-    """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.is_nested:
         raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
     if t.device.type != "cpu" or layout_of(t) != "strided":
@@ -96,17 +92,11 @@ def numpy_view(t: Tensor) -> Array:
     return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
-def numpy_views(tensors: Sequence[Tensor]) -> list[Array]:
-    """The same of several."""
-    return [numpy_view(t) for t in tensors]
-
-
 #: Where a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def layout_of(t: Tensor) -> str:
-    """The name of a tensor's layout."""
     return layout_name(t.layout)
 
 
@@ -225,10 +215,6 @@ class SavedTensor:
     def _hold(self) -> None:
         self.pieces = pieces_of(self.alias)
         self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
-
-    def start(self) -> int:
-        """The current address of its storage."""
-        return int(self.alias.untyped_storage().data_ptr())
 
     def undo_storage(self) -> None:
         """Put back the sizes of its storages."""
@@ -478,11 +464,6 @@ class RunTensors(RunArrays):
         return []
 
     @functools.cached_property
-    def owners(self) -> dict[int, int]:
-        """None: a storage may be many tensors'."""
-        return {}
-
-    @functools.cached_property
     def lows(self) -> dict[int, int]:
         """The address of each group's memory."""
         found = {}
@@ -492,23 +473,18 @@ class RunTensors(RunArrays):
         return found
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a group's memory begins and ends."""
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     def geometry(self, o: Array | Tensor) -> Geometry:
-        """An array's geometry."""
         return Geometry.of(o) if isinstance(o, np.ndarray) else geometry_of(o)
 
     def begin(self, o: Array | Tensor) -> int:
-        """Where an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: object) -> bool:
-        """Whether an output is an array."""
         return isinstance(o, (torch().Tensor, np.ndarray))
 
     def remakeable(self, o: object) -> bool:
-        """Whether an output is all in its memory and geometry."""
         return type(o) in (torch().Tensor, np.ndarray)
 
     def group_at(self, array: Array | Tensor) -> int | None:
@@ -569,29 +545,8 @@ def tangent_of(t: Tensor) -> Tensor | None:
     return tangent
 
 
-class Context(Protocol):
-    """The context of an autograd function."""
-
-    end: object
-
-    def mark_dirty(self, *args: object) -> None: ...
-
-
-class Function(Protocol):
-    """A function of autograd's."""
-
-    _backward_cls: type
-
-    def apply(self, *args: object) -> Tensor: ...
-
-
-class Parts(NamedTuple):
-    Ends: Function
-    Back: Function
-
-
 @functools.cache
-def parts() -> Parts:
+def parts() -> Any:
     """Two functions of autograd's; made when there is a torch."""
     function: Any = torch().autograd.Function
 
@@ -610,7 +565,7 @@ def parts() -> Parts:
         """Gives a tensor the history of another one. It writes no bytes."""
 
         @staticmethod
-        def forward(ctx: Context, t: Tensor, end: object) -> Tensor:
+        def forward(ctx: Any, t: Tensor, end: object) -> Tensor:
             ctx.mark_dirty(t)
             ctx.end = end
             return t
@@ -619,7 +574,7 @@ def parts() -> Parts:
         def backward(ctx: object, g: object) -> object:
             return None, g
 
-    return Parts(cast(Function, Ends), cast(Function, Back))
+    return SimpleNamespace(Ends=Ends, Back=Back)
 
 
 def retyped(source: Tensor, dtype: DType) -> Tensor:

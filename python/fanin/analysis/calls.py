@@ -6,10 +6,9 @@ import dataclasses
 import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from .._words import counted, type_of
 from . import hidden, trees
 from .caller_arrays import RunArrays
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
-from .private_copies import REMADE, Array, Geometry, Group
+from .private_copies import REMADE, Array, Geometry, Group, root_of
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -54,7 +53,6 @@ class Call:
     descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where the caller gave it
 
     def desc(self, leaf: int) -> AOTInput:
-        """What a leaf is."""
         return PlainAOTInput(leaf) if self.descs is None else self.descs[leaf]
 
     def name(self, array: int) -> str:
@@ -176,15 +174,6 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
     has run.
     """
-    if (
-        type(fn) is types.FunctionType
-        and not kwargs
-        and not hasattr(fn, "__wrapped__")
-        and not fn.__code__.co_kwonlyargcount
-    ):
-        most = fn.__code__.co_argcount
-        if most - len(fn.__defaults__ or ()) <= len(args) <= most:
-            return  # what the slow way would find out, too
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -336,9 +325,7 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
     distinct: dict[int, int] = {}
     for j, o in lying.items():
         distinct.setdefault(id(o), j)
-    root = lying[shared[0]]
-    while isinstance(root.base, np.ndarray):
-        root = root.base
+    root = root_of(lying[shared[0]])
     kind, base, at = "plain", -1, root
     if len(distinct) > 1 or len(shared) > 1:
         if id(root) in distinct:
@@ -361,35 +348,22 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
 # Two runs compared
 
 
-class Role(NamedTuple):
-    """The fields of a `Place` that are compared; the base of a view is the first array of its group. Fields that are
-    not compared have these defaults in both runs.
-    """
-
-    kind: str
-    base: int = -1
-    same_as: int | None = None
-    array: bool = True
-    offset: int = 0
-    geometry: object = None
-    writeable: bool = True
-
-
 @dataclass(frozen=True)
 class Behaviour:
     """What of a run is compared with the recorded one.
 
     `written`: arrays of which a byte changed; of the recorded run, all that may be written. `after`: geometry, and what
-    else changed, by array. `roles`: one for each output; None: not compared.
+    else changed, by array. `roles`: for each output what of its place is compared, other fields have their defaults;
+    the base of a view is the first array of its group; None: not compared.
     """
 
     written: Set[int]
     after: Mapping[int, object]
     form: trees.Spec
-    roles: Sequence[Role | None]
+    roles: Sequence[Place | None]
 
 
-def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | None]) -> Behaviour:
+def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Place | None]) -> Behaviour:
     """Make the compared part of an outcome, with `written` and `roles`."""
     geometry, flags = dict(outcome.geometry), dict(outcome.flags)
     numbers = {*geometry, *flags, *outcome.resized}
@@ -397,34 +371,30 @@ def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | Non
     return Behaviour(written, after, outcome.form, roles)
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """The first difference between two runs, in words. `descriptor`: the slot, where it is one slot's."""
-
-    message: str
-    descriptor: AOTInput | AOTOutput | None = None
-
-
-def deviation(recorded: Behaviour, now: Behaviour, first: Sequence[int]) -> Deviation | None:
-    """Compare a run with the recorded one. `first`: the first leaf of each array."""
+def deviation(
+    recorded: Behaviour, now: Behaviour, first: Sequence[int]
+) -> tuple[str, AOTInput | AOTOutput | None] | None:
+    """The first difference of a run from the recorded one, in words, and the slot, where it is one slot's. `first`: the
+    first leaf of each array.
+    """
     for u in sorted(now.written - recorded.written):
         slot = PlainAOTInput(first[u])
-        return Deviation(f"{slot.expr()} is written by this call, and was not by the recorded one", slot)
+        return f"{slot.expr()} is written by this call, and was not by the recorded one", slot
     for u in sorted({*recorded.after, *now.after}):
         if recorded.after.get(u) != now.after.get(u):
             slot = PlainAOTInput(first[u])
-            return Deviation(f"{slot.expr()} has another geometry after this call than after the recorded one", slot)
+            return f"{slot.expr()} has another geometry after this call than after the recorded one", slot
     if recorded.form != now.form:
-        return Deviation("the result is another tree than at the recorded call")
+        return "the result is another tree than at the recorded call", None
     for j, (was, role) in enumerate(zip(recorded.roles, now.roles, strict=True)):
         if was is not None and role is not None and was != role:
             output, expected, found = PlainAOTOutput(j), role_words(was, first), role_words(role, first)
             found = found if found != expected else f"another {found.removeprefix('a ')}"
-            return Deviation(f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output)
+            return f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output
     return None
 
 
-def role_words(role: Role, first: Sequence[int]) -> str:
+def role_words(role: Place, first: Sequence[int]) -> str:
     """What an output is, in words."""
     if role.kind in ("input", "view"):
         name = PlainAOTInput(first[role.base]).expr()

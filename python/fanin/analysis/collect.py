@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-from .torch_collect import observe_tensors
+from .torch_collect import ObservedTensors
 from .tracked import Log, Tracked, tracked
 
 KINDS = {
@@ -112,10 +112,11 @@ def collect_metadata(
         args_descs = tuple(args_descs)
         check_descs(call, args_descs)
         call = dataclasses.replace(call, descs=args_descs)
-    observed: Observed
+    observed: ObservedArrays | ObservedTensors
     if call.tensors:
         check_arrays(call, check_tensor, "collect_metadata")
-        observed = observe_tensors(fn, call, (args, kwargs))
+        observed = ObservedTensors(call, (args, kwargs))
+        observed.run(fn)
     else:
         check_arrays(call, check_array, "collect_metadata")
         layout = plan(call.arrays, components_of(Layout(call.arrays)))
@@ -123,31 +124,11 @@ def collect_metadata(
     return metadata(observed, call, keep_input_mutations, static)
 
 
-class Observed(Protocol):
-    """The observations of one run, in terms of its library.
-
-    `saved`: intermediates that are returned on behalf of outputs, those that have
-    a tangent: (the array, the position of the output). `num_bases`: how many intermediates are returned.
-    """
-
-    @property
-    def saved(self) -> Sequence[tuple[Array | Tensor, int]]: ...
-    @property
-    def num_bases(self) -> int: ...
-    def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo: ...
-    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]: ...
-    def new_value(self, leaf: int) -> TangentMeta:
-        """The tangent of the new value of an input."""
-
-    def result(self, output: int) -> TangentMeta:
-        """The tangent of an output."""
-
-    def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
-        """The records with the fields of this library alone."""
-
-
 def metadata(
-    observed: Observed, call: Call, keep_input_mutations: bool = False, static_input_indices: Sequence[int] = ()
+    observed: ObservedArrays | ObservedTensors,
+    call: Call,
+    keep_input_mutations: bool = False,
+    static_input_indices: Sequence[int] = (),
 ) -> ViewAndMutationMeta:
     """The records of a run. Tangents are, in this order, those of new values of inputs, of outputs that pass through,
     of intermediate bases.
@@ -164,7 +145,8 @@ def metadata(
         for j, info in enumerate(outputs)
         if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
     ]
-    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in observed.saved]
+    saved: Sequence[tuple[Array | Tensor, int]] = observed.saved
+    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in saved]
     return observed.finished(
         ViewAndMutationMeta(
             tuple(inputs),
@@ -226,7 +208,7 @@ def observe_arrays(
     args, kwargs = tree = call.copied(given, leaves)
     containers = CallerContainers(tree)
     value = fn(*args, **kwargs)
-    log.close()
+    log.run = None
     observed = ObservedArrays(call, run, value, log, requires_grad=requires_grad)
     observed.tree, observed.containers = tree, containers
     check_hidden(run, observed.outputs, "collect_metadata")
@@ -259,10 +241,12 @@ class ObservedArrays:
 
     @property
     def num_bases(self) -> int:
+        """How many intermediates are returned on behalf of outputs."""
         return len(self.bases)
 
     @property
     def saved(self) -> list[tuple[Array, int]]:
+        """Those of them that have a tangent: (the array, the position of the output)."""
         places = self.outcome.places
         first = [
             next(j for j, p in enumerate(places) if p.kind == "shared" and p.base == k) for k in range(self.num_bases)
@@ -325,13 +309,16 @@ class ObservedArrays:
         return OutputAliasInfo(kind, raw, base, frozenset(), requires_grad, requires_grad, recipe)
 
     def new_value(self, leaf: int) -> TangentMeta:
+        """The tangent of the new value of an input."""
         u = self.call.index[leaf]
         assert u is not None
         now = self.moved.get(u) or Geometry.of(self.call.arrays[u])
         return TangentMeta(np.ndarray, now.shape, now.dtype, now.strides)
 
     def result(self, output: int) -> TangentMeta:
+        """The tangent of an output."""
         return TangentMeta.of(plain(self.outputs[output]))
 
     def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
+        """The records with the fields of this library alone."""
         return meta

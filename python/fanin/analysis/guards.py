@@ -99,15 +99,11 @@ class Guard:
             for what, one, other in zip(WORDS, before, now, strict=True):
                 if one != other:
                     return Change(self.first[u], what, in_words(what, one), in_words(what, other))
-        for i, j in self.apart:
+        apart = [(i, j, ", on the same memory") for i, j in self.apart]
+        apart += [(i, j, "") for k, i in enumerate(self.empty) for j in self.empty[:k]]
+        for i, j, where in apart:
             if call.leaves[i] is call.leaves[j]:
-                return Change(
-                    i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array"
-                )
-        for k, i in enumerate(self.empty):
-            for j in self.empty[:k]:
-                if call.leaves[i] is call.leaves[j]:
-                    return Change(i, "identity", f"another array than {call.leaf_name(j)}", "the same array")
+                return Change(i, "identity", f"another array than {call.leaf_name(j)}{where}", "the same array")
         return self._relation(call)
 
     def _relation(self, call: Call) -> Change | None:
@@ -158,7 +154,6 @@ WORDS = ("dtype", "shape", "strides", "writeable")
 
 
 def in_words(what: str, value: object) -> str:
-    """One of them in words."""
     if what == "writeable":
         return "an array that can be written" if value else "an array that is read-only"
     return str(value)

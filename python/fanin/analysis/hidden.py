@@ -76,11 +76,8 @@ def check_function(fn: Callable[..., object], api: str) -> None:
 
 def may_hold(kind: type) -> bool:
     """Whether objects of a class are read for arrays."""
-    return kind not in PLAIN and may_hold_at_all(kind)
-
-
-def may_hold_at_all(kind: type) -> bool:
-    """The same, of a class that is not among the most usual ones."""
+    if kind in PLAIN:
+        return False
     return issubclass(kind, BOXES + VIEWS + LATER) or dataclasses.is_dataclass(kind) or kind is functools.partial
 
 
@@ -145,7 +142,6 @@ def shown(x: object) -> Iterator[object]:
 
 
 def items_of(x: object) -> Iterable[object]:
-    """What an object holds."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
     attributes = list(vars(x).values()) if hasattr(x, "__dict__") else []

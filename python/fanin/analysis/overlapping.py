@@ -32,13 +32,11 @@ from typing import TypeGuard
 import numpy as np
 
 from .. import _core
-from .._interop.protocols import NDArray
+from .._core import address
 from .._overlap import overlaps
 from .._words import type_of
 from .private_copies import Geometry, MemoryAt
 from .protocols import Tensor
-
-__all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
 
 
 def compute_overlapping_inputs(
@@ -71,7 +69,7 @@ def compute_overlapping_inputs(
     views = elements(arrays, chosen)
     found: set[int] = set()
     for i, j in itertools.combinations(chosen, 2):
-        if not torch_ruling(views[i], views[j], arrays[i] is arrays[j]).disjoint:
+        if not torch_ruling(views[i], views[j], arrays[i] is arrays[j])[0]:
             found |= {i, j}
     return found
 
@@ -113,48 +111,39 @@ def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
         return set(found) if every else {chosen[k] for k in found}
     spaces: dict[object, list[tuple[int, object]]] = {}
     for i in chosen:
-        one = stand_in(arrays[i], i)
-        spaces.setdefault(one.storage, []).append((i, one.array))
+        space, array = stand_in(arrays[i], i)
+        spaces.setdefault(space, []).append((i, array))
     return {group[k][0] for group in spaces.values() for k in overlaps([array for _, array in group]).indices}
 
 
 def shares(x: object, y: object) -> bool:
     """Whether two arrays share a byte; "unknown" is taken for yes."""
-    one, other = stand_in(x, 0), stand_in(y, 1)
-    return one.storage == other.storage and bool(_core.overlap(one.array, other.array))
+    (space, one), (other_space, other) = stand_in(x, 0), stand_in(y, 1)
+    return space == other_space and bool(_core.overlap(one, other))
 
 
 FIRST = 1 << 32
 """The address used for the first byte of a storage without memory."""
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """An array as one that can be compared with others of the same space: `storage` is None for the process's memory,
-    the storage of a tensor that has none.
+def stand_in(array: object, index: int) -> tuple[object, object]:
+    """(space, an array that can be compared with others of the same space): (None, the array itself) where it lies in
+    the process's memory; of a tensor that does not (its storage, an array at the same place).
     """
-
-    storage: object
-    array: object
-
-
-def stand_in(array: object, index: int) -> StandIn:
-    """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
     try:
         overlaps([array])
     except (TypeError, ValueError) as why:
         if not is_tensor(array) or array.is_nested:
             raise not_an_array(array, index) from why
     else:
-        return StandIn(None, array)
+        return None, array
     size = array.element_size()
     start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
     placed = MemoryAt(start, Geometry(tuple(array.shape), strides, np.dtype(f"V{size}")), False, None)
-    return StandIn(array.untyped_storage()._cdata, np.asarray(placed))
+    return array.untyped_storage()._cdata, np.asarray(placed)
 
 
 def not_an_array(x: object, index: int) -> TypeError:
-    """What is raised for anything else."""
     return TypeError(
         f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got {type_of(x)} at {index}"
     )
@@ -196,7 +185,7 @@ class Elements:
 
 def elements(arrays: Sequence[object], chosen: Sequence[int]) -> dict[int, Elements]:
     """Each array for PyTorch's rules. Offsets of ndarrays are from the byte that lies lowest."""
-    lowest = {i: lowest_byte(x) for i in chosen if isinstance(x := arrays[i], np.ndarray)}
+    lowest = {i: address(x) + Geometry.of(x).reach()[0] for i in chosen if isinstance(x := arrays[i], np.ndarray)}
     origin = min(lowest.values(), default=0)
     found = {}
     for i in chosen:
@@ -216,43 +205,28 @@ def elements(arrays: Sequence[object], chosen: Sequence[int]) -> dict[int, Eleme
     return found
 
 
-def lowest_byte(x: NDArray) -> int:
-    """The address of the element that lies lowest."""
-    start = int(x.__array_interface__["data"][0])
-    below = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if s < 0 < n]
-    return int(start + sum(below))
-
-
-@dataclass(frozen=True)
-class Ruling:
+def torch_ruling(x: Elements, y: Elements, same: bool) -> tuple[bool, str]:
     """Whether PyTorch calls two arrays disjoint, and the number of the rule that decides."""
-
-    disjoint: bool
-    rule: str
-
-
-def torch_ruling(x: Elements, y: Elements, same: bool) -> Ruling:
-    """PyTorch's verdict on two arrays."""
     if same:
-        return Ruling(False, "1")
+        return False, "1"
     if x.size == 0 or y.size == 0:
-        return Ruling(True, "2")
+        return True, "2"
     if x.offset > y.offset:
         x, y = y, x
     d = y.offset - x.offset
     if x.contiguous and y.contiguous:
-        return Ruling(x.size <= d, "4")
+        return x.size <= d, "4"
     if x.last < y.offset:
-        return Ruling(True, "5")
+        return True, "5"
     if len(x.shape) == len(y.shape) == 2 and x.stride[1] == y.stride[1] == 1 and x.stride[0] == y.stride[0]:
         s, (height, width) = x.stride[0], x.shape
         if d < width:
-            return Ruling(False, "6a")
+            return False, "6a"
         if d >= s * (height - 1) + width:
-            return Ruling(True, "6b")
+            return True, "6b"
         fits = d % s + y.shape[1] <= s
-        return Ruling(fits, "6c" if fits else "6d")
-    return Ruling(False, "7")
+        return fits, "6c" if fits else "6d"
+    return False, "7"
 
 
 # Why they differ
@@ -303,17 +277,10 @@ def explain_overlap_differences(
     words = {True: "disjoint", False: "overlap"}
     found = []
     for i, j in itertools.combinations(chosen, 2):
-        ruling = torch_ruling(views[i], views[j], arrays[i] is arrays[j])
+        disjoint, rule = torch_ruling(views[i], views[j], arrays[i] is arrays[j])
         really = not shares(arrays[i], arrays[j])
-        if ruling.disjoint != really:
-            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else ruling.rule
-            found.append(OverlapDifference((i, j), words[ruling.disjoint], words[really], blamed))
+        if disjoint != really:
+            sizes = {x.element_size() if is_tensor(x) else np.asarray(x).itemsize for x in (arrays[i], arrays[j])}
+            blamed = "units" if len(sizes) > 1 else rule
+            found.append(OverlapDifference((i, j), words[disjoint], words[really], blamed))
     return found
-
-
-def size_of(x: object) -> int:
-    """Bytes of an element."""
-    if is_tensor(x):
-        return x.element_size()
-    assert isinstance(x, np.ndarray), "elements() refuses all else"
-    return x.itemsize

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 from .._core import address
 from .._overlap import Overlaps, overlaps
 from .._trace import plot
+from .._trace.graphviz import quoted
 from .._words import type_of
 from .private_copies import Array, Geometry
 
@@ -90,7 +90,6 @@ def alias_plot(
 
 
 def panel(axes: Axes, arrays: Sequence[Array], names: Sequence[str], number: int) -> None:
-    """One component."""
     low, high = extent(arrays)
     for lane, array in enumerate(arrays):
         found = runs(array)
@@ -129,11 +128,6 @@ def found_components(found: Overlaps, count: int) -> list[tuple[int, ...]]:
     return sorted([*several, *((i,) for i in range(count) if i not in inside)])
 
 
-def quoted(text: str) -> str:
-    """A string of Graphviz's."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def span(array: Array) -> tuple[int, int]:
     """The lowest address of an array and the end of the highest."""
     down, up = Geometry.of(array).reach()
@@ -160,14 +154,11 @@ def runs(array: Array) -> list[tuple[int, int]] | None:
             outer.append((n, abs(s)))
     if int(np.prod([n for n, _ in outer])) > RUNS:
         return None
-    starts = sorted(
-        {
-            sum(k * s for k, (_, s) in zip(at, outer, strict=True))
-            for at in itertools.product(*(range(n) for n, _ in outer))
-        }
-    )
+    starts = np.zeros(1, np.int64)
+    for n, s in outer:
+        starts = np.unique(np.add.outer(starts, np.arange(n) * s))
     low, joined = span(array)[0], list[tuple[int, int]]()
-    for start in starts:
+    for start in starts.tolist():
         if joined and low + start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], low + start + width))
         else:

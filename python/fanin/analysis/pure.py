@@ -29,7 +29,7 @@ from .._interop.protocols import DType
 from .._words import counted, type_of
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
-from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
+from .calls import Behaviour, Outcome, Place, behaviour_of, check_hidden, deviation, outcome_of
 from .descriptors import (
     AOTInput,
     AOTOutput,
@@ -40,6 +40,7 @@ from .descriptors import (
     PlainAOTOutput,
     SyntheticBaseAOTInput,
 )
+from .guards import Guard
 from .private_copies import (
     Array,
     Geometry,
@@ -60,25 +61,6 @@ from .private_copies import (
 from .records import ViewAndMutationMeta
 from .rewrite import BaseInfo, create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a pure function is made of: a function, how the arguments of one call lie, and what that call did.
-
-    `plan`, `index`, `form`, `first`: of the call's arrays and leaves (`Plan`, `Call`). `meta`, `outcome`: what it did.
-    `touched`: the arrays that were written in this call or another one. `order`: the names of its arguments by name.
-    """
-
-    fn: Callable[..., object]
-    plan: Plan
-    index: Sequence[int | None]
-    form: trees.Form
-    first: Sequence[int]
-    meta: ViewAndMutationMeta
-    outcome: Outcome
-    touched: frozenset[int]
-    order: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -112,13 +94,22 @@ class Pure:
     each slot is.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        r = recording
-        self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
-        self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        plan: Plan,
+        guard: Guard,
+        order: Sequence[str],
+        meta: ViewAndMutationMeta,
+        outcome: Outcome,
+        touched: frozenset[int],
+    ) -> None:
+        self.fn, self.plan, self.index, self.form, self.first = fn, plan, guard.index, guard.form, guard.first
+        #: what the recorded call did, and which arrays it or another call wrote
+        self.meta, self.outcome, self.touched = meta, outcome, touched
         #: the arguments by name, in the order of the call: the function may read it
-        self.order = r.order
-        self.moved = dict(r.outcome.geometry)
+        self.order = order
+        self.moved = dict(outcome.geometry)
         groups = self.plan.groups
         written = {self.plan.where[u].group for u in self.touched}
         self.bases = [g for g, group in enumerate(groups) if len(group.members) > 1 and g in written]
@@ -278,7 +269,7 @@ class Pure:
     def _compare(self, was: Behaviour, now: Behaviour) -> None:
         found = deviation(was, now, self.first)
         if found is not None:
-            raise ValueError(f"pure: {found.message}")
+            raise ValueError(f"pure: {found[0]}")
 
     # The wrapper's way out
 
@@ -382,8 +373,10 @@ class Pure:
             elif p.kind == "view":
                 made[j] = self._view(arrays, j, made[j])
             elif p.kind in ("output", "shared"):
-                base = made[p.base] if p.kind == "output" else bases[p.base]
-                made[j] = view_in(base, p)
+                base: Array = made[p.base] if p.kind == "output" else bases[p.base]
+                assert p.geometry is not None
+                start = address(base) + Geometry.of(base).reach()[0]
+                made[j] = view_at(start + p.offset, p.geometry, p.writeable, base)
             if p.cls is not None and type(made[j]) is not p.cls:
                 made[j] = made[j].view(p.cls)
         return made
@@ -419,27 +412,21 @@ def laid_out(value: object, geometry: Geometry, name: str) -> Array:
     return copy
 
 
-def role_of(p: Place, plan: Plan, run: Plan | None = None) -> Role:
-    """What an output is, so that two runs can be compared. `run`: the plan of the run, where places and geometry within
-    the memory are compared, too.
+def role_of(p: Place, plan: Plan, run: Plan | None = None) -> Place:
+    """What of a place is compared between two runs (`Behaviour`). `run`: the plan of the run, where places and geometry
+    within the memory are compared, too.
     """
     base = plan.groups[plan.where[p.base].group].numbers[0] if p.kind in ("input", "view") else p.base
     if run is None:
-        return Role(p.kind, p.base if p.kind == "input" else base, p.same_as)
+        return Place(p.kind, p.base if p.kind == "input" else base, same_as=p.same_as)
     if p.kind == "plain":
-        return Role(p.kind, array=p.array)
+        return Place(p.kind, array=p.array)
     offset = p.offset
     if p.kind == "view" and len(run.groups[run.where[p.base].group].members) == 1:
         group, place = plan.where[p.base]
         offset += plan.groups[group].members[place].low if run is not plan else 0
-    return Role(p.kind, p.base if p.kind == "input" else base, p.same_as, True, offset, p.geometry, p.writeable)
-
-
-def view_in(base: Array, p: Place) -> Array:
-    """A view of memory that outputs share."""
-    assert p.geometry is not None
-    start = address(base) + Geometry.of(base).reach()[0]
-    return view_at(start + p.offset, p.geometry, p.writeable, base)
+    base = p.base if p.kind == "input" else base
+    return Place(p.kind, base, offset, p.geometry, p.writeable, same_as=p.same_as)
 
 
 def split(plan: Plan, merged: set[int]) -> Plan:

@@ -10,6 +10,7 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ from typing import Any, NamedTuple
 from .._words import type_of
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
-from .calls import Behaviour, Role, torch
+from .calls import Behaviour, Place, torch
 from .descriptors import PlainAOTInput, PlainAOTOutput
 from .private_copies import Array
 from .protocols import DType, Tensor
-from .pure import Pure, Recording
+from .pure import Pure
 from .torch_collect import same_bytes
 
 
@@ -117,8 +118,8 @@ class Move(NamedTuple):
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, views: OutputViews) -> None:
-        super().__init__(recording)
+    def __init__(self, views: OutputViews, *known: Any) -> None:
+        super().__init__(*known)
         self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
         plan, given = self.plan, self.given
         for g in self.bases:
@@ -145,8 +146,10 @@ class TensorPure(Pure):
         #: per tensor, whether a copy of it has gaps
         self.roomy = [needs_room(one.shape, one.stride) for one in given]
         #: per tensor: (inner position, offset in the base or None)
+        members = [plan.groups[group].members[place] for group, place in plan.where]
         self.places = [
-            (one.position, None if one.place is None else self._offset(u)) for u, one in enumerate(self.sources)
+            (one.position, None if one.place is None else m.offset // shown.dtype.itemsize)
+            for one, m, shown in zip(self.sources, members, given, strict=True)
         ]
         #: outputs that are views of arguments, without the gradients that others have. AOTAutograd replays such an
         #: alias on another output, and may crash; so the call returns clones. `_view` needs their shapes alone.
@@ -159,11 +162,6 @@ class TensorPure(Pure):
 
     def _shown(self, group: int) -> str:
         return ", ".join(PlainAOTInput(self.first[u]).expr() for u in self.plan.groups[group].numbers)
-
-    def _offset(self, u: int) -> int:
-        group, place = self.plan.where[u]
-        item: int = self.given[u].dtype.itemsize
-        return self.plan.groups[group].members[place].offset // item
 
     def _stand_in(self, number: int | None) -> Tensor:  # type: ignore[override]  # it is given tensors, and no arrays
         one = self.given[number or 0]
@@ -246,13 +244,13 @@ class TensorPure(Pure):
 
     def _roles(
         self, j: int, o: Any, tensors: Sequence[Tensor], storages: Mapping[int, int]
-    ) -> tuple[Role | None, Role | None]:
+    ) -> tuple[Place | None, Place | None]:
         """What an output was at the recorded call, and is. Transforms of torch.func hide storages: nothing is compared
         then.
         """
         p, shown = self.outcome.places[j], self.shown[j]
-        plain = Role("plain")
-        was = Role(p.kind, p.base) if p.kind in ("input", "view") else plain
+        plain = Place("plain")
+        was = Place(p.kind, p.base) if p.kind in ("input", "view") else plain
         if p.kind == "input" and o is tensors[p.base]:
             return was, was
         if not isinstance(o, torch().Tensor):
@@ -264,19 +262,19 @@ class TensorPure(Pure):
             base = next((u for u, other in storages.items() if other == storage), -1)
         # Of arguments that share memory and are not written each has a copy; the recorded base is any of them.
         if was is plain or base < 0 or self.plan.where[base].group != self.plan.where[p.base].group:
-            return was, Role("view", base) if base >= 0 and o.numel() else plain
+            return was, Place("view", base) if base >= 0 and o.numel() else plain
         if p.kind == "input":
-            return was, Role("view", base)
+            return was, Place("view", base)
         if shown is None or not self.ends.keys().isdisjoint({base, p.base}):
             return None, None
         t, (group, place) = tensors[base], self.plan.where[base]
-        expected: tuple[object, ...] = shown.shape, shown.dtype
-        found: tuple[object, ...] = tuple(o.shape), o.dtype
+        expected: Any = (shown.shape, shown.dtype)
+        found: Any = (tuple(o.shape), o.dtype)
         if tuple(t.stride()) == self.given[base].stride:
             expected += shown.stride, p.offset - self.plan.groups[group].members[place].offset
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
             found += tuple(o.stride()), ahead
-        return was._replace(geometry=expected), was._replace(geometry=found)
+        return dataclasses.replace(was, geometry=expected), dataclasses.replace(was, geometry=found)
 
     def _fit(self, inner: Sequence[object]) -> None:
         names = self.input_names
@@ -490,6 +488,3 @@ def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> 
         )
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
-
-
-__all__ = ["OutputViews", "Shown", "TensorPure"]

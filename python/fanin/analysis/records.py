@@ -22,28 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from .._interop.protocols import NDArray
+from .._core import address
 from .._words import type_of
 from .descriptors import AOTInput
+from .private_copies import Array, root_of
 from .protocols import Tensor
-
-Array = NDArray
-
-
-__all__ = [
-    "INPUT_ALIAS_TYPES",
-    "PLAIN_TYPES",
-    "InputAliasInfo",
-    "MemoryFormatMeta",
-    "MetadataKey",
-    "MutationType",
-    "OutputAliasInfo",
-    "OutputType",
-    "PlainTensorMeta",
-    "TangentMeta",
-    "ViewAndMutationMeta",
-    "ViewMetaSequence",
-]
 
 
 class OutputType(Enum):
@@ -176,7 +159,8 @@ class MetadataKey:
     def make(array: Array | Tensor) -> MetadataKey:
         """The key of an ndarray (in bytes) or of a torch tensor (in elements)."""
         if isinstance(array, np.ndarray):
-            return MetadataKey(array.shape, "strided", False, array.strides, offset_in_owner(array))
+            offset = address(array) - address(root_of(array))
+            return MetadataKey(array.shape, "strided", False, array.strides, offset)
         if not hasattr(array, "storage_offset"):
             raise TypeError(f"MetadataKey: expected an ndarray or a torch tensor, got {type_of(array)}")
         sparse = str(array.layout) != "torch.strided"
@@ -189,14 +173,6 @@ class MetadataKey:
             array.is_conj(),
             array.is_neg(),
         )
-
-
-def offset_in_owner(array: Array) -> int:
-    """How many bytes the first element lies after that of the array at the end of its chain of bases."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    return int(array.__array_interface__["data"][0]) - int(owner.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,6 @@ from .records import (
     ViewAndMutationMeta,
 )
 
-__all__ = ["create_synthetic_base_metadata", "remove_dupe_metadata"]
-
 T = TypeVar("T")
 BaseInfo = int | tuple[int, object]
 

@@ -19,15 +19,6 @@ from .descriptors import (
 )
 from .records import INPUT_ALIAS_TYPES, MutationType, OutputType, ViewAndMutationMeta
 
-__all__ = [
-    "BackwardSignature",
-    "GraphNames",
-    "GraphSignature",
-    "JointSignature",
-    "create_graph_signature",
-    "create_joint_signature",
-]
-
 API = "create_graph_signature"
 
 
@@ -139,100 +130,62 @@ def create_graph_signature(
     >>> create_graph_signature(names, meta, param_names=["fc.weight"], buffer_names=["bn.mean"]).buffers_to_mutate
     {'new_b': 'bn.mean'}
     """
-    slots = Slots.of(GraphNames.of(fx_g), fw_metadata, tuple(param_names), tuple(buffer_names))
-    full, written = slots.full, slots.written
+    graph, parameters, buffers = GraphNames.of(fx_g), tuple(param_names), tuple(buffer_names)
+    full, tokens, params = (*parameters, *buffers), len(fw_metadata.tokens), len(parameters)
+    stored, arguments = graph.placeholders[tokens : tokens + len(full)], graph.placeholders[tokens + len(full) :]
+    if tokens + len(full) > len(graph.placeholders):
+        raise ValueError(
+            f"{API}: expected {counted(tokens, 'token')}, {counted(params, 'parameter')} and"
+            f" {counted(len(buffers), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
+            f" {', '.join(graph.placeholders)}"
+        )
+    written = fw_metadata.mutated_inp_runtime_indices
+    if written and written[-1] >= len(full) + len(arguments):
+        raise ValueError(f"{API}: input {written[-1]} is written, but there are {len(full) + len(arguments)} inputs")
+    first = tokens + len(written)
+    if first > len(graph.outputs):
+        raise ValueError(
+            f"{API}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
+            f" {counted(len(graph.outputs), 'output')}"
+        )
+    backward, outputs = None, graph.outputs[first:]
     if trace_joint:
         if num_user_fw_outs is None or loss_index is None:
             raise ValueError(f"{API}: trace_joint needs num_user_fw_outs and loss_index")
         grads = grad_inputs(params_and_buffers_flat, full, "params_and_buffers_flat")
-        user_grads = grad_inputs(user_args_flat, slots.arguments, "user_args_flat")
-        backward = backward_of(slots, num_user_fw_outs, loss_index, grads, user_grads)
-        outputs = slots.outputs[:num_user_fw_outs]
+        user_grads = grad_inputs(user_args_flat, arguments, "user_args_flat")
+        wrong = [full[i] for i in written if i < params]
+        if wrong:
+            raise ValueError(
+                f"{API}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written"
+            )
+        backward = backward_of(outputs, params, num_user_fw_outs, loss_index, grads, user_grads)
+        outputs = outputs[:num_user_fw_outs]
     else:
-        backward, outputs = None, slots.outputs
         check_forward(fw_metadata, outputs)
         for given, named, what in (
             (params_and_buffers_flat, full, "params_and_buffers_flat"),
-            (user_args_flat, slots.arguments, "user_args_flat"),
+            (user_args_flat, arguments, "user_args_flat"),
         ):
             if len(given):
                 grad_inputs(given, named, what)
-    new = dict(zip(written, slots.new_values, strict=True))
-    params = len(slots.parameters)
+    new = dict(zip(written, graph.outputs[tokens:first], strict=True))
     return GraphSignature(
-        parameters=slots.parameters,
-        buffers=slots.buffers,
-        user_inputs=slots.arguments,
+        parameters=parameters,
+        buffers=buffers,
+        user_inputs=arguments,
         user_outputs=outputs,
-        inputs_to_parameters=dict(zip(slots.stored[:params], slots.parameters, strict=True)),
-        inputs_to_buffers=dict(zip(slots.stored[params:], slots.buffers, strict=True)),
+        inputs_to_parameters=dict(zip(stored[:params], parameters, strict=True)),
+        inputs_to_buffers=dict(zip(stored[params:], buffers, strict=True)),
         buffers_to_mutate={name: full[i] for i, name in new.items() if params <= i < len(full)},
         parameters_to_mutate={name: full[i] for i, name in new.items() if i < params},
-        user_inputs_to_mutate={name: slots.arguments[i - len(full)] for i, name in new.items() if i >= len(full)},
+        user_inputs_to_mutate={name: arguments[i - len(full)] for i, name in new.items() if i >= len(full)},
         in_spec=in_spec,
         out_spec=out_spec,
         backward_signature=backward,
-        input_tokens=slots.input_tokens,
-        output_tokens=slots.output_tokens,
+        input_tokens=graph.placeholders[:tokens],
+        output_tokens=graph.outputs[:tokens],
     )
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The inputs and outputs of a graph, by what they are.
-
-    `parameters`, `buffers`: full names; `stored`: the same by their names in the graph. `arguments`: the user's inputs.
-    `written`: the positions of inputs that have new values, `new_values`: those. `outputs`: all that comes after.
-    """
-
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    stored: tuple[str, ...]
-    arguments: tuple[str, ...]
-    written: tuple[int, ...]
-    new_values: tuple[str | None, ...]
-    outputs: tuple[str | None, ...]
-    input_tokens: tuple[str, ...]
-    output_tokens: tuple[str | None, ...]
-
-    @property
-    def full(self) -> tuple[str, ...]:
-        """The full names of parameters and buffers."""
-        return (*self.parameters, *self.buffers)
-
-    @staticmethod
-    def of(
-        graph: GraphNames, meta: ViewAndMutationMeta, parameters: tuple[str, ...], buffers: tuple[str, ...]
-    ) -> Slots:
-        """Those of a graph whose inputs and outputs are in the order of `create_graph_signature`."""
-        tokens, full = len(meta.tokens), len(parameters) + len(buffers)
-        arguments = graph.placeholders[tokens + full :]
-        if tokens + full + len(arguments) != len(graph.placeholders):
-            raise ValueError(
-                f"{API}: expected {counted(tokens, 'token')}, {counted(len(parameters), 'parameter')} and"
-                f" {counted(len(buffers), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
-                f" {', '.join(graph.placeholders)}"
-            )
-        written = meta.mutated_inp_runtime_indices
-        if written and written[-1] >= full + len(arguments):
-            raise ValueError(f"{API}: input {written[-1]} is written, but there are {full + len(arguments)} inputs")
-        first = tokens + len(written)
-        if first > len(graph.outputs):
-            raise ValueError(
-                f"{API}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
-                f" {counted(len(graph.outputs), 'output')}"
-            )
-        return Slots(
-            parameters,
-            buffers,
-            graph.placeholders[tokens : tokens + full],
-            arguments,
-            written,
-            graph.outputs[tokens:first],
-            graph.outputs[first:],
-            graph.placeholders[:tokens],
-            graph.outputs[:tokens],
-        )
 
 
 def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> None:
@@ -262,15 +215,16 @@ def grad_inputs(arrays: Sequence[object], names: Sequence[str], what: str) -> li
 
 
 def backward_of(
-    slots: Slots, num_user_outs: int, loss_index: int, stored: list[GradInput], given: list[GradInput]
+    outputs: Sequence[str | None],
+    params: int,
+    num_user_outs: int,
+    loss_index: int,
+    stored: list[GradInput],
+    given: list[GradInput],
 ) -> BackwardSignature:
-    """The inputs of the gradients after the user's outputs. `stored`, `given`: the parameters and buffers, and the
-    user's inputs, that require one.
+    """The inputs of the gradients after the user's outputs. `stored`, `given`: the parameters (the first `params`) and
+    buffers, and the user's inputs, that require one.
     """
-    params, outputs = len(slots.parameters), slots.outputs
-    wrong = [slots.parameters[i] for i in slots.written if i < params]
-    if wrong:
-        raise ValueError(f"{API}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written")
     if not 0 <= loss_index < num_user_outs:
         raise ValueError(f"{API}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
     gradients, named = outputs[num_user_outs:], [*stored, *given]

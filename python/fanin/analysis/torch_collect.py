@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, SupportsInt, cast
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +32,10 @@ from . import trees
 from .caller_arrays import Lost
 from .caller_tensors import SavedTensor, undo_all
 from .calls import Call, array_kinds
-from .descriptors import AOTInput, PlainAOTOutput, parse
+from .descriptors import PlainAOTOutput
 from .hidden import check_result, may_hold
 from .protocols import Node, Storage, Tensor
 from .records import (
-    PLAIN_TYPES,
     InputAliasInfo,
     MemoryFormatMeta,
     MetadataKey,
@@ -48,15 +46,6 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-
-__all__ = ["ObservedTensors", "from_torch", "observe_tensors"]
-
-
-def observe_tensors(fn: Callable[..., object], call: Call, given: trees.Arguments) -> ObservedTensors:
-    """One run on copies; see `ObservedTensors`."""
-    observed = ObservedTensors(call, given)
-    observed.run(fn)
-    return observed
 
 
 class ObservedTensors:
@@ -85,7 +74,7 @@ class ObservedTensors:
         torch, watch = self.torch, self.watch
         grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
         try:
-            with kept_random_state(torch), watch.mode():
+            with torch.random.fork_rng(devices=[]), watch.mode():
                 args, kwargs = self.tree
                 value = fn(*args, **kwargs)
             self.left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
@@ -128,7 +117,7 @@ class ObservedTensors:
     def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
         found = Outputs(self.torch, self.watch, self.outputs, inputs)
         infos = [found.info(i, o) for i, o in enumerate(self.outputs)]
-        self.saved = [(base.tensor, base.output) for base in found.bases]
+        self.saved = found.bases
         return infos
 
     def new_value(self, leaf: int) -> TangentMeta:
@@ -151,14 +140,6 @@ class ObservedTensors:
         )
 
 
-@dataclass(frozen=True)
-class SavedBase:
-    """An intermediate that is returned on behalf of an output, by the output's position."""
-
-    tensor: Tensor
-    output: int
-
-
 def storages(tensors: Iterable[Any]) -> set[int]:
     """Where the memory of tensors begins."""
     return {
@@ -179,16 +160,6 @@ def leaves(x: object) -> Iterator[object]:
 
 def autocast_state(torch: ModuleType) -> tuple[object, ...]:
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
-
-
-@contextmanager
-def kept_random_state(torch: ModuleType) -> Iterator[None]:
-    """The CPU's random numbers go on, afterwards, as if nothing had been drawn."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 # ---------------------------------------------------------------- 1. copies
@@ -347,23 +318,19 @@ UNDECLARED: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
 )
 
 
-@dataclass
 class Watch:
-    """What a run did to the copies of its arguments."""
+    """What a run did to the copies of its arguments. `alone`: what it does to other tensors is undone."""
 
-    torch: ModuleType
-    args: Sequence[Any]
-    copies: Sequence[Any]
-    alone: bool = False  # what it does to tensors that it was not given is undone
-    writes: list[Write] = field(default_factory=list)
-    hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
+    def __init__(self, torch: ModuleType, args: Sequence[Any], copies: Sequence[Any], alone: bool) -> None:
+        self.torch, self.args, self.copies, self.alone = torch, args, copies, alone
+        self.writes: list[Write] = []
+        self.hidden: set[int] = set()  # inputs that changed and that no operation wrote
+        from torch.utils.weak import WeakTensorKeyDictionary
 
-    def __post_init__(self) -> None:
-        self.origins = WeakTensors()
+        self.origins: MutableMapping[Tensor, Origin] = WeakTensorKeyDictionary()
         tensor = self.torch.Tensor
-        self.position = {
-            id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)
-        }  # the last, of duplicates
+        #: the last, of duplicates
+        self.position = {id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)}
         # Where each input was at first: a detached tensor that no operation can move.
         self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
@@ -419,11 +386,7 @@ class Watch:
 
         class WatchMode(base):  # type: ignore[misc]
             def __torch_dispatch__(
-                self,
-                func: Callable[..., object],
-                types: object,
-                args: tuple[object, ...] = (),
-                kwargs: dict[str, object] | None = None,
+                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
             ) -> object:
                 effects = effects_of(func)
                 if watch.alone:
@@ -463,12 +426,11 @@ class Watch:
             made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
             for t in tensors(self.torch, result):
                 if t is not viewed[0]:
-                    self.origins.put(t, made)
+                    self.origins[t] = made
 
     def origin(self, t: Tensor) -> Origin:
         """The origin of a tensor: itself, unless it is a recorded view."""
-        found = self.origins.get(t)
-        return found if found is not None else Origin(t)
+        return self.origins.get(t) or Origin(t)
 
     def compare_memory(self) -> None:
         """Which inputs each write reached, and what changed without any."""
@@ -511,21 +473,6 @@ def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
     return guard
 
 
-class WeakTensors:
-    """Origins of tensors, by identity, as long as the tensors live."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
-
-    def put(self, t: Tensor, origin: Origin) -> None:
-        key = id(t)
-        self.known[key] = (weakref.ref(t, lambda _: self.known.pop(key, None)), origin)
-
-    def get(self, t: Tensor) -> Origin | None:
-        ref, origin = self.known.get(id(t), (None, None))
-        return origin if ref is not None and ref() is t else None
-
-
 def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
@@ -566,14 +513,6 @@ def as_bytes(torch: ModuleType, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- 3. what outputs are
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory of an output: an input's, by position, or a storage of its own, by number."""
-
-    input: int | None
-    storage: int | None
-
-
 class Outputs:
     """The outputs of a run, and what they have to do with each other."""
 
@@ -584,12 +523,13 @@ class Outputs:
         self.memory = {id(o): self.memory_of(o) for o in real}
         self.shared = Counter(self.memory[id(o)] for o in real)
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
-        self.bases: list[SavedBase] = []
+        #: intermediates that are returned on behalf of an output, and the output's position
+        self.bases: list[tuple[Tensor, int]] = []
 
-    def memory_of(self, o: Tensor) -> Memory:
-        """The memory of an output."""
+    def memory_of(self, o: Tensor) -> tuple[bool, int]:
+        """The memory of an output: an input's, by position, or a storage of its own, by number."""
         i = self.input_of(o)
-        return Memory(i, None if i is not None else o.untyped_storage()._cdata)
+        return (False, o.untyped_storage()._cdata) if i is None else (True, i)
 
     def input_of(self, o: Tensor) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
@@ -644,10 +584,10 @@ class Outputs:
     def view_of_intermediate(self, i: int, base: Tensor) -> tuple[OutputType, int]:
         if id(base) in self.at:
             return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
-        for place, known in enumerate(self.bases):
-            if known.tensor is base:
+        for place, (known, _) in enumerate(self.bases):
+            if known is base:
                 return OutputType.alias_of_intermediate, place
-        self.bases.append(SavedBase(base, i))
+        self.bases.append((base, i))
         return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
 
     def differentiable_twin(self, o: Tensor) -> int | None:
@@ -676,90 +616,3 @@ def history(o: Tensor) -> Node | None:
         return o.grad_fn
     except RuntimeError:
         return None
-
-
-# ---------------------------------------------------------------- PyTorch's own metadata
-
-
-def from_torch(meta: Any) -> ViewAndMutationMeta:
-    """PyTorch's ViewAndMutationMeta (2.13) as ours.
-
-    Types of functional and fake tensors become torch.Tensor; outputs that pass through lose a `base_idx` that means
-    nothing. Sequences of views keep their geometry and the names of their operations.
-    """
-    import torch
-
-    plain = torch.Tensor
-    return ViewAndMutationMeta(
-        input_info=tuple(InputAliasInfo(**vars_of(i)) for i in meta.input_info),
-        output_info=tuple(output_from_torch(plain, o) for o in meta.output_info),
-        num_intermediate_bases=meta.num_intermediate_bases,
-        keep_input_mutations=meta.keep_input_mutations,
-        traced_tangents=tuple(
-            TangentMeta(plain, tuple(t.shape), t.dtype, tuple(t.stride())) for t in meta.traced_tangents
-        ),
-        traced_tangents_descs=tuple(map(described, meta.traced_tangents_descs)),
-        subclass_inp_meta=tuple(map(layout_from_torch, meta.subclass_inp_meta)),
-        subclass_fw_graph_out_meta=tuple(map(layout_from_torch, meta.subclass_fw_graph_out_meta)),
-        subclass_tangent_meta=tuple(map(layout_from_torch, meta.subclass_tangent_meta)),
-        grad_enabled_mutation=meta.grad_enabled_mutation,
-        static_input_indices=tuple(meta.static_input_indices),
-        tokens=meta.tokens,
-        num_backward_tokens=meta.num_backward_tokens,
-        is_rng_op_functionalized=meta.is_rng_op_functionalized,
-    )
-
-
-def described(desc: object) -> AOTInput:
-    """PyTorch's descriptor as ours."""
-    return cast(AOTInput, parse(repr(desc)))
-
-
-def output_from_torch(plain: type, o: Any) -> OutputAliasInfo:
-    """PyTorch's OutputAliasInfo as ours."""
-    kind, way = OutputType[o.output_type.name], o.view_meta_sequence
-    return OutputAliasInfo(
-        kind,
-        plain if issubclass(o.raw_type, plain) else o.raw_type,
-        None if kind in PLAIN_TYPES else o.base_idx,
-        None if o.dynamic_dims is None else frozenset(o.dynamic_dims),
-        o.requires_grad,
-        o.requires_grad_for_backward,
-        way and way_from_torch(way),
-    )
-
-
-def way_from_torch(way: Any) -> ViewMetaSequence:
-    """PyTorch's ViewMetaSequence as ours, of which only the operations' names can be read."""
-    key = way.metadata
-    offset = None if key.storage_offset is None else numbers([key.storage_offset])[0]
-    ours = MetadataKey(
-        numbers(key.size),
-        key.layout,
-        key.is_sparse,
-        key.stride and numbers(key.stride),
-        offset,
-        key.is_conj,
-        key.is_neg,
-    )
-    names = repr(way)[len("ViewMetaSequence(") : -1].split(", ") if way.sequence else ()
-    return ViewMetaSequence(ours, None, tuple(names))
-
-
-def layout_from_torch(x: Any) -> PlainTensorMeta:
-    """PyTorch's PlainTensorMeta as ours."""
-    f = x.memory_format
-    if f is None:
-        return PlainTensorMeta(x.unwrapped_idx)
-    form = None if f.memory_format is None else str(f.memory_format).removeprefix("torch.")
-    return PlainTensorMeta(x.unwrapped_idx, MemoryFormatMeta(f.size, f.stride, form))
-
-
-def vars_of(info: object) -> dict[str, Any]:
-    """The fields of PyTorch's InputAliasInfo."""
-    return {name: getattr(info, name) for name in InputAliasInfo.__dataclass_fields__}
-
-
-def numbers(every: Iterable[SupportsInt]) -> tuple[int, ...]:
-    """Plain numbers of those that PyTorch wraps to compare them by expression."""
-    return tuple(int(getattr(x, "val", x)) for x in every)

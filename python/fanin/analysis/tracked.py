@@ -19,11 +19,11 @@ from .. import _core
 from .._core import address
 from .._interop.protocols import NDArray
 from .caller_arrays import RunArrays
-from .private_copies import Array, plain
+from .private_copies import plain
 
 
 class Log:
-    """Which arrays were written through tracked views. Quiet until `open`, and after `close`.
+    """Which arrays were written through tracked views, while there is a `run`.
 
     `writes`: (number of the array whose view was written, whether gradients were on). `met`: the numbers of all arrays
     that share a byte with what was written.
@@ -35,14 +35,6 @@ class Log:
         self.met: set[int] = set()
         self.run: RunArrays | None = None
         self._seen: set[object] = set()
-
-    def open(self, run: RunArrays) -> None:
-        """Start recording."""
-        self.run = run
-
-    def close(self) -> None:
-        """Stop recording."""
-        self.run = None
 
     def note(self, array: Tracked) -> None:
         """A write through `array`, if that is a view of an input, has an element, and can be written: some functions
@@ -189,46 +181,16 @@ IN_PLACE = ("fill", "sort", "partition", "put", "setfield", "resize")
 
 #: Which argument of a method is `out`, counted from 0.
 OUT_AT = {
-    "mean": 2,
-    "sum": 2,
-    "prod": 2,
-    "std": 2,
-    "var": 2,
-    "cumsum": 2,
-    "cumprod": 2,
-    "take": 2,
-    "compress": 2,
-    "clip": 2,
+    **dict.fromkeys(("argmax", "argmin", "choose", "dot", "round", "min", "max", "all", "any"), 1),
+    **dict.fromkeys(("mean", "sum", "prod", "std", "var", "cumsum", "cumprod", "take", "compress", "clip"), 2),
     "trace": 4,
-    "argmax": 1,
-    "argmin": 1,
-    "choose": 1,
-    "dot": 1,
-    "round": 1,
-    "min": 1,
-    "max": 1,
-    "all": 1,
-    "any": 1,
 }
 
 #: Methods that make an array of their own, and would make it a tracked one.
 FRESH = (
-    *OUT_AT,
-    "argpartition",
-    "argsort",
-    "astype",
-    "byteswap",
-    "conj",
-    "conjugate",
-    "copy",
-    "flatten",
-    "nonzero",
-    "repeat",
-    "searchsorted",
-    "ptp",
-    "__copy__",
-    "__deepcopy__",
-)
+    *OUT_AT, "argpartition", "argsort", "astype", "byteswap", "conj", "conjugate", "copy", "flatten", "nonzero",
+    "repeat", "searchsorted", "ptp", "__copy__", "__deepcopy__",
+)  # fmt: skip
 
 
 def writing(name: str) -> Callable[..., object]:
@@ -289,7 +251,4 @@ def tracked(run: RunArrays, log: Log) -> None:
     """Begin to track the private arrays of a run, whose numbers are their places."""
     for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
-    log.open(run)
-
-
-__all__ = ["Array", "Log", "Tracked", "tracked"]
+    log.run = run

@@ -55,11 +55,6 @@ def items_of(node: object) -> list[object]:
     return list(node)
 
 
-def mark_of(node: object) -> type | Defaulting:
-    """A container's entry in a form, apart from its keys."""
-    return Defaulting(node.default_factory) if isinstance(node, defaultdict) else type(node)
-
-
 class Form:
     """A container in the form of a tree: its kind, its keys (None: it has none) and the forms of what it holds. Equal
     where all that is equal.
@@ -132,7 +127,8 @@ def flatten(tree: object, leaves: list[object]) -> Spec:
             stack.pop()
             if stack:
                 above.discard(id(node))
-                stack[-1][2].append(Form(mark_of(node), tuple(node) if isinstance(node, dict) else None, tuple(done)))
+                kind = Defaulting(node.default_factory) if isinstance(node, defaultdict) else type(node)
+                stack[-1][2].append(Form(kind, tuple(node) if isinstance(node, dict) else None, tuple(done)))
     return top[0]
 
 
@@ -190,7 +186,6 @@ def unflatten(
 
 
 def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | None) -> object:
-    """A container of a kind."""
     if isinstance(kind, Defaulting):
         return defaultdict(kind.factory, zip(keys or (), items, strict=True))
     if kind in DICTS:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._words import type_of
+from .._words import counted, type_of
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
@@ -47,7 +47,7 @@ from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
-from .pure import Pure, Recording, role_of
+from .pure import Pure, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ class Record:
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
             self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
-        self.plan = plan(
-            call.arrays if not call.tensors else torch_part().numpy_views(call.arrays), self.guard.components
-        )
+        arrays = list(map(torch_part().numpy_view, call.arrays)) if call.tensors else call.arrays
+        self.plan = plan(arrays, self.guard.components)
         self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
-        self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
+        self.index, self.form, self.first = call.index, call.form, call.first
         self.owner = owner
         self.order = call.order
         self.meta: ViewAndMutationMeta | None = None
@@ -165,13 +164,12 @@ class Record:
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
-        known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched, self.order
-        recording = Recording(self.owner.fn, *known)
+        known = self.owner.fn, self.plan, self.guard, self.order, self.meta, self.outcome, self.touched
         if self.views is None:
-            return Pure(recording)
+            return Pure(*known)
         from .pure_torch import TensorPure
 
-        return TensorPure(recording, self.views)
+        return TensorPure(self.views, *known)
 
     def named(self, leaf: int, before: str = "") -> str:
         return before + PlainAOTInput(leaf).expr()
@@ -204,13 +202,8 @@ class Functionalized:
         compiler: Compiler | None,
     ) -> None:
         self.fn = fn
-        self._guard, self._lend, self._keep, self._requires_grad, self._compiler = (
-            guard,
-            lend,
-            keep,
-            requires_grad,
-            compiler,
-        )
+        self._guard, self._lend, self._keep = guard, lend, keep
+        self._requires_grad, self._compiler = requires_grad, compiler
         self._records: list[Record] = []
         self._lock = threading.Lock()  # of the two lists
         self._turns: list[Turn] = []
@@ -219,7 +212,7 @@ class Functionalized:
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
-        return f"<functionalize({called(self.fn)}), {self.layouts} layouts>"
+        return f"<functionalize({getattr(self.fn, '__name__', self.fn)}), {counted(self.layouts, 'layout')}>"
 
     @property
     def layouts(self) -> int:
@@ -279,13 +272,10 @@ class Functionalized:
         if self._compiler is None and self._guard != "error":
             return self._first(args, kwargs)  # the function runs in any case, and one of its records is kept
         with self._recording(args, kwargs):
-            if not self._is_recorded(args, kwargs):
+            recorded = ((r, r.guard.arrays(args, kwargs)) for r in self._records)
+            if not any(found and r.fits(tuple(kwargs), *found) for r, found in recorded):
                 return self._first(args, kwargs)
         return self(*args, **kwargs)
-
-    def _is_recorded(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        order = tuple(kwargs)
-        return any((found := r.guard.arrays(args, kwargs)) and r.fits(order, *found) for r in self._records)
 
     @contextlib.contextmanager
     def _recording(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
@@ -386,13 +376,7 @@ class Functionalized:
         self._remember(record)
 
     def _learn(
-        self,
-        record: Record,
-        caller: RunArrays,
-        call: Call,
-        given: Arguments,
-        result: object,
-        earlier: frozenset[int],
+        self, record: Record, caller: RunArrays, call: Call, given: Arguments, result: object, earlier: frozenset[int]
     ) -> None:
         """Take in what the first run of a layout did."""
         if record.tensors:
@@ -502,8 +486,7 @@ class Functionalized:
         now = behaviour_of(outcome, caller.changed, [role_of(p, record.plan) for p in outcome.places])
         found = deviation(was, now, record.first)
         if found is not None:
-            message = f"functionalize: {found.message}; the caller's arrays are as they were"
-            raise BehaviourChangedError(message, found.descriptor)
+            raise BehaviourChangedError(f"functionalize: {found[0]}; the caller's arrays are as they were", found[1])
 
     def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
@@ -664,11 +647,6 @@ def changed_containers() -> ValueError:
         "functionalize: the function changes a list or dict among its arguments: a compiled function cannot; "
         "expected one that returns what it should hold, or no compiler"
     )
-
-
-def called(fn: Callable[..., object]) -> str:
-    """A function's name."""
-    return str(getattr(fn, "__name__", fn))
 
 
 def layout_error(change: Change, call: Call) -> LayoutChangedError:

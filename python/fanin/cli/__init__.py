@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -31,13 +33,14 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"fanin {__version__}")
     commands = whole.add_subparsers(metavar="command", required=True)
+    width = max(20, min(shutil.get_terminal_size().columns - 2, 120))
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
         description, _, examples = (module.HELP).partition("\n\nexamples:\n")
         one = commands.add_parser(
             name,
             help=description.partition("\n")[0].rstrip("."),
-            description=description,
+            description="\n\n".join(textwrap.fill(p, width) for p in description.split("\n\n")),
             epilog=f"examples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

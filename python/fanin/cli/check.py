@@ -95,43 +95,39 @@ def load(file: Path) -> ModuleType:
 
 
 def run(options: argparse.Namespace) -> int:
-    screen = Screen()
-
-    def refuse(text: str) -> int:
-        print(f"fanin check: {text}", file=sys.stderr)
+    try:
+        return checked(Screen(), options)
+    except Unusable as e:
+        print(f"fanin check: {e}", file=sys.stderr)
         return 2
 
+
+def checked(screen: Screen, options: argparse.Namespace) -> int:
     if options.schedule is not None and not re.fullmatch("[0-9a-vNY]*", options.schedule):
-        return refuse(f"--schedule {options.schedule!r} is no schedule: {SCHEDULE}")
+        raise Unusable(f"--schedule {options.schedule!r} is no schedule: {SCHEDULE}")
     if not options.file.is_file():
-        return refuse(f"there is no file {options.file}")
+        raise Unusable(f"there is no file {options.file}")
     try:
         every = list(fanin.sim.scenarios(load(options.file)))
     except (Exception, SystemExit):
         traceback.print_exc()
-        return refuse(f"{options.file} could not be imported")
+        raise Unusable(f"{options.file} could not be imported") from None
     names = [name for name, *_ in every]
     unknown = [name for name in options.scenario if name not in names]
     if unknown:
-        return refuse(f"{options.file} has no scenario {unknown[0]!r}; it has {', '.join(names) or 'none'}")
+        raise Unusable(f"{options.file} has no scenario {unknown[0]!r}; it has {', '.join(names) or 'none'}")
     chosen = [one for one in every if not options.scenario or one[0] in options.scenario]
     if not chosen:
-        return refuse(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
-    given = {
-        word: getattr(options, word)
-        for word in ("limit", "samples", "seed", "stuck_after")
-        if getattr(options, word) is not None
-    }
+        raise Unusable(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
+    words = ("limit", "samples", "seed", "stuck_after")
+    given = {word: x for word in words if (x := getattr(options, word)) is not None}
     if options.no_reduce:
         given["reduce"] = False
     if options.schedule is not None and len(chosen) != 1:
-        return refuse(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
-    try:
-        if options.schedule is not None:
-            return replay(screen, chosen[0], options.schedule, given)
-        return explore(screen, options.file, chosen, given)
-    except Unusable as e:
-        return refuse(str(e))
+        raise Unusable(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
+    if options.schedule is not None:
+        return replay(screen, chosen[0], options.schedule, given)
+    return explore(screen, options.file, chosen, given)
 
 
 Chosen = tuple[str, Callable[[fanin.sim.Machine], object], dict[str, Any]]  # name, scenario, its options

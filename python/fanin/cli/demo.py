@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -178,47 +179,35 @@ def losses_of(net: Net, digits: NDArray, labels: NDArray) -> tuple[list[tape.Var
     return losses, pixels
 
 
-def descend(rate: float) -> Callable[..., None]:
+def descend(rate: float | NDArray, g: NDArray, w: NDArray, v: NDArray) -> None:
     """A kernel: momentum 0.9."""
-
-    def kernel(g: NDArray, w: NDArray, v: NDArray) -> None:
-        v *= 0.9
-        v += g
-        w -= rate * v
-
-    return kernel
-
-
-def descend_rows(rate: float) -> Callable[..., None]:
-    """The same for a sparse gradient: (indices, rows)."""
-    dense = descend(rate)
-
-    def kernel(index: NDArray, rows: NDArray, w: NDArray, v: NDArray) -> None:
-        g = np.zeros_like(w)
-        np.add.at(g, index[0], rows)
-        dense(g, w, v)
-
-    return kernel
-
-
-def descend_by(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
-    """The same with a rate that is an operand, which may change from replay to replay."""
     v *= 0.9
     v += g
     w -= rate * v
 
 
+def descend_rows(rate: float, index: NDArray, rows: NDArray, w: NDArray, v: NDArray) -> None:
+    """The same for a sparse gradient: (indices, rows)."""
+    g = np.zeros_like(w)
+    np.add.at(g, index[0], rows)
+    descend(rate, g, w, v)
+
+
 def learn(net: Net, rate: float | NDArray) -> None:
-    """Every parameter goes down its gradient, on the caller's streams, and forgets it. `rate`: an array on the CPU."""
+    """Every parameter goes down its gradient, on the caller's streams, and forgets it. `rate`: on the CPU an array, an
+    operand that may change from replay to replay.
+    """
     for name, p in net.parameters.items():
         g = p.grad
+        kernel: Callable[..., None] = partial(descend, rate)
+        reads = [g]
         if isinstance(rate, np.ndarray):
-            tape.update(descend_by, [g, rate], [p, net.speed[name]], name=f"learn {name}")
+            kernel, reads = descend, [rate, g]
         elif isinstance(g, fanin.Sparse):
-            tape.update(descend_rows(rate), list(g.parts), [p, net.speed[name]], name=f"learn {name}")
-        else:
-            tape.update(descend(rate), [g], [p, net.speed[name]], name=f"learn {name}")
-        p.grad = g = None  # its memory goes back as soon as the streams that use it have passed
+            kernel, reads = partial(descend_rows, rate), list(g.parts)
+        tape.update(kernel, reads, [p, net.speed[name]], name=f"learn {name}")
+        del g, reads
+        p.grad = None  # its memory goes back as soon as the streams that use it have passed
 
 
 def train_step(net: Net) -> Callable[[NDArray, NDArray, NDArray], tape.Var]:
@@ -371,43 +360,39 @@ def train(options: argparse.Namespace) -> int:
             f" {MICRO_BATCHES} micro-batches"
         )
         where = f"{len(machine.streams) + 2} streams of two simulated devices" if machine else "on the CPU"
-        screen.say(f"{where}; on one step in {every} each gradient is checked")
-        batches = digits.batches(rng)
-        learn_all(screen, net, batches, check, steps, every, options.rate)
+        screen.say(f"{where}; on {f'one step in {every}' if every > 1 else 'every step'} each gradient is checked")
+        batches, note = digits.batches(rng), ""
+        with screen.progress("training", steps) as progress:
+            for i in range(steps):
+                rate, checked = options.rate * (1 - i / steps), check if i % every == 0 else None
+                loss = step(net, *next(batches), rate, checked, progress.within)
+                if loss is not None:
+                    note = f"loss {loss:.3f}, gradients within {check.worst:.0e}"
+                progress.step(note)
         right = accuracy(net, digits)
         if machine:
             machine.synchronize()
-        screen.say()
-        screen.table(
-            [
-                ("test accuracy (held-out digits)", f"{right:.1%}"),
-                ("seconds", f"{time.monotonic() - began:.1f}"),
-                *rows_of(check, machine, before, fanin.counters()),
+        after = fanin.counters()
+        rows = [
+            ("test accuracy (held-out digits)", f"{right:.1%}"),
+            ("seconds", f"{time.monotonic() - began:.1f}"),
+            ("gradients checked", str(check.gradients)),
+            ("largest relative deviation", f"{check.worst:.1e}"),
+            ("adds", f"{after.adds - before.adds:,}"),
+            ("sums", f"{after.folds - before.folds:,}"),
+        ]
+        if machine:
+            rows += [
+                ("kernels", f"{machine.kernels:,}"),
+                *((n.replace("_", " "), f"{after[n] - before[n]:,}") for n in ("events", "waits", "waits_elided")),
+                ("races", str(machine.races)),
             ]
-        )
+        screen.say()
+        screen.table(rows)
         screen.say()
         unwritten = picture(screen, machine, net, *next(batches), out)
     failed = judge(screen, right, check, steps, EPOCHS * epoch)
     return 1 if failed else 2 if unwritten else 0
-
-
-def learn_all(
-    screen: Screen,
-    net: Net,
-    batches: Iterator[Batch],
-    check: Check,
-    steps: int,
-    every: int,
-    rate: float,
-) -> None:
-    """The steps of the training, one in `every` checked, with a rate that falls to 0."""
-    note = ""
-    with screen.progress("training", steps) as progress:
-        for i in range(steps):
-            loss = step(net, *next(batches), rate * (1 - i / steps), check if i % every == 0 else None, progress.within)
-            if loss is not None:
-                note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
-            progress.step(note)
 
 
 def train_recorded(options: argparse.Namespace) -> int:
@@ -456,28 +441,6 @@ def train_recorded(options: argparse.Namespace) -> int:
     if wrong:
         screen.say("fanin demo: the recorded step gave other bits than the step as it is", style="red")
     return 1 if failed or wrong else 0
-
-
-def rows_of(
-    check: Check, machine: Machine | None, before: fanin.Counters, after: fanin.Counters
-) -> list[tuple[str, str]]:
-    """The rows of the table."""
-    rows = [
-        ("gradients checked", str(check.gradients)),
-        ("largest relative deviation", f"{check.worst:.1e}"),
-        ("adds", f"{after.adds - before.adds:,}"),
-        ("sums", f"{after.folds - before.folds:,}"),
-    ]
-    if machine is None:
-        return rows
-    return [
-        *rows,
-        ("kernels", f"{machine.kernels:,}"),
-        ("events", f"{after.events - before.events:,}"),
-        ("waits", f"{after.waits - before.waits:,}"),
-        ("waits elided", f"{after.waits_elided - before.waits_elided:,}"),
-        ("races", str(machine.races)),
-    ]
 
 
 def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) -> bool:
@@ -620,7 +583,8 @@ def train_rank(group: dist.Group, options: argparse.Namespace) -> Trained:
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     net = Net(initial(rng), Spread(None), sparse=False)
-    batches, steps = digits.batches(rng), rank_steps(options, digits)
+    epochs = RANKS_EPOCHS if options.epochs == EPOCHS else options.epochs
+    batches, steps = digits.batches(rng), options.steps or epochs * (len(digits.labels) // BATCH)
     reducer = dist.Reducer(list(net.parameters.values()), group, order="key")
     curve = []
     for i in range(steps):
@@ -642,11 +606,6 @@ def train_rank(group: dist.Group, options: argparse.Namespace) -> Trained:
             curve.append(float(dist.add_n(losses, group, keys=list(mine))[0]))
     weights = b"".join(p.numpy().tobytes() for p in net.parameters.values())
     return Trained(hashlib.sha256(weights).hexdigest()[:16], accuracy(net, digits), curve)
-
-
-def rank_steps(options: argparse.Namespace, digits: Digits) -> int:
-    epochs = RANKS_EPOCHS if options.epochs == EPOCHS else options.epochs
-    return int(options.steps or epochs * (len(digits.labels) // BATCH))
 
 
 def launched() -> bool:
@@ -696,9 +655,7 @@ def train_ranks(options: argparse.Namespace) -> int:
 
 def compare(screen: Screen, found: dict[str, Trained]) -> int:
     """Print the table; 0 if every number of ranks gave the same bits."""
-    rows: list[tuple[str, Any]] = []
-    for name, result in found.items():
-        rows.append((name, f"{result.digest}  accuracy {result.accuracy:.1%}"))
+    rows = [(name, f"{result.digest}  accuracy {result.accuracy:.1%}") for name, result in found.items()]
     first = next(iter(found.values()))
     screen.say(f"the weights' digest after training on digits in {PARTS} micro-batches a step, order by key")
     screen.table(rows)
@@ -720,11 +677,11 @@ accuracy below {NEEDED:.0%}; 2 something is missing that the demo needs, or a fi
 examples:
   fanin demo
   fanin demo --epochs 5 --seed 7 --out /tmp/demo
-  fanin demo --cpu                        the same network without streams
-  fanin demo --graph                      .. and its steps recorded once, and replayed
-  fanin demo --ranks 4                    on 1, 2 and 4 ranks (threads): the same weights, bit by bit
-  mpiexec -n 4 fanin demo                 .. on processes; torchrun --nproc-per-node 4 -m fanin demo, too
-  fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
+  fanin demo --cpu                 the same network without streams
+  fanin demo --graph               .. and its steps recorded once, and replayed
+  fanin demo --ranks 4             on 1, 2 and 4 threads: the same weights
+  mpiexec -n 4 fanin demo          .. on processes; or torchrun -m fanin demo
+  fanin demo --leave-out S12.wait  shows the race that this wait prevents
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
 
 

@@ -89,12 +89,10 @@ class Progress:
 
 
 def positive(text: str) -> int:
-    """A positive integer."""
     return integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """A non-negative integer."""
     return integer(text, 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,24 @@ class Tally:
     """Counters in progress."""
 
     def __init__(self) -> None:
-        self._so_far = GroupCounters()
+        self.sums = self.messages = self.bytes_sent = 0
+        self.wait_ns = self.data_ns = self.hidden_ns = 0
 
     def counters(self) -> GroupCounters:
-        return self._so_far
+        seconds = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
+        return GroupCounters(self.sums, self.messages, self.bytes_sent, *seconds)
 
     def sent(self, sends: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
         """Count an operation, with the bytes that it sent to each rank."""
-        now = self._so_far
-        self._so_far = replace(
-            now,
-            messages=now.messages + sum(n > 0 for n in sends),
-            bytes_sent=now.bytes_sent + sum(sends),
-            wait_seconds=now.wait_seconds + (end_ns - begin_ns) * 1e-9 * header,
-        )
+        self.messages += len(sends) - sends.count(0)
+        self.bytes_sent += sum(sends)
+        self.wait_ns += (end_ns - begin_ns) * header
 
     def summed(self, begin_ns: int, end_ns: int) -> None:
         """Count a sum whose data travelled between these times."""
-        now = self._so_far
-        seconds = now.data_seconds + (end_ns - begin_ns) * 1e-9
-        self._so_far = replace(now, sums=now.sums + 1, data_seconds=seconds)
+        self.sums += 1
+        self.data_ns += end_ns - begin_ns
 
     def passed(self, travels: Sequence[tuple[int, int]], pass_end_ns: int) -> None:
         """Count the part of a pass's sums that travelled before it ended."""
-        ns = sum(max(0, min(end, pass_end_ns) - begin) for begin, end in travels)
-        self._so_far = replace(self._so_far, hidden_seconds=self._so_far.hidden_seconds + ns * 1e-9)
+        self.hidden_ns += sum(max(0, min(end, pass_end_ns) - begin) for begin, end in travels)

@@ -10,11 +10,24 @@ from fanin._interop.protocols import NDArray
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Late(TimeoutError):
+    """Ranks that did not come within the time limit."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.rank = ranks[0] if ranks else None
+        names = ", ".join(map(str, ranks))
+        super().__init__(
+            f"rank {names} did not answer" if len(ranks) == 1 else f"no answer of ranks {names}" if ranks else ""
+        )
+
+
 class Pending(Protocol[T_co]):
     """An operation that was started."""
 
     def wait(self, timeout: float) -> T_co:
-        """Return its result when it is complete; raise TimeoutError after `timeout` seconds."""
+        """Return its result when it is complete; raise TimeoutError after `timeout` seconds, whose text may name the
+        ranks that did not come.
+        """
         ...
 
 

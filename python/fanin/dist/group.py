@@ -24,7 +24,8 @@ from .engine import Engine, Pending
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
 
-Header = dict[str, Any]
+Header = dict[str, Any]  #: of ranks that sent the same text it is one object: nothing may write to it
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 #: What an engine's operations are called in traces.
 STEPS = {"exchange": "headers", "all_to_all": "to owners", "all_gather": "back"}
@@ -244,7 +245,8 @@ class Call:
         except TimeoutError as e:
             reason = f"{e} within {self.timeout:g} s" if str(e) else f"no answer within {self.timeout:g} s"
             self.group.abort(reason)
-            raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed") from None
+            rank = getattr(e, "rank", None)
+            raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from None
         except Exception as e:
             reason = str(e) if isinstance(e, PeerError) else f"{type(e).__name__}: {e}"
             self.group.abort(reason)
@@ -286,15 +288,17 @@ class Call:
         _core.trace_bucket(f"{self.title}: {step}", self.group._number, at["pass"], at["bucket"], begin_ns, sends)
 
     def _exchange(self, header: Header) -> list[Header]:
-        data = json.dumps(header, separators=(",", ":")).encode()
+        data = _encode(header).encode()
         room = FRAME - 8
         frames = self.start("exchange", len(data).to_bytes(8, "little") + data[:room].ljust(room, b"\0"))
         sizes = [int.from_bytes(f[:8], "little") for f in frames]
         rests: Sequence[bytes] = [b""] * len(frames)
         if max(sizes) > room:
             rests = self.start("exchange", data[room:].ljust(max(sizes) - room, b"\0"))
+        texts = [(f[8:] + r)[:n] for f, r, n in zip(frames, rests, sizes, strict=True)]
         try:
-            return [json.loads((f[8:] + r)[:n]) for f, r, n in zip(frames, rests, sizes, strict=True)]
+            read = {text: json.loads(text.decode()) for text in set(texts)}  # those of most ranks are alike
+            return [read[text] for text in texts]
         except (ValueError, UnicodeDecodeError):
             self.group.abort("a header cannot be read")
             raise PeerError(f"{self.where}: a header cannot be read; the group is closed") from None
@@ -333,11 +337,12 @@ class Call:
 
 def sends_of(operation: str, args: Sequence[Any], rank: int, size: int) -> tuple[int, ...]:
     """The bytes that an operation sends to each rank; none to this one."""
-    if operation == "exchange":
-        counts = [len(args[0])] * size
+    if operation == "all_to_all":
+        counts = [int(n) for n in args[1]]
     else:
-        counts = list(args[1]) if operation == "all_to_all" else [args[1][rank]] * size
-    return tuple(0 if r == rank else int(n) for r, n in enumerate(counts))
+        counts = [len(args[0]) if operation == "exchange" else int(args[1][rank])] * size
+    counts[rank] = 0
+    return tuple(counts)
 
 
 class _Failed:

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from fanin import _core
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
+
+from .engine import Late
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -23,29 +26,48 @@ _LEVELS = {
 #: A rank that ends the operations of all sends them its reason with this tag, in as many bytes.
 _TAG, _REASON = 7, 512
 _DATA = 6  #: the tag of all else that goes point to point
-_PROBE = 1e-3  #: seconds between two looks for such a message
+_PROBE = 1e-3  #: seconds between two looks for such a message, and at the time limit
 
 
 class _Request:
-    """Operations in progress; `keep`: their buffers, until they are complete."""
+    """Operations in progress, each with the rank at its other end; `keep`: their buffers, until they are complete."""
 
     def __init__(
-        self, engine: MPIEngine, requests: list[Any], result: Callable[[], Any], keep: tuple[Any, ...]
+        self,
+        engine: MPIEngine,
+        requests: list[Any],
+        peers: list[int],
+        result: Callable[[], Any],
+        keep: tuple[Any, ...],
     ) -> None:
-        self.engine, self.requests, self.result, self.keep = engine, requests, result, keep
+        self.engine, self.requests, self.peers, self.result, self.keep = engine, requests, peers, result, keep
 
     def wait(self, timeout: float) -> Any:
         begin = probed = time.monotonic()
-        while not MPI.Request.Testall(self.requests):
-            now = time.monotonic()
-            if now - probed > _PROBE:
-                self.engine.check()
-                probed = now
-            if now - begin > timeout:
-                raise TimeoutError("no answer of a rank")
-            if now - begin > 1:  # before, as MPI's own waits do: MPI makes progress in Test alone
-                time.sleep(1e-3)
+        for one in self.requests:
+            while not one.Test():
+                now = time.monotonic()
+                if now - probed > _PROBE:
+                    self.check(now - begin > timeout)
+                    probed = now
+                if now - begin > 1:
+                    time.sleep(1e-3)
+                else:  # MPI makes progress in Test alone, and another rank may need this core to answer
+                    _core.yield_thread()
         return self.result()
+
+    def check(self, over: bool) -> None:
+        """Raise if a rank that has not answered has left, or if the time limit is over.
+
+        A rank that left after it answered is no error: the others may still be on their way.
+        """
+        gone = self.engine.gone()
+        late = sorted({peer for peer, one in zip(self.peers, self.requests, strict=True) if not one.Test()})
+        for rank in late:
+            if rank in gone:
+                raise PeerError(gone[rank], rank)
+        if over and late:
+            raise Late(late)
 
 
 def _parts(raw: NDArray, counts: Sequence[int]) -> list[NDArray]:
@@ -74,6 +96,7 @@ class MPIEngine:
         self._owner, self._ended = comm, False
         self._comm = comm.Dup()
         self._sent: list[Any] = []
+        self._gone: dict[int, str] = {}
         atexit.register(self._at_exit)
 
     def _alive(self) -> Any:
@@ -83,34 +106,39 @@ class MPIEngine:
             raise RuntimeError(f"the communicator {self.name} was freed")
         return self._comm
 
-    def check(self) -> None:
-        """Raise if a rank, or this one on another thread, has ended the operations of all."""
+    def gone(self) -> dict[int, str]:
+        """Why ranks have ended their operations; raise if this one has, on another thread."""
         status = MPI.Status()
-        if self._alive().Iprobe(MPI.ANY_SOURCE, _TAG, status):
+        while self._alive().Iprobe(MPI.ANY_SOURCE, _TAG, status):
             reason = np.zeros(_REASON, np.uint8)
             self._comm.Recv([reason, MPI.BYTE], status.Get_source(), _TAG)
-            raise PeerError(reason.tobytes().rstrip(b"\0").decode(errors="replace"), status.Get_source())
+            self._gone[status.Get_source()] = reason.tobytes().rstrip(b"\0").decode(errors="replace")
+        return self._gone
 
-    def _swap(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Request:
+    def _swap(
+        self, sends: Sequence[NDArray], receives: Sequence[NDArray], result: Callable[[], Any] = lambda: None
+    ) -> _Request:
         """Send each rank its array; messages of 0 bytes are left out.
 
-        Point to point, as MPI's own collectives copy a rank's own part, and some their buffers.
+        Point to point: a rank that does not come has a name, and waits are as few as they can be. MPI's own collectives
+        wait in several steps, each a change of processes where cores are fewer than ranks, and copy a rank's own part.
         """
-        comm, requests = self._alive(), []
+        comm, requests, peers = self._alive(), [], []
         for step in range(1, self.size):
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(receives[origin]):
                 requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin, _DATA))
+                peers.append(origin)
             if len(sends[to]):
                 requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
-        return _Request(self, requests, lambda: None, (sends, receives))
+                peers.append(to)
+        return _Request(self, requests, peers, result, (sends, receives))
 
     def exchange(self, data: bytes) -> _Request:
-        comm, n = self._alive(), len(data)
-        send, receive = np.frombuffer(data, np.uint8), np.empty(n * self.size, np.uint8)
-        request = comm.Iallgather([send, MPI.BYTE], [receive, MPI.BYTE])
-        parts = range(0, n * self.size, n)
-        return _Request(self, [request], lambda: [receive[i : i + n].tobytes() for i in parts], (data, send, receive))
+        send = np.frombuffer(data, np.uint8)
+        receives = list(np.empty((self.size, len(data)), np.uint8))
+        receives[self.rank] = send
+        return self._swap([send] * self.size, receives, lambda: [x.tobytes() for x in receives])
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,50 +14,86 @@ import torch
 import torch.distributed as dist
 
 from fanin._interop.protocols import NDArray
+from fanin.errors import PeerError
 
-#: Seconds after which a wait for the other ranks lets Python handle signals.
+from .engine import Late
+
+#: Seconds after which a wait for the other ranks lets Python handle signals, and reads notes.
 _SLICE = 0.1
+#: Seconds in which ranks that wait answer a roll call.
+_ANSWER = 0.5
 
 
 class _Works:
-    """Operations in progress; `keep`: their buffers, until they are complete."""
+    """Operations in progress, and the rank at the other end of each if it has one; `keep`: their buffers."""
 
-    def __init__(self, works: Sequence[Any], result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
-        self.works, self.result, self.keep = works, result, keep
+    def __init__(
+        self, works: Sequence[Any], result: Callable[[], Any], keep: tuple[Any, ...], peers: Sequence[int] = ()
+    ) -> None:
+        self.works, self.result, self.keep, self.peers = works, result, keep, peers
 
     def wait(self, timeout: float) -> Any:
-        for work in self.works:
-            self.one(work, timeout)
+        end = time.monotonic() + timeout
+        for i, work in enumerate(self.works):
+            if not self.one(work, max(end - time.monotonic(), 1e-3)):
+                raise Late(self.peers[i : i + 1])
         return self.result()
 
-    def one(self, work: Any, timeout: float) -> None:
+    def one(self, work: Any, timeout: float) -> bool:
+        """Whether it is complete within the time limit."""
         try:
             work.wait(timedelta(seconds=timeout))
         except RuntimeError as e:
             if "timed out" in str(e).lower() or "timeout" in str(e).lower():
-                raise TimeoutError("no answer of a rank") from e
+                return False
             raise
+        return True
 
 
 class _Header(_Works):
-    """A collective operation of Gloo, in which ranks wait for late ones: Ctrl-C ends it. (A wait of point-to-point
-    operations that times out closes the connection, so those wait in one piece.)
+    """A collective operation of Gloo, in which ranks wait for late ones; Ctrl-C and the end of another rank end it. (A
+    wait of point-to-point operations that times out closes the connection, so those wait in one piece.)
     """
 
     def __init__(self, engine: TorchEngine, work: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
         super().__init__([work], result, keep)
         self.engine = engine
 
-    def one(self, work: Any, timeout: float) -> None:
+    def wait(self, timeout: float) -> Any:
+        result = super().wait(timeout)
+        engine = self.engine
+        if time.monotonic() - engine.since > _SLICE:  # this rank may be late: then the others have ended
+            engine.check()
+        engine.met += 1
+        engine.since = time.monotonic()
+        return result
+
+    def one(self, work: Any, timeout: float) -> bool:
         end = time.monotonic() + timeout
-        while True:
-            left = end - time.monotonic()
-            try:
-                return super().one(work, max(min(left, _SLICE), 1e-3))
-            except TimeoutError:
-                if left <= _SLICE:
-                    raise
-                self.engine._alive()
+        while not super().one(work, max(min(end - time.monotonic(), _SLICE), 1e-3)):
+            self.engine.check()
+            if time.monotonic() >= end:
+                late = self.engine.roll_call()
+                if super().one(work, 1e-3):  # they came meanwhile
+                    return True
+                raise Late(late)
+        return True
+
+
+class _Notes:
+    """What ranks write to the process group's store, and all others read: only where something goes wrong."""
+
+    def __init__(self, pg: Any) -> None:
+        self.store, self.read = pg.get_group_store(), 0
+
+    def write(self, *note: Any) -> None:
+        self.store.set(f"fanin {self.store.add('fanin', 1)}", json.dumps(note))
+
+    def new(self) -> Iterator[list[Any]]:
+        """The notes since the last call."""
+        while self.store.check([f"fanin {self.read + 1}"]):
+            self.read += 1
+            yield json.loads(self.store.get(f"fanin {self.read}"))
 
 
 def _pieces(x: Any, counts: Sequence[int]) -> list[Any]:
@@ -79,6 +117,34 @@ class TorchEngine:
         self._ended = False
         self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         self._ranks = ranks
+        self._notes = _Notes(self._pg)
+        self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
+        self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why
+        self._here: set[int] = set()  #: ranks that wait, as they have answered a roll call
+
+    def check(self) -> None:
+        """Raise if this rank has ended its operations, or another has before it sent the next header; answer calls."""
+        self._alive()
+        for kind, rank, met, reason in self._notes.new():
+            if kind == "call" and rank != self.rank:
+                self._notes.write("here", self.rank, self.met, "")
+            if kind == "end":
+                self._gone[rank] = met, reason
+            else:
+                self._here.add(rank)
+        for rank, (met, reason) in self._gone.items():
+            if met <= self.met:  # else it has sent the header that this rank waits for
+                raise PeerError(reason, rank)
+
+    def roll_call(self) -> list[int]:
+        """The ranks that do not wait for others now."""
+        self._here = {self.rank}
+        self._notes.write("call", self.rank, self.met, "")
+        end = time.monotonic() + _ANSWER
+        while len(self._here) < self.size and time.monotonic() < end:
+            time.sleep(_SLICE / 10)
+            self.check()
+        return [rank for rank in range(self.size) if rank not in self._here]
 
     def _alive(self) -> Any:
         if self._ended or not dist.is_initialized():
@@ -103,6 +169,7 @@ class TorchEngine:
     ) -> _Works:
         pg, out, got = self._alive(), self._tensor(send), self._tensor(receive)
         works: list[Any] = []
+        peers: list[int] = []
 
         def done() -> None:
             if self.device.type != "cpu":
@@ -116,14 +183,17 @@ class TorchEngine:
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(received[origin]):
                 works.append(dist.irecv(received[origin], self._ranks[origin], group=pg))
+                peers.append(origin)
             if len(sent[to]):
                 works.append(dist.isend(sent[to], self._ranks[to], group=pg))
-        return _Works(works, done, (out, got, sent, received))
+                peers.append(to)
+        return _Works(works, done, (out, got, sent, received), peers)
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Works:
         pg, all_parts = self._alive(), self._tensor(whole)
         parts = _pieces(all_parts, counts)
         works: list[Any] = []
+        peers: list[int] = []
 
         def done() -> None:
             if self.device.type != "cpu":
@@ -132,16 +202,23 @@ class TorchEngine:
         for step in range(self.size) if self.device.type != "cpu" else ():
             if len(parts[step]):
                 works.append(dist.broadcast(parts[step], self._ranks[step], group=pg, async_op=True))
+                peers.append(step)
         for step in range(1, self.size) if self.device.type == "cpu" else ():
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(parts[origin]):
                 works.append(dist.irecv(parts[origin], self._ranks[origin], group=pg))
+                peers.append(origin)
             if len(parts[self.rank]):
                 works.append(dist.isend(parts[self.rank], self._ranks[to], group=pg))
-        return _Works(works, done, (all_parts, parts))
+                peers.append(to)
+        return _Works(works, done, (all_parts, parts), peers)
 
     def abort(self, reason: str) -> None:
-        self._ended = True  # the other ranks' time limit ends what they wait for
+        if not self._ended:
+            self._ended = True
+            with suppress(RuntimeError):  # the store may be gone; then the other ranks' time limit ends their waits
+                self._notes.write("end", self.rank, self.met, reason)
 
     def close(self) -> None:
-        self._ended = True  # destroying a process group is collective: it is left to destroy_process_group
+        # Destroying a process group is collective: it is left to destroy_process_group.
+        self.abort(f"rank {self.rank} closed its group")

@@ -43,6 +43,7 @@ class _Bucket:
         self.anywhere = 0  #: the leaves that any rank has, as bits
         self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
         self.headers: list[Header] | None = None  #: of the last sum
+        self.kept: dict[int, Any] = {}  #: gradients that came unshared, on a rank alone
         self.used: list[tuple[list[NDArray], list[Any]]] = []  #: memory of the terms
         self.spare: list[tuple[list[NDArray], list[Any]]] = []  #: .. and of earlier ones
         self.start()
@@ -68,12 +69,18 @@ class _Bucket:
         self.spare += [*self.used, (self.flats, self.places)] if self.places else self.used
         self.terms, self.masks, self.partials, self.total, self.anywhere, self.used = [], [], {}, None, 0, []
         self.bad = None
+        self.kept.clear()
         self.start()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the contribution at hand has a gradient."""
+        return self.left < len(self.has) or bool(self.kept)
 
     def put(self, i: int, gradient: Any, stats: bool) -> int:
         """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, if they are counted."""
         leaf = self.layout.leaves[i]
-        if self.has[i]:
+        if self.has[i] or i in self.kept:
             raise ValueError(
                 f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
             )
@@ -90,9 +97,14 @@ class _Bucket:
         done = _core.add_n([host(gradient)], out=place, stats=stats)
         return done[1].nonfinite if stats else 0
 
-    def finish(self, key: int | None) -> None:
-        """The contribution is complete."""
-        for segment in self.layout.segments if self.left else ():
+    def finish(self, key: int | None, alone: bool = False) -> None:
+        """The contribution is complete. alone: it is the sum, and the gradients that were kept stay as they are."""
+        for i in list(self.kept):
+            if not alone:
+                self.put(i, self.kept.pop(i), False)
+            self.has[i] = 1
+            self.left -= 1
+        for segment in self.layout.segments if self.left and not alone else ():
             for leaf, _, _ in segment.places:
                 if not self.has[leaf]:
                     segment.leave_out(self.places[leaf])
@@ -206,8 +218,13 @@ class Reducer:
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
-        takers = {i: partial(self._put, b, k) for b in self._buckets for k, i in enumerate(b.indices)}
-        self._takers = [(leaf, takers[i]) for i, leaf in enumerate(self.leaves)]
+        self._takers = [
+            (self.leaves[i], partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)
+        ]
+        #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
+        #: sum makes signaling NaNs quiet.
+        plain = scale is None and order != "exact" and into != "shard" and not (detect or stats)
+        self._keeps = self.group.size == 1 and plain
         self._key: int | None = None
         self._takes = False  # gradients go to the buckets
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
@@ -253,15 +270,16 @@ class Reducer:
 
         def undo() -> None:
             for leaf in diverted:
-                _core.leaf_divert(leaf, None)
+                _core.leaf_divert(leaf, None, None, 0)
 
         self._open.callback(undo)
         collectors = []
         self._open.callback(self._stop)
         self._takes = True
-        for leaf, take in self._takers:
+        for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
-                _core.leaf_divert(leaf, take)
+                keeps = self._keeps and leaf.grad is None  # else it would be added, from memory that is not in a cache
+                _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i)
                 diverted.append(leaf)
             else:
                 collectors.append(leaf.collector(take))
@@ -308,7 +326,7 @@ class Reducer:
 
     def _contribute(self, bucket: _Bucket) -> None:
         """The bucket's contribution is complete: begin the next one."""
-        if any(bucket.has):
+        if bucket.begun:
             bucket.finish(self._key)
             bucket.settle(self._options.order)
             bucket.start()
@@ -419,13 +437,11 @@ class Reducer:
         if self._options.into == "shard":
             self.shards = made
             return
-        for leaf, total in zip(self.leaves, made, strict=True):
-            if total is None:
-                continue
-            if isinstance(leaf, _core.Leaf):
-                _core.leaf_accumulate(leaf, total)
-            else:
-                leaf.accumulate(total)
+        for i, leaf in enumerate(self.leaves):
+            if isinstance(leaf, _core.Leaf) and made[i] is not None:
+                _core.leaf_accumulate(leaf, made, i)
+            elif made[i] is not None:
+                leaf.accumulate(made[i])
 
     def _finish(self, error: BaseException | None) -> list[Any]:
         try:
@@ -524,6 +540,8 @@ class Reducer:
                 pieces = layout.shards(flats, self.group.rank, like)
             else:
                 pieces = layout.unflatten(flats, like)
+                for i, gradient in bucket.kept.items():
+                    pieces[i] = gradient
             anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
             for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
                 if has == "1":
@@ -556,8 +574,9 @@ class Reducer:
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
-        if any(bucket.has):
-            bucket.finish(self._key)
+        alone = self._keeps and not bucket.terms
+        if bucket.begun:
+            bucket.finish(self._key, alone)
         sent = bucket.sent(self.group.rank)
         call.trace("pack", begin)
         mine = 0
@@ -581,7 +600,10 @@ class Reducer:
                 without[0],
                 name,
             )
-        bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run() if bucket.anywhere else None
+        if alone and bucket.terms:
+            bucket.total = bucket.terms[0].flats
+        elif bucket.anywhere:
+            bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
 
     # ---- what is known of the sums
 

@@ -390,8 +390,8 @@ def add_n(
         numbers = None if keys is None else check_keys(keys, len(given))
         present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
         leaf = _one_leaf([x for _, x in present])
-        if leaf is not None:
-            layout = Layout([leaf], ranks.size)
+        layout = None if leaf is None else Layout([leaf], ranks.size)
+        if layout:
             terms = [Term(layout.flatten([x]), key) for key, x in present]
             sent = prepare(layout, terms, options, ranks.rank)
         else:
@@ -409,8 +409,8 @@ def add_n(
                     f" {agreed.shape}",
                     r,
                 )
-        layout = Layout([agreed], ranks.size)
-        if leaf is None:
+        if layout is None:
+            layout = Layout([agreed], ranks.size)
             sent = prepare(layout, [], options, ranks.rank)
         return finish(call, layout, sent, headers, options, [present[0][1] if present else None])[0]
 

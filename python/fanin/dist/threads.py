@@ -15,6 +15,7 @@ from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin.errors import PeerError
 
+from .engine import Late
 from .group import Group, seconds, set_default
 
 T = TypeVar("T")
@@ -52,10 +53,7 @@ class World:
                     if left in late or left == rank:
                         raise PeerError(f"rank {left} {reason}", left)
                 if other in late and time.monotonic() >= end:
-                    ranks = ", ".join(map(str, late))
-                    raise TimeoutError(
-                        f"rank {ranks} did not answer" if len(late) == 1 else f"no answer of ranks {ranks}"
-                    )
+                    raise Late(late)
 
 
 class _Operation:
@@ -118,7 +116,8 @@ class ThreadEngine:
         return _Operation(self, whole, read)
 
     def abort(self, reason: str) -> None:
-        self.world.leave(self.rank, reason.removeprefix(f"rank {self.rank} "))
+        mine = f"rank {self.rank} "
+        self.world.leave(self.rank, reason.removeprefix(mine) if reason.startswith(mine) else f"ended: {reason}")
 
     def close(self) -> None:
         self.world.leave(self.rank, "closed its group")

@@ -362,8 +362,8 @@ typedef struct fanin_api {
     fanin_object *(*function_new)(const fanin_function *f);
     /* node_new: a fanin.Node: new reference. `name` is a str, or NULL. */
     fanin_object *(*node_new)(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name);
-    /* to_python: the value as an ndarray over the same memory, or None: new reference. of_python: an array on the CPU,
-     * or None, as a value over the same memory. */
+    /* to_python: the value as an ndarray, on a device as a fanin.sim.Array, over the same memory, or None: new
+     * reference. of_python: an array on the CPU, a fanin.sim.Array, or None, as a value over the same memory. */
     fanin_object *(*to_python)(const fanin_value *v);
     int (*of_python)(fanin_object *o, fanin_value *out);
 
@@ -380,8 +380,8 @@ typedef struct fanin_api {
 
     /* ---- the buffer: on any thread, with or without the interpreter, but for explain ---- */
 
-    /* buffer_new: an empty buffer. options NULL: all defaults. buffer_free: drops all that it holds; no other call is
-     * in progress. NULL: nothing. */
+    /* buffer_new: an empty buffer. options NULL: all defaults. buffer_free: drops all that it holds, once its open
+     * targets have ended; no other call is in progress. NULL: nothing. */
     fanin_status (*buffer_new)(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
                                fanin_failure *why);
     void (*buffer_free)(fanin_buffer *b);
@@ -475,6 +475,19 @@ typedef struct fanin_api {
      * to their end; FANIN_ERR_DEADLOCK: those that are left wait for each other, and the machine has given up. */
     fanin_status (*machine_spawn)(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why);
     fanin_status (*machine_join)(fanin_machine *m, fanin_failure *why);
+
+    /* ---- one buffer in both languages: inside the interpreter; NULL: an exception is set ---- */
+
+    /* buffer_of_python: a handle of a fanin.InputBuffer, which it holds until buffer_free; it is used like any other
+     * buffer, on any thread. Each call takes the interpreter's lock, and views are copied. buffer_to_python: that
+     * InputBuffer: new reference; TypeError of a buffer that buffer_new made. */
+    fanin_buffer *(*buffer_of_python)(fanin_object *buffer);
+    fanin_object *(*buffer_to_python)(fanin_buffer *b);
+
+    /* buffer_snapshot: the sum of a slot as it is now, which the caller owns and later adds do not change; the slot
+     * keeps its gradients (D17). On any thread, with or without the interpreter. stream: as in take. */
+    fanin_status (*buffer_snapshot)(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
+                                    fanin_failure *why);
 } fanin_api;
 
 #define FANIN_CAPSULE "fanin._core._C_API"

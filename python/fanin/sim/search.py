@@ -345,11 +345,13 @@ def explore(
     scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
     search = Search(scene, reduce, limit, stop_at_first)
     complete = search.try_all()
-    if search.strayed() and search.found.first_failure is None:
+    found = search.found
+    if search.strayed() and not (search.stopped or found.races or found.deadlocks or found.errors):
         # An import or a cache that fills adds steps to the first run alone.
-        before, search = search.found.results, Search(scene, reduce, limit, stop_at_first)
+        search = Search(scene, reduce, limit, stop_at_first)
         complete = search.try_all()
-        search.found.results = before | search.found.results
+        search.found.results = found.results | search.found.results
+        search.found.first_failure = search.found.first_failure or found.first_failure
     skipped = _core.explore_state(search.orders)["abandoned"]
     if not complete:
         search.try_samples(samples, seed)

@@ -34,7 +34,6 @@ to run.
 
 from __future__ import annotations
 
-from .base import AOTInput, AOTOutput, DifferentiableAOTInput, DifferentiableAOTOutput, NestingError
 from .groups import (
     buffers,
     check_unique,
@@ -47,43 +46,46 @@ from .groups import (
     plain_inputs_and_grads,
     plain_outputs_and_tangents,
 )
-from .inputs import (
+from .kinds import (
     INPUTS,
+    OUTPUTS,
+    AOTInput,
+    AOTOutput,
     BackwardTokenAOTInput,
+    BackwardTokenAOTOutput,
     BufferAOTInput,
+    DifferentiableAOTInput,
+    DifferentiableAOTOutput,
     DummyAOTInput,
+    DummyAOTOutput,
     ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    MetadataMutationAOTOutput,
+    NestingError,
     OpaqueRefAOTInput,
     ParamAOTInput,
     PhiloxBackwardBaseOffsetAOTInput,
     PhiloxBackwardSeedAOTInput,
     PhiloxForwardBaseOffsetAOTInput,
     PhiloxForwardSeedAOTInput,
-    PlainAOTInput,
-    SubclassGetAttrAOTInput,
-    SubclassSizeAOTInput,
-    SubclassStrideAOTInput,
-    SyntheticBaseAOTInput,
-    TangentAOTInput,
-    ViewBaseAOTInput,
-)
-from .outputs import (
-    OUTPUTS,
-    BackwardTokenAOTOutput,
-    DummyAOTOutput,
-    ForwardTokenAOTOutput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    IntermediateBaseAOTOutput,
-    MetadataMutationAOTOutput,
     PhiloxUpdatedBackwardOffsetAOTOutput,
     PhiloxUpdatedForwardOffsetAOTOutput,
+    PlainAOTInput,
     PlainAOTOutput,
     SavedForBackwardsAOTOutput,
     SavedForBackwardsNoVcCheckAOTOutput,
+    SubclassGetAttrAOTInput,
     SubclassGetAttrAOTOutput,
+    SubclassSizeAOTInput,
     SubclassSizeAOTOutput,
+    SubclassStrideAOTInput,
     SubclassStrideAOTOutput,
+    SyntheticBaseAOTInput,
+    TangentAOTInput,
+    ViewBaseAOTInput,
 )
 from .read import candidates, parse
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .base import (
+from .kinds import (
     AOTInput,
     AOTOutput,
+    BufferAOTInput,
     Descriptor,
     DifferentiableAOTInput,
     DifferentiableAOTOutput,
-)
-from .inputs import (
-    BufferAOTInput,
     DummyAOTInput,
-    ParamAOTInput,
-    PlainAOTInput,
-    SubclassGetAttrAOTInput,
-    TangentAOTInput,
-)
-from .outputs import (
     DummyAOTOutput,
     GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
     PlainAOTOutput,
+    SubclassGetAttrAOTInput,
     SubclassGetAttrAOTOutput,
+    TangentAOTInput,
 )
 
 Positions = tuple[int, int | None]
@@ -58,14 +54,16 @@ def check_unique(inputs: Iterable[AOTInput | None], outputs: Iterable[AOTOutput 
             seen[d] = i
 
 
-def no_pieces(side: str, every: Sequence[Descriptor | None]) -> None:
-    """ValueError for pieces of wrapped arrays: what belongs to what is then not one to one."""
-    for i, d in enumerate(every):
-        if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):
-            raise ValueError(
-                f"{side} {i} is {d}, a piece of an array that wraps several: a piece has no gradient or tangent of its"
-                " own; group the pieces by their `base` first"
-            )
+def check_whole(inputs: Sequence[AOTInput | None], outputs: Sequence[AOTOutput | None] = ()) -> None:
+    """`check_unique`, and ValueError for pieces of wrapped arrays: what belongs to what is then not one to one."""
+    check_unique(inputs, outputs)
+    for side, every in (("input", inputs), ("output", outputs)):
+        for i, d in enumerate(every):
+            if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):
+                raise ValueError(
+                    f"{side} {i} is {d}, a piece of an array that wraps several: a piece has no gradient or tangent of"
+                    " its own; group the pieces by their `base` first"
+                )
 
 
 def inputs_and_grads(
@@ -82,9 +80,7 @@ def inputs_and_grads(
     >>> d.inputs_and_grads([w, x], [d.PlainAOTOutput(0), d.GradAOTOutput(w)])
     {ParamAOTInput(target='w'): (0, 1), PlainAOTInput(idx=0): (1, None)}
     """
-    check_unique(inputs, outputs)
-    no_pieces("input", inputs)
-    no_pieces("output", outputs)
+    check_whole(inputs, outputs)
     grads = {d.grad_of: i for i, d in enumerate(outputs) if isinstance(d, GradAOTOutput)}
     found = {d: (i, grads.pop(d, None)) for i, d in enumerate(inputs) if isinstance(d, DifferentiableAOTInput)}
     for d, i in grads.items():
@@ -105,9 +101,7 @@ def outputs_and_tangents(
     >>> d.outputs_and_tangents([d.PlainAOTInput(0), d.TangentAOTInput(y)], [y])
     {PlainAOTOutput(idx=0): (0, 1)}
     """
-    check_unique(inputs, outputs)
-    no_pieces("input", inputs)
-    no_pieces("output", outputs)
+    check_whole(inputs, outputs)
     tangents = {d.output: i for i, d in enumerate(inputs) if isinstance(d, TangentAOTInput)}
     found = {d: (i, tangents.pop(d, None)) for i, d in enumerate(outputs) if isinstance(d, DifferentiableAOTOutput)}
     for d, i in tangents.items():
@@ -144,15 +138,13 @@ def named_params(inputs: Sequence[AOTInput | None]) -> dict[str, int]:
     >>> d.named_params([d.ParamAOTInput("fc.weight"), d.PlainAOTInput(0), d.ParamAOTInput("fc.bias")])
     {'fc.weight': 0, 'fc.bias': 2}
     """
-    check_unique(inputs)
-    no_pieces("input", inputs)
+    check_whole(inputs)
     return {d.target: i for i, d in enumerate(inputs) if isinstance(d, ParamAOTInput)}
 
 
 def named_buffers(inputs: Sequence[AOTInput | None]) -> dict[str, int]:
     """The position of each buffer, by its full name. ValueError: as for `named_params`."""
-    check_unique(inputs)
-    no_pieces("input", inputs)
+    check_whole(inputs)
     return {d.target: i for i, d in enumerate(inputs) if isinstance(d, BufferAOTInput)}
 
 

@@ -6,27 +6,30 @@ import ast
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 from ..._words import type_of
-from .base import (
+from .kinds import (
+    INPUTS,
+    OUTPUTS,
     AOTInput,
     AOTOutput,
     Descriptor,
     NestingError,
-)
-from .inputs import (
-    INPUTS,
     SubclassGetAttrAOTInput,
+    SubclassGetAttrAOTOutput,
     SubclassSizeAOTInput,
+    SubclassSizeAOTOutput,
     SubclassStrideAOTInput,
+    SubclassStrideAOTOutput,
     ViewBaseAOTInput,
 )
-from .outputs import OUTPUTS, SubclassGetAttrAOTOutput, SubclassSizeAOTOutput, SubclassStrideAOTOutput
 
 Sides = tuple[type[AOTInput], type[AOTOutput]]
 Kind = Literal["input", "output"] | type[Descriptor] | None
+
+SIDES: dict[str | None, type[Descriptor]] = {None: Descriptor, "input": AOTInput, "output": AOTOutput}
 
 DEEPEST = 100
 """How deep the text of a descriptor may be nested."""
@@ -81,34 +84,20 @@ def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
     >>> d.parse("args[0]._base", kind=d.ViewBaseAOTInput).base_of
     PlainAOTInput(idx=0)
     """
-    fits = filter_of(kind)
+    base = SIDES.get(kind) if kind is None or isinstance(kind, str) else kind
+    if not (isinstance(base, type) and issubclass(base, Descriptor)):
+        raise ValueError(f'parse: kind must be "input", "output", None or a class of descriptors, got {kind!r}')
     every = candidates(text)
-    found = [d for d in every if fits(d)]
+    found = [d for d in every if isinstance(d, base)]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ValueError(f"parse: {text!r:.200} is no {wanted(kind)}: it is {' or '.join(map(repr, every))}")
+        wanted = kind.__name__ if isinstance(kind, type) else kind
+        raise ValueError(f"parse: {text!r:.200} is no {wanted}: it is {' or '.join(map(repr, every))}")
     ways = 'kind="input", kind="output", or kind=<class>'
     raise ValueError(
         f"parse: {text!r:.200} may be {' or '.join(map(repr, found))}: choose one by {ways}, or pass its repr"
     )
-
-
-def wanted(kind: Kind) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def filter_of(kind: Kind) -> Callable[[Descriptor], bool]:
-    base: type
-    if kind is None:
-        base = Descriptor
-    elif kind in ("input", "output"):
-        base = AOTInput if kind == "input" else AOTOutput
-    elif isinstance(kind, type) and issubclass(kind, Descriptor):
-        base = kind
-    else:
-        raise ValueError(f'parse: kind must be "input", "output", None or a class of descriptors, got {kind!r}')
-    return lambda d: isinstance(d, base)
 
 
 def candidates(text: str) -> tuple[AOTInput | AOTOutput, ...]:

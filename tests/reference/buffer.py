@@ -25,7 +25,9 @@ import numpy as np
 
 from fanin._core import DTypeError
 from fanin._interop.protocols import DType
-from fanin._reference.numbers import (
+from fanin._words import counted, type_of
+from fanin.slots import Slot, Sparse, Zero
+from reference.numbers import (
     NAMES,
     ORDER,
     WEAK,
@@ -45,8 +47,6 @@ from fanin._reference.numbers import (
     scaled,
     sum_to,
 )
-from fanin._words import counted, type_of
-from fanin.slots import Slot, Sparse, Zero
 
 __all__ = ["InputBuffer", "Slot", "Sparse", "Zero"]
 

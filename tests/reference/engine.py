@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fanin._interop.protocols import DTypeLike, NDArray
-from fanin._reference.buffer import InputBuffer, Slot, copy_of, fitted, read, slots_of
-from fanin._reference.numbers import need
 from fanin._words import counted, type_of
+from reference.buffer import InputBuffer, Slot, copy_of, fitted, read, slots_of
+from reference.numbers import need
 
 __all__ = ["Leaf", "Node", "backward", "grad"]
 

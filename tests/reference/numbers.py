@@ -1,4 +1,4 @@
-"""Arithmetic of sums, for `_reference.buffer`.
+"""Arithmetic of sums, for `reference.buffer`.
 
 1. Dtypes: that of a sum (A10), that in which it runs (A11).
 2. Arrays: rounding, adding, summing to a shape.

@@ -1,0 +1,196 @@
+"""Every order of ranks in `fanin.torch.accumulate(group=)`: one outcome, no deadlock; and planted faults."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import fanin
+from fanin import _core, dist
+from fanin._threads import here
+from fanin.dist.group import Group
+from fanin.dist.reducer import Reducer
+from fanin.dist.threads import World
+from fanin.sim import Machine, Report, explore
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.threads, pytest.mark.partners]
+
+
+def total(named: list[tuple[str, Any]], factor: float) -> Any:
+    return sum((factor * w).sum() for _, w in named)
+
+
+def blocks(group: Group, options: dict[str, Any], fails: int | None, uneven: bool, after: bool) -> Any:
+    """A block of two passes, with keys if order="key", `after` it once more; how each ended, and the sums.
+
+    `fails`: a rank raises between its passes. `uneven`: rank 0 runs no pass.
+    """
+    named = [(f"w{i}", torch.ones(3, requires_grad=True)) for i in range(2)]
+    block = fanin.torch.accumulate(named, group=group, **options)
+    seen: list[Any] = []
+    for turn in range(1 + after):
+        try:
+            with block:
+                for k in range(0 if uneven and group.rank == 0 else 2):
+                    if fails == group.rank and turn == 0 and k == 1:
+                        raise ZeroDivisionError("planted")
+                    if options.get("order") == "key":
+                        block.at(2 * group.rank + k)
+                    total(named, 1.0 + group.rank).backward()
+            seen.append("ended")
+        except Exception as e:
+            seen.append((type(e).__name__, getattr(e, "rank", None)))
+    return seen, [None if w.grad is None else w.grad.tolist() for _, w in named]
+
+
+def scenario(
+    machine: Machine,
+    n: int = 2,
+    fails: int | None = None,
+    uneven: bool = False,
+    after: bool = False,
+    **options: Any,
+) -> Any:
+    ranks = machine.spawn(dist.threads, n, partial(blocks, options=options, fails=fails, uneven=uneven, after=after))
+    machine.join()
+    good = (fails is None) + after
+    each = 2.0 * sum(1.0 + r for r in range(n) if r or not uneven)
+    ends: list[Any] = ["ended"] * n
+    if fails is not None:
+        ends = [("ZeroDivisionError", None) if r == fails else ("PeerError", fails) for r in range(n)]
+    grads = [[good * each] * 3 if good else None] * 2
+    assert ranks.result == [([end, *["ended"] * after], grads) for end in ends], ranks.result
+    return ranks.result
+
+
+def explored(limit: int = 4000, **options: Any) -> Report:
+    return explore(partial(scenario, **options), limit=limit, stuck_after=30)
+
+
+#: options, orders that there are at least
+SCENES: list[tuple[dict[str, Any], int]] = [
+    ({"n": 1}, 1),
+    ({}, 3),
+    ({"order": "exact"}, 3),
+    ({"order": "key"}, 3),
+    ({"order": "rank", "uneven": True, "missing": "skip"}, 3),
+    ({"fails": 1}, 2),
+    ({"fails": 0, "after": True}, 2),
+]
+
+
+@pytest.mark.parametrize(("options", "least"), SCENES)
+def test_every_order_of_blocks_on_ranks_has_one_outcome(options: dict[str, Any], least: int) -> None:
+    report = explored(**options)
+    assert report.ok and report.runs >= least, report
+
+
+class Ticket:
+    """A lock for which the machine's threads wait in the order of their arrival, so that the machine can order them."""
+
+    def __init__(self) -> None:
+        self.drawn, self.served = 0, _core.EventCount()
+
+    def __enter__(self) -> None:
+        self.drawn += 1
+        self.served.wait(self.drawn - 1)
+
+    def __exit__(self, *error: object) -> None:
+        self.served.advance()
+
+
+def threads_in_a_block(machine: Machine, lock: Callable[[], Any]) -> Any:
+    """Two threads run passes in a block, and are joined there."""
+
+    def rank(group: Group) -> Any:
+        w = torch.ones(3, requires_grad=True)
+        over = _core.EventCount()
+        errors: list[str] = []
+
+        def run(factor: float) -> None:
+            try:
+                total([("w", w)], factor).backward()
+            except ValueError as e:
+                errors.append(str(e))
+            over.advance()
+
+        block = fanin.torch.accumulate([("w", w)], group=group, order="exact")
+        block._reducer._lock = lock()  # type: ignore[union-attr]
+        with block:
+            for k in range(2):
+                here.spawn(partial(run, 1.0 + k), name=f"worker {k}")  # type: ignore[misc]
+            over.wait(2)
+        return errors, w.grad.tolist()
+
+    ranks = machine.spawn(dist.threads, 1, rank)
+    machine.join()
+    assert ranks.result == [([], [3.0] * 3)], ranks.result
+    return ranks.result
+
+
+def test_every_order_of_threads_in_a_block_has_one_outcome() -> None:
+    report = explore(partial(threads_in_a_block, lock=Ticket), limit=300, reduce=False, stuck_after=30)
+    assert not report.failed and report.runs >= 10, report
+
+
+def test_threads_that_put_gradients_without_the_lock_are_found() -> None:
+    report = explore(partial(threads_in_a_block, lock=contextlib.nullcontext), limit=300, reduce=False, stuck_after=30)
+    assert report.failed and report.deadlocks == 0, report
+
+
+def overlapping(machine: Machine) -> Any:
+    """`fanin.torch.backward` over a bucket for each parameter, whose gradients come in another order on rank 1."""
+
+    def rank(group: Group) -> Any:
+        named = [(f"w{i}", torch.ones(3, requires_grad=True)) for i in range(2)]
+        reducer = Reducer(named, group, bucket_bytes=1)
+        with reducer.accumulate():
+            total(named, 1.0).backward()
+        fanin.torch.backward(total(named[:: 1 - 2 * group.rank], 2.0), reducer=reducer)
+        return [w.grad.tolist() for _, w in named]
+
+    ranks = machine.spawn(dist.threads, 2, rank)
+    machine.join()
+    assert ranks.result == [[[6.0] * 3] * 2] * 2, ranks.result
+    return ranks.result
+
+
+def test_every_order_of_buckets_of_torch_passes_has_one_outcome() -> None:
+    report = explore(overlapping, limit=150, stuck_after=30)
+    assert not report.failed and report.runs >= 10, report
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def test_a_block_that_raises_and_sends_no_failure_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reducer, "_fail_alone", lambda self, error: self._reset())
+    monkeypatch.setattr(World, "leave", lambda *args: None)  # nor does its rank leave
+    report = explored(fails=1)
+    assert report.deadlocks == report.runs > 0
+
+
+def test_a_block_whose_error_is_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Reducer._collected
+    monkeypatch.setattr(Reducer, "_collected", lambda self, error: real(self, None))
+    assert explored(fails=1).failed
+
+
+def test_a_block_that_leaves_the_contributions_of_a_failed_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reducer, "_reset", lambda self: setattr(self, "_error", None))
+    assert explored(fails=0, after=True, order="exact").failed
+    assert explored().ok, "a first block has nothing to forget"
+
+
+def test_buckets_of_torch_passes_that_are_sent_when_the_first_leaf_is_there_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sender does not wait until a bucket is closed: in some orders it sends one without its gradient."""
+    monkeypatch.setattr(Reducer, "_until", lambda self, bucket: None)
+    report = explore(overlapping, limit=150, stuck_after=30)
+    assert report.failed
