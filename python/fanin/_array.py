@@ -202,11 +202,6 @@ class Array(Core):  # type: ignore[misc]
     def __array_function__(self, *args: Any, **kwargs: Any) -> object:
         return recorder(self).of_function(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if not on_cpu(self) or name.startswith("_"):
-            return object.__getattribute__(self, name)  # raises the first error again
-        return recorder(self).method(self, name)
-
     def __setitem__(self, key: Any, value: object, /) -> None:
         if not on_cpu(self):
             del self[key]

@@ -219,14 +219,29 @@ static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 
 #include "py/declared/Array.h"
 
+/* array_getattr: on the CPU, ndarray's methods besides. In C: a __getattr__ would make every attribute slower. */
+static PyObject *array_getattr(PyObject *o, PyObject *name)
+{
+    PyObject *made = PyObject_GenericGetAttr(o, name);
+    if (made || !array_on_cpu(o) || !PyErr_ExceptionMatches(PyExc_AttributeError) ||
+        PyUnicode_READ_CHAR(name, 0) == '_')
+        return made;
+    PyErr_Clear();
+    PyObject *module = PyImport_ImportModule("fanin.graph.cpu_arrays");
+    made = module ? PyObject_CallMethod(module, "method", "OO", o, name) : NULL;
+    Py_XDECREF(module);
+    return made;
+}
+
 static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fan_array_object, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)array_doc}, {Py_tp_new, array_new},   {Py_tp_dealloc, array_dealloc}, {Py_tp_repr, array_repr},
-    {Py_tp_methods, array_methods}, {Py_tp_members, members}, {Py_tp_getset, array_getset},   {0, NULL},
+    {Py_tp_doc, (void *)array_doc}, {Py_tp_new, array_new},          {Py_tp_dealloc, array_dealloc},
+    {Py_tp_repr, array_repr},       {Py_tp_methods, array_methods},  {Py_tp_members, members},
+    {Py_tp_getset, array_getset},   {Py_tp_getattro, array_getattr}, {0, NULL},
 };
 
 PyType_Spec fan_array_spec = {
