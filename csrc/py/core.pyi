@@ -893,10 +893,6 @@ class Event:
     def __reduce__(self) -> NoReturn: ...
     def __repr__(self) -> str: ...  # step
 
-@final
-class Graph:
-    """A captured graph of a simulated machine: Machine.launch_graph queues it."""
-
 # ---------------------------------------------------------------- graph trees
 
 _P = ParamSpec("_P")
@@ -1136,8 +1132,7 @@ class Array(_OfNumPy):
     def nbytes(self) -> int:
         """Bytes of all elements."""
     @property
-    def T(self) -> Array:
-        """A view with the axes reversed."""
+    def T(self) -> Array: ...  # python
     @property
     def address(self) -> int:
         """The address of its first element."""
@@ -1146,12 +1141,11 @@ class Array(_OfNumPy):
         """The streams that its memory is marked as used on, its owner first."""
     def numpy(self) -> NDArray:  # step
         """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
-    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array:
-        """A view with the axes in another order; reversed without `axes`."""
-    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
-        """A view of another shape; ValueError if that needs a copy."""
-    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
-        """A read-only view that repeats elements."""
+    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
+    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
+    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
+    def _view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], /) -> Array: ...
+    def _broadcast(self, shape: tuple[int, ...], /) -> Array: ...
     def record_stream(self, stream: Stream, /) -> None:  # step
         """Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
@@ -1168,16 +1162,16 @@ class Array(_OfNumPy):
         """A capsule over the array's memory, for which the consumer's stream waits: None and 1 are the legacy
         default stream, 2 the per-thread one, -1 waits for nothing.
         """
-    def __complex__(self) -> complex: ...
+    def __complex__(self) -> complex: ...  # python
     def __dlpack_device__(self) -> tuple[int, int]:
         """(2, n): CUDA device n."""
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Version 3; its stream is the device's current one, which waits for all work on the memory."""
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray: ...
-    def __array_ufunc__(self, *args: object, **kwargs: object) -> object: ...
-    def __array_function__(self, *args: object, **kwargs: object) -> object: ...
-    def __reduce__(self) -> NoReturn: ...
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray: ...  # python
+    def __array_ufunc__(self, *args: object, **kwargs: object) -> object: ...  # python
+    def __array_function__(self, *args: object, **kwargs: object) -> object: ...  # python
+    def __reduce__(self) -> NoReturn: ...  # python
 
 # stream.c
 def current_stream(device: str | None, /) -> Stream | None:
@@ -1300,15 +1294,15 @@ class Machine:
         """A new event."""
     def _array(self, ndarray: NDArray, device: int, /) -> Array:  # step
         """A copy on a device."""
-    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array:  # step
+    def _empty(self, shape: tuple[int, ...], dtype: DTypeLike, device: int, /) -> Array:  # step
         """Poisoned memory on a device."""
     def _launch(
         self,
         stream: Stream,
         fn: Callable[..., object],
-        reads: Sequence[Array],
-        writes: Sequence[Array],
-        name: str | None,
+        reads: tuple[Array, ...],
+        writes: tuple[Array, ...],
+        name: str,
         us: float,
         /,
     ) -> None:  # step
@@ -1325,9 +1319,9 @@ class Machine:
         """Switch the checker on or off."""
     def _begin_capture(self, stream: Stream, mode: int, /) -> None:  # step
         """Capture what is queued on a stream."""
-    def _end_capture(self, stream: Stream, /) -> Graph:  # step
-        """The graph of what was captured."""
-    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:  # step
+    def _end_capture(self, stream: Stream, /) -> object:  # step
+        """The graph of what was captured, in a capsule."""
+    def _launch_graph(self, graph: object, stream: Stream, /) -> None:  # step
         """Queue a graph."""
     def _leave_out(self, *words: str) -> None:  # step
         """Leave out these of the plans, and no others."""

@@ -17,6 +17,7 @@ METH_O's. A comment at the end of a signature adds to it:
 
     # step    a step of explored schedules (py/base/step.c)
     # fast    a C function noun_method_fast reads the arguments first, and may return the result
+    # python  the method is Python, put on the type when fanin is imported; its docstring is there
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def read(node: ast.FunctionDef, lines: list[str], method: bool) -> Callable:
         del (made.by_place_only or made.by_place)[0]
     head = lines[node.lineno - 1 : max(node.lineno, node.body[0].lineno - (1 if made.doc else 0))]
     words = [w for line in head for w in re.findall(r"\w+", line.partition("  # ")[2])]
-    made.words = set(words) & {"step", "fast"}
+    made.words = set(words) & {"step", "fast", "python"}
     for decorator in node.decorator_list:
         text = ast.unparse(decorator)
         if text == "property":
@@ -195,6 +196,8 @@ def class_header(node: ast.ClassDef, lines: list[str]) -> str:
     doc, signature = ast.get_docstring(node) or "", ""
     for c in read_all(node.body, lines, method=True):
         bare = c.name.strip("_")
+        if "python" in c.words:
+            continue
         if c.name in ("__new__", "__init__"):
             signature = f"{node.name}({c.signature('')})"
             if c.all:

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from . import _array as _array  # completes a type of the core
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free

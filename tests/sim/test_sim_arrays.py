@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -531,3 +532,18 @@ def test_a_machine_goes_on_after_an_exception() -> None:
         raise KeyError
     with m, pytest.raises(RuntimeError, match="make a new one"):
         m.join()  # its threads were told to end: that is the end of it
+
+
+def test_an_ndarray_of_no_axes_is_an_index_and_no_element_is_read() -> None:
+    with Machine() as m:
+        x = m.array(np.arange(6).reshape(2, 3))
+        assert x[np.array(1)].address == x[1].address
+        assert x[np.array(1), np.array(-1)].address == x[1, -1].address
+        with pytest.raises(TypeError, match=r"indexed by integers, .* not by numpy.ndarray"):
+            x[np.array([1])]
+
+
+@pytest.mark.parametrize("op", [operator.neg, operator.pos, operator.invert, abs], ids=lambda op: op.__name__)
+def test_an_operator_of_one_operand_is_refused_on_a_device(op: Any) -> None:
+    with Machine() as m, pytest.raises(TypeError, match="computing with an array on a device is work for a stream"):
+        op(m.array(np.arange(3)))

@@ -198,9 +198,8 @@ static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *ca
         return -1;
     if ((uint64_t)i < self->was.n)
         return (Py_ssize_t)i;
-    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call, (long long)i,
-                 (Py_ssize_t)self->was.n - 1);
-    return -1;
+    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call, (long long)i,
+                         (Py_ssize_t)self->was.n - 1);
 }
 
 /* append_index: 0, or -1 with an exception. */

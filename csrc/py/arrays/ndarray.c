@@ -69,8 +69,7 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
     }
     if (bytes == 0)
         return 0;
-    PyErr_Format(fan_state_get()->capture_error, s->foreign, s->function, op);
-    return -1;
+    return fan_set_error(fan_state_get()->capture_error, s->foreign, s->function, op);
 }
 
 PyObject *fan_export_array(fan_array *a)

@@ -157,10 +157,8 @@ done:
 static int read_ints(PyObject *o, int64_t *to)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
-    if (n < 0 || n > FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "expected a tuple of at most %d ints, got %R", FAN_MAX_NDIM, o);
-        return -1;
-    }
+    if (n < 0 || n > FAN_MAX_NDIM)
+        return fan_set_error(PyExc_ValueError, "expected a tuple of at most %d ints, got %R", FAN_MAX_NDIM, o);
     for (Py_ssize_t i = 0; i < n; i++) {
         to[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
         if (to[i] == -1 && PyErr_Occurred())
@@ -330,10 +328,8 @@ int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
 {
     *out = (fan_regions){.n = 0};
     if (PyArray_Check(o) || Py_TYPE(o) == fan_state_get()->array_type || PyUnicode_Check(o) || PyBytes_Check(o) ||
-        !(Py_TYPE(o)->tp_iter || PySequence_Check(o))) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who, FAN_TYPE_TEXT(o));
-        return -1;
-    }
+        !(Py_TYPE(o)->tp_iter || PySequence_Check(o)))
+        return fan_set_error(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who, FAN_TYPE_TEXT(o));
     out->tuple = PySequence_Tuple(o);
     if (out->tuple && read_all(who, out) == 0)
         return 0;
@@ -356,13 +352,11 @@ int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *w
 {
     char one[64], two[64];
     for (size_t i = 1; i < n; i++)
-        if (items[i].device != items[0].device) {
-            PyErr_Format(
+        if (items[i].device != items[0].device)
+            return fan_set_error(
                 PyExc_ValueError,
                 "%s: array %zu is on %s, array 0 on %s: expected arrays of one device, whose addresses can be compared",
                 who, i, device_words(items[i].device, one, sizeof one), device_words(items[0].device, two, sizeof two));
-            return -1;
-        }
     return 0;
 }
 

@@ -78,14 +78,10 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
         i++;
     if (i == d->n)
         return refuse_unknown(d, name);
-    if (i < d->by_place_only) {
-        PyErr_Format(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
-        return -1;
-    }
-    if (values[i]) {
-        PyErr_Format(PyExc_TypeError, "%s() got '%U' twice: by position and by name", d->call, name);
-        return -1;
-    }
+    if (i < d->by_place_only)
+        return fan_set_error(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
+    if (values[i])
+        return fan_set_error(PyExc_TypeError, "%s() got '%U' twice: by position and by name", d->call, name);
     values[i] = value;
     return 0;
 }
@@ -114,11 +110,9 @@ static int check_kinds(const fan_decl *d, PyObject **values)
         expected = text;
         KIND_LIST(X)
 #undef X
-        if (expected) {
-            PyErr_Format(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call, d->names[i], expected,
-                         FAN_TYPE_TEXT(o));
-            return -1;
-        }
+        if (expected)
+            return fan_set_error(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call, d->names[i], expected,
+                                 FAN_TYPE_TEXT(o));
         if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
             values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
     }
@@ -128,10 +122,8 @@ static int check_kinds(const fan_decl *d, PyObject **values)
 static int check_parsed(const fan_decl *d, PyObject **values)
 {
     for (size_t i = 0; i < d->required; i++)
-        if (!values[i]) {
-            PyErr_Format(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
-            return -1;
-        }
+        if (!values[i])
+            return fan_set_error(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
     return d->kinds ? check_kinds(d, values) : 0;
 }
 
@@ -157,10 +149,9 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
     for (Py_ssize_t i = 0; i < d->n; i++)
         values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
     while (named && PyDict_Next(named, &at, &name, &value)) {
-        if (!PyUnicode_Check(name)) {
-            PyErr_Format(PyExc_TypeError, "%s(): expected keywords that are str, got %s", d->call, FAN_TYPE_TEXT(name));
-            return -1;
-        }
+        if (!PyUnicode_Check(name))
+            return fan_set_error(PyExc_TypeError, "%s(): expected keywords that are str, got %s", d->call,
+                                 FAN_TYPE_TEXT(name));
         if (by_name(d, name, value, values) < 0)
             return -1;
     }
@@ -361,43 +352,6 @@ int fan_scale_arg(PyObject *o, fan_take *how)
     return 0;
 }
 
-/* int_arg: an integer that fits 64 bits; bool is refused: True as an index is a mistake. */
-static int int_arg(PyObject *o, int64_t *out)
-{
-    Py_ssize_t n;
-    if (!PyIndex_Check(o) || PyBool_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "expected an integer, got %.80s", Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    n = PyNumber_AsSsize_t(o, PyExc_ValueError);
-    *out = n;
-    return n == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-int fan_ints_arg(PyObject *o, int64_t *out)
-{
-    PyObject *items;
-    Py_ssize_t n;
-    if (PyIndex_Check(o))
-        return int_arg(o, out) < 0 ? -1 : 1;
-    if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
-        if (PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s",
-                         Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    n = PyTuple_GET_SIZE(items);
-    if (n > FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "at most %d dimensions are supported, not %zd", FAN_MAX_NDIM, n);
-        n = -1;
-    }
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (int_arg(PyTuple_GET_ITEM(items, i), out + i) < 0)
-            n = -1;
-    Py_DECREF(items);
-    return (int)n;
-}
-
 PyObject *fan_ints(int n, const int64_t *items)
 {
     PyObject *t = PyTuple_New(n);
@@ -418,9 +372,8 @@ static int refuse_plan(PyObject *word)
         return -1;
     for (int k = 0; k < FAN_PLAN_COUNT; k++)
         fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-    PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word,
-                 every);
-    return -1;
+    return fan_set_error(PyExc_ValueError,
+                         "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word, every);
 }
 
 int fan_plans_arg(PyObject *words, uint64_t *bits)

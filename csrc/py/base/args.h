@@ -154,9 +154,7 @@ void fan_scale_finish(fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
 int fan_plans_arg(PyObject *words, uint64_t *bits);
 
-/* fan_ints_arg: integers from a sequence, or one bare integer, into out[FAN_MAX_NDIM]; their number. */
-int fan_ints_arg(PyObject *o, int64_t *out);
-/* fan_ints: the other way: integers as a tuple. */
+/* fan_ints: integers as a tuple. */
 PyObject *fan_ints(int n, const int64_t *items);
 
 #endif

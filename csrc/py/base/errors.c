@@ -251,3 +251,12 @@ int fan_refuse_error(fan_status s, const fan_error *err)
         fan_refuse(class_of(s), "%s", err->text);
     return -1;
 }
+
+int fan_set_error(PyObject *type, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    PyErr_FormatV(type, fmt, args);
+    va_end(args);
+    return -1;
+}

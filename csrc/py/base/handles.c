@@ -14,10 +14,7 @@ int fan_stream_open(const fan_stream *s)
 {
     fan_error err = {0};
     fan_status status = fan_stream_check_open(s, &err);
-    if (status == FAN_OK)
-        return 0;
-    fan_raise(status, &err);
-    return -1;
+    return fan_check(status, &err);
 }
 
 int fan_stream_arg(PyObject *o, fan_stream **out)
@@ -98,8 +95,5 @@ int fan_array_usable(const fan_array *a)
 {
     fan_error err = {0};
     fan_status status = fan_storage_check(a->storage, &err);
-    if (status == FAN_OK)
-        return 0;
-    fan_raise(status, &err);
-    return -1;
+    return fan_check(status, &err);
 }

@@ -50,7 +50,6 @@
     X(PyTypeObject, buffer_type)                                                                            \
     X(PyTypeObject, stream_type)                                                                            \
     X(PyTypeObject, event_type)                                                                             \
-    X(PyTypeObject, graph_type)                                                                             \
     X(PyTypeObject, array_type)                                                                             \
     X(PyTypeObject, machine_type)                                                                           \
     X(PyTypeObject, trace_type)                                                                             \
@@ -168,6 +167,15 @@ static inline const char *fan_word_of(PyObject *text)
  * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
  * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
+/* fan_check: 0, or -1 with the exception. fan_done: None, or NULL with it. */
+static inline int fan_check(fan_status s, const fan_error *err)
+{
+    return s == FAN_OK ? 0 : ((void)fan_raise(s, err), -1);
+}
+static inline PyObject *fan_done(fan_status s, const fan_error *err)
+{
+    return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
+}
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
 /* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
@@ -200,6 +208,8 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size);
 /* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
+/* fan_set_error: PyErr_Format that returns -1. */
+int fan_set_error(PyObject *type, const char *fmt, ...);
 
 /* dtype.c (numpy <-> fan): */
 /* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
@@ -219,10 +229,10 @@ void fan_call_site(char *buf, size_t size);
 void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
-    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
-    fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
-    fan_hook_spec, fan_backward_walk_spec, fan_event_count_spec;
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
+    fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec,
+    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec,
+    fan_backward_walk_spec, fan_event_count_spec;
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

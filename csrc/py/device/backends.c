@@ -32,10 +32,7 @@ int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out)
     Py_BEGIN_ALLOW_THREADS
         status = b->find(index, out, &err);
     Py_END_ALLOW_THREADS
-    if (status == FAN_OK)
-        return 0;
-    fan_raise(status, &err);
-    return -1;
+    return fan_check(status, &err);
 }
 
 fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
@@ -88,27 +85,23 @@ int fan_device_arg(PyObject *o, fan_device **out)
     *out = NULL;
     if (!o || o == Py_None)
         return 0;
-    if (!PyUnicode_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
-                     Py_TYPE(o)->tp_name);
-        return -1;
-    }
+    if (!PyUnicode_Check(o))
+        return fan_set_error(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
+                             Py_TYPE(o)->tp_name);
     if (!(name = fan_word_of(o)))
         return -1;
     for (size_t i = 0; i < N_BACKENDS; i++) {
         long index = backend_index(backends[i], name);
         if (index >= 0 && index <= INT_MAX)
             return fan_backend_device(backends[i], index, out);
-        if (index > 0) {
-            PyErr_Format(PyExc_ValueError, "there is no %U: no machine has so many devices", o);
-            return -1;
-        }
+        if (index > 0)
+            return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices", o);
     }
-    PyErr_Format(PyExc_ValueError,
-                 "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
-                 "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
-                 o);
-    return -1;
+    return fan_set_error(
+        PyExc_ValueError,
+        "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
+        "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
+        o);
 }
 
 static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

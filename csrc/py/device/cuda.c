@@ -18,7 +18,7 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     Py_BEGIN_ALLOW_THREADS
         status = fan_driver_use(given, &err);
     Py_END_ALLOW_THREADS
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 /* driver_open: the driver in use; a hold, or NULL with an exception. */

@@ -61,9 +61,7 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         status = fan_event_rerecord(e, s, &err);
         fan_stream_drop(s);
     Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))

@@ -75,9 +75,7 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
         status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
         fan_stream_drop(other);
     Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
@@ -200,9 +198,7 @@ static PyObject *push_or_pop(PyObject *o, bool push)
     else
         fan_stream_pop(s);
     fan_stream_drop(s);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, true); }

@@ -129,9 +129,8 @@ __attribute__((noinline, cold)) static int wrong_number(const function_object *f
                                                         uint32_t ngradients)
 {
     char name[128];
-    PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
-                 node_text(n, name, sizeof name), ngradients, f->gradients);
-    return -1;
+    return fan_set_error(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+                         node_text(n, name, sizeof name), ngradients, f->gradients);
 }
 
 int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)

@@ -146,12 +146,11 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
     fan_exception_put(live);
     if (live || !written || !n)
         return 0;
-    PyErr_Format(
+    return fan_set_error(
         PyExc_RuntimeError,
         "%s wrote into the sum of its slot %u, which has other references, so their values changed: return a new "
         "tensor, g * 2 instead of g.mul_(2) (E4)",
         fan_node_name(n, name, sizeof name), g->slot);
-    return -1;
 }
 
 int fan__guards_end(fan_guards *all, const fan_node *n)

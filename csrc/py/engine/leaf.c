@@ -370,9 +370,7 @@ static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
     fan_error_clear(&err);
     fan_status status = fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err);
     fan_value_release(&v);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? 0 : -1;
+    return fan_check(status, &err);
 }
 
 /* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
@@ -406,11 +404,11 @@ static int check_kernel(const leaf_object *self, const char *verb)
     char name[128];
     if (!fan_kernel_running())
         return 0;
-    PyErr_Format(fan_state_get()->capture_error,
-                 "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
-                 "it among its reads or writes, tape.update(fn, [w.grad], ..)",
-                 fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
-    return -1;
+    return fan_set_error(
+        fan_state_get()->capture_error,
+        "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
+        "it among its reads or writes, tape.update(fn, [w.grad], ..)",
+        fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
 }
 
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
@@ -438,18 +436,16 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
 {
     if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
         bool objects = PyArray_Check(value);
-        PyErr_Format(PyExc_TypeError, "%s: grad: expected an array that can be added to in place, got %s%s: set %s",
-                     name, FAN_TYPE_TEXT(value), objects ? " of objects" : "",
-                     objects                      ? "x.astype(float)"
-                     : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
-                                                  : "np.array(x)");
-        return -1;
+        return fan_set_error(PyExc_TypeError,
+                             "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
+                             FAN_TYPE_TEXT(value), objects ? " of objects" : "",
+                             objects                      ? "x.astype(float)"
+                             : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
+                                                          : "np.array(x)");
     }
-    if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
-        PyErr_Format(PyExc_ValueError, "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()",
-                     name);
-        return -1;
-    }
+    if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value))
+        return fan_set_error(PyExc_ValueError,
+                             "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
     return 0;
 }
 
@@ -527,9 +523,8 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
         return -1;
     if (self->accumulate) {
         char name[128];
-        PyErr_Format(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
-                     fan_node_name(&self->base.node, name, sizeof name));
-        return -1;
+        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+                             fan_node_name(&self->base.node, name, sizeof name));
     }
     if (value && check_grad(self, value) < 0)
         return -1;
@@ -695,27 +690,24 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     if (dtype != FAN_DT_NONE)
         self->base.more->slots.specs[0].dtype = dtype;
     dtype = self->base.more->slots.specs[0].dtype;
-    if (dtype != FAN_DT_NONE && fan_dtype_kind(dtype) != 'f' && fan_dtype_kind(dtype) != 'c') {
-        PyErr_Format(PyExc_ValueError,
-                     "Leaf(): expected a gradient of real or complex floats, got %s: convert it, x.astype(float), or "
-                     "give grad_dtype=",
-                     fan_dtype_name(dtype));
-        return -1;
-    }
+    if (dtype != FAN_DT_NONE && fan_dtype_kind(dtype) != 'f' && fan_dtype_kind(dtype) != 'c')
+        return fan_set_error(
+            PyExc_ValueError,
+            "Leaf(): expected a gradient of real or complex floats, got %s: convert it, x.astype(float), or "
+            "give grad_dtype=",
+            fan_dtype_name(dtype));
     if (calls)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
-        PyErr_SetString(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
-        return -1;
+        return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
     } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
         return -1;
     grads_outside(self);
-    if (self->outside && self->wide) {
-        PyErr_SetString(PyExc_ValueError,
-                        "accumulate: the gradient of a tensor that requires one is its own .grad, in its dtype: give "
-                        "x.detach(), and read leaf.grad");
-        return -1;
-    }
+    if (self->outside && self->wide)
+        return fan_set_error(
+            PyExc_ValueError,
+            "accumulate: the gradient of a tensor that requires one is its own .grad, in its dtype: give "
+            "x.detach(), and read leaf.grad");
     self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
     return 0;
 }
@@ -723,19 +715,13 @@ static int fill_in(leaf_object *self, const leaf_args *a)
 static int check_args(const leaf_args *a)
 {
     bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
-    if (!a->array == !a->like) {
-        PyErr_SetString(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
-        return -1;
-    }
-    if (a->array && (PyList_Check(a->array) || PyTuple_Check(a->array))) {
-        PyErr_Format(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
-                     Py_TYPE(a->array)->tp_name);
-        return -1;
-    }
-    if (a->like && !calls) {
-        PyErr_SetString(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
-        return -1;
-    }
+    if (!a->array == !a->like)
+        return fan_set_error(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
+    if (a->array && (PyList_Check(a->array) || PyTuple_Check(a->array)))
+        return fan_set_error(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
+                             Py_TYPE(a->array)->tp_name);
+    if (a->like && !calls)
+        return fan_set_error(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
     return 0;
 }
 

@@ -334,9 +334,8 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
         *out = (uint32_t)n;
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
-                 inputs);
-    return -1;
+    return fan_set_error(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
+                         inputs);
 }
 
 /* keep_call_site: the caller's line, if Python has one: 0, or -1 with an exception. */
@@ -358,11 +357,9 @@ typedef struct node_args {
 static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
 {
     char name[128];
-    if (*inputs && *inputs != fn->inputs) {
-        PyErr_Format(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
-                     fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
-        return -1;
-    }
+    if (*inputs && *inputs != fn->inputs)
+        return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
+                             fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
     *inputs = fn->inputs;
     return 0;
 }
@@ -373,12 +370,10 @@ static int group_arg(node_object *self, PyObject *group)
     node_more *more;
     if (!group || group == Py_None)
         return 0;
-    if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
-        PyErr_Format(PyExc_TypeError,
-                     "group must be a str or an object shared by the nodes (compared by identity), got %s",
-                     FAN_TYPE_TEXT(group));
-        return -1;
-    }
+    if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group))
+        return fan_set_error(PyExc_TypeError,
+                             "group must be a str or an object shared by the nodes (compared by identity), got %s",
+                             FAN_TYPE_TEXT(group));
     if (!(more = fan_node_more(self)))
         return -1;
     more->group = Py_NewRef(group);
@@ -390,14 +385,10 @@ static int group_arg(node_object *self, PyObject *group)
 static int fill_in(node_object *self, const node_args *a)
 {
     uint32_t inputs = 0;
-    if (!PyCallable_Check(a->fn)) {
-        PyErr_Format(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a->fn));
-        return -1;
-    }
-    if (a->release && a->release != Py_None && !PyCallable_Check(a->release)) {
-        PyErr_Format(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a->release));
-        return -1;
-    }
+    if (!PyCallable_Check(a->fn))
+        return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a->fn));
+    if (a->release && a->release != Py_None && !PyCallable_Check(a->release))
+        return fan_set_error(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a->release));
     if (a->name && a->name != Py_None && (!(self->name = PyObject_Str(a->name)) || !fan_text_arg(self->name)))
         return -1;
     if (inputs_arg(a->inputs, &inputs) < 0 ||
@@ -457,19 +448,16 @@ static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
     char name[128];
     fan_error_clear(&err);
     fan_status status = fan_node_room(&self->node, nedges, &err);
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
-        return -1;
-    }
+    if (status != FAN_OK)
+        return fan_check(status, &err);
     for (size_t i = 0; i < nedges; i++) {
         node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
-        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs)) {
-            PyErr_Format(to ? PyExc_IndexError : PyExc_TypeError,
-                         to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
-                            : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                         fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
-            return -1;
-        }
+        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs))
+            return fan_set_error(to ? PyExc_IndexError : PyExc_TypeError,
+                                 to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
+                                    : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
+                                 fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0,
+                                 edges[i].slot);
         fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
     }
     return 0;
@@ -621,9 +609,7 @@ static PyObject *edges_append(PyObject *o, PyObject *edge)
         return NULL;
     fan_error_clear(&err);
     fan_status status = fan_node_append(&self->node, next, slot, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 static PyObject *edges_repr(PyObject *o)
@@ -738,9 +724,8 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
         return -1;
     if (*slot < (int64_t)self->node.inputs)
         return 0;
-    PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                 fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
-    return -1;
+    return fan_set_error(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
+                         fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
 }
 
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
@@ -788,10 +773,9 @@ static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
     int bad = 0;
-    if (value != Py_None) {
-        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets the sums that retain_grad() has kept");
-        return -1;
-    }
+    if (value != Py_None)
+        return fan_set_error(PyExc_TypeError,
+                             "grad: expected None, which forgets the sums that retain_grad() has kept");
     if (!kept)
         return 0;
     slots = PyDict_Keys(kept);
@@ -869,10 +853,8 @@ static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args)
 static int node_init(PyObject *o, PyObject *args, PyObject *named)
 {
     PyObject *values[9];
-    if (node_cast(o)->node.begun) {
-        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
-        return -1;
-    }
+    if (node_cast(o)->node.begun)
+        return fan_set_error(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
     node_cast(o)->node.begun = true;
     if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
         return -1;

@@ -114,12 +114,10 @@ static int root_arg(pass_parts *parts, size_t index, PyObject *item)
     node_object *n = fan_node_arg(named);
     PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
     uint32_t slot = 0;
-    if (!n) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s",
-                     parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
-        return -1;
-    }
+    if (!n)
+        return fan_set_error(PyExc_TypeError,
+                             "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s",
+                             parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
     if (tuple && slot_of(parts, "root", index, n, PyTuple_GET_ITEM(item, 1), &slot) < 0)
         return -1;
     gradient = gradient != Py_None ? Py_NewRef(gradient)
@@ -136,11 +134,10 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
     PyObject *named = tuple ? PyTuple_GET_ITEM(item, 0) : item;
     char text[208];
     const node_object *n = fan_node_arg(named);
-    if (!n) {
-        PyErr_Format(PyExc_TypeError, "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
-                     parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
-        return -1;
-    }
+    if (!n)
+        return fan_set_error(PyExc_TypeError,
+                             "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
+                             parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
     w->node = (fan_node *)(uintptr_t)&n->node;
     w->slot = 0;
     if (tuple && slot_of(parts, "input", index, n, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
@@ -148,22 +145,19 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
     if (parts->config.capture || n->node.ops->leaf)
         return 0;
     char name[128];
-    PyErr_Format(
+    return fan_set_error(
         PyExc_TypeError,
         "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) returns that of any node",
         parts->config.call, index, fan_node_name(&n->node, name, sizeof name));
-    return -1;
 }
 
 /* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
     if (fan_node_arg(o) || (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
-                            !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1)))) {
-        PyErr_Format(PyExc_TypeError, "%s: %s: expected a sequence, got one of them: give [it]", parts->config.call,
-                     what);
-        return -1;
-    }
+                            !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1))))
+        return fan_set_error(PyExc_TypeError, "%s: %s: expected a sequence, got one of them: give [it]",
+                             parts->config.call, what);
     char named[64];
     if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* the usual case */
         return (*out = PySequence_Tuple(o)) ? 0 : -1;
@@ -177,10 +171,8 @@ static int fill_in(pass_parts *parts)
     size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
            nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
     c->limited = parts->inputs != NULL;
-    if (c->limited && !nwanted) {
-        PyErr_Format(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
-        return -1;
-    }
+    if (c->limited && !nwanted)
+        return fan_set_error(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
     c->roots = fan_calloc(nroots * sizeof *c->roots);
     c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
     if (!c->roots || !c->wanted) {
@@ -207,19 +199,16 @@ static int workers_arg(fan_backward_config *c, PyObject *workers)
         if (fan_index(workers, named, NULL, &n) < 0)
             return -1;
     }
-    if (n < 1 || n > FAN_WORKERS_MOST) {
-        PyErr_Format(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named, FAN_WORKERS_MOST,
-                     workers);
-        return -1;
-    }
-    if (n > 1 && (c->schedule || c->create_graph)) {
-        PyErr_Format(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
-                     c->schedule ? "schedule= picks the next node of one worker"
+    if (n < 1 || n > FAN_WORKERS_MOST)
+        return fan_set_error(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named,
+                             FAN_WORKERS_MOST, workers);
+    if (n > 1 && (c->schedule || c->create_graph))
+        return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
+                             c->schedule
+                                 ? "schedule= picks the next node of one worker"
                                  : "create_graph=True numbers the new nodes in the order of their creation, and the "
                                    "order of later sums depends on these numbers",
-                     (long long)n);
-        return -1;
-    }
+                             (long long)n);
     c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
     return 0;
 }
@@ -229,8 +218,7 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
     *out = o == Py_None ? NULL : o;
     if (!*out || PyCallable_Check(o))
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what, FAN_TYPE_TEXT(o));
-    return -1;
+    return fan_set_error(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what, FAN_TYPE_TEXT(o));
 }
 
 /* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as core.pyi declares
@@ -242,8 +230,7 @@ static int parse(pass_parts *parts, PyObject *const *a)
     fan_backward_config *c = &parts->config;
     void *one = NULL;
     if (c->capture && strcmp(c->call, "grad") == 0 && a[INPUTS] == Py_None) {
-        PyErr_Format(PyExc_TypeError, "grad() needs 'inputs'");
-        return -1;
+        return fan_set_error(PyExc_TypeError, "grad() needs 'inputs'");
     }
     c->detect = fan_state_get()->detect;
     c->create_graph = a[CREATE_GRAPH] == Py_True;
@@ -317,14 +304,12 @@ static int backward_run(PyObject *const *a)
 static int backward_reduced(PyObject *const *a)
 {
     PyObject *reducer = a[REDUCER], *done, *begun, *error;
-    if (a[CREATE_GRAPH] == Py_True) {
-        PyErr_SetString(PyExc_ValueError, "backward: a pass with reducer= cannot record itself (create_graph=True)");
-        return -1;
-    }
+    if (a[CREATE_GRAPH] == Py_True)
+        return fan_set_error(PyExc_ValueError,
+                             "backward: a pass with reducer= cannot record itself (create_graph=True)");
     if (!PyObject_HasAttrString(reducer, "_begin")) {
-        PyErr_Format(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
-                     FAN_TYPE_TEXT(reducer));
-        return -1;
+        return fan_set_error(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
+                             FAN_TYPE_TEXT(reducer));
     }
     begun = PyObject_CallMethod(reducer, "_begin", NULL);
     if (!begun)

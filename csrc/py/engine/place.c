@@ -104,9 +104,7 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
         status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);
     else if (status == FAN_OK)
         self->node.streams = fan_stream_set_hold(a->now);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? 0 : -1;
+    return fan_check(status, &err);
 }
 
 /* raise_about: prefixes the exception with the node and the argument: "Mul: stream: ..". */
@@ -128,9 +126,7 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
         FAN_UNINITIALIZED fan_error err; /* the usual case */
         fan_error_clear(&err);
         fan_status status = fan_stream_set_now(&self->node.streams, &err);
-        if (status != FAN_OK)
-            fan_raise(status, &err);
-        return status == FAN_OK ? 0 : -1;
+        return fan_check(status, &err);
     }
     w.buffer = fan_node_name(&self->node, name, sizeof name);
     if (fan_stream_arg(stream, &a.stream) < 0)

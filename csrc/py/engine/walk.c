@@ -43,8 +43,7 @@ static int walk_check_idle(walk_object *self)
 {
     if (!self->busy)
         return 0;
-    PyErr_SetString(PyExc_RuntimeError, "walk: a call of this pass is running, on this thread or another");
-    return -1;
+    return fan_set_error(PyExc_RuntimeError, "walk: a call of this pass is running, on this thread or another");
 }
 
 /* keep_last: the text of `explain`, for use after the end. */

@@ -21,13 +21,12 @@ static int check_kept(PyObject *call)
     if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
         return 0;
     for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
-        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
-                         "view.copy()",
-                         PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
-            return -1;
-        }
+        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1)
+            return fan_set_error(
+                PyExc_RuntimeError,
+                "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
+                "view.copy()",
+                PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
     return 0;
 }
 
@@ -315,7 +314,7 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_status status =
         r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(a[2]), &err) : fan_call_run(call, &err);
     Py_DECREF(call);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 /* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */

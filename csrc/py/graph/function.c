@@ -85,13 +85,12 @@ static int result_add(body *b, PyObject *o, fan_tree_result *out)
     fan_device *d = NULL;
     fan_array *a = o == Py_None ? NULL : fan_array_arg(o, &d);
     char text[32];
-    if (o != Py_None && (!a || d != b->self->tree->d)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
-                     "list of them",
-                     b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
-        return -1;
-    }
+    if (o != Py_None && (!a || d != b->self->tree->d))
+        return fan_set_error(
+            PyExc_TypeError,
+            "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
+            "list of them",
+            b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
     if (fan_grow((void **)&out->at, &out->cap, out->n + 1, sizeof(fan_array *))) {
         PyErr_NoMemory();
         return -1;
@@ -242,10 +241,9 @@ static const char *const role_names[] = {"auto", "copy", "static", "accumulate"}
 static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
 {
     char text[32];
-    PyErr_Format(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name, i,
-                 role_names[self->roles[self->nroles ? i : 0]], fan_device_text(self->tree->d, text, sizeof text),
-                 Py_TYPE(o)->tp_name);
-    return -1;
+    return fan_set_error(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name,
+                         i, role_names[self->roles[self->nroles ? i : 0]],
+                         fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(o)->tp_name);
 }
 
 /* ---- keys ---- */
@@ -343,12 +341,11 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
                 return -1;
             continue;
         }
-        if (in[i]) {
-            PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, but the graph tree is of %s (of its machine)",
-                         self->name, i, fan_device_text(d, there, sizeof there),
-                         fan_device_text(self->tree->d, here, sizeof here));
-            return -1;
-        }
+        if (in[i])
+            return fan_set_error(PyExc_ValueError,
+                                 "%U: operand %zu lies on %s, but the graph tree is of %s (of its machine)", self->name,
+                                 i, fan_device_text(d, there, sizeof there),
+                                 fan_device_text(self->tree->d, here, sizeof here));
         if ((self->nroles == 0 || i < self->nroles) &&
             (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i])))
             return refuse_operand(self, i, args[i]);
@@ -537,8 +534,7 @@ static int role_arg(PyObject *o, uint8_t *out)
             *out = (uint8_t)i;
             return 0;
         }
-    PyErr_Format(PyExc_ValueError, "roles are \"auto\", \"copy\", \"static\" and \"accumulate\", not %R", o);
-    return -1;
+    return fan_set_error(PyExc_ValueError, "roles are \"auto\", \"copy\", \"static\" and \"accumulate\", not %R", o);
 }
 
 /* roles_arg: one for all, or one for each. */
@@ -547,10 +543,8 @@ static int roles_arg(graph_function *self, PyObject *roles)
     bool one = PyUnicode_Check(roles);
     PyObject *all = one ? PyTuple_Pack(1, roles) : PySequence_Tuple(roles);
     int result = -1;
-    if (!all) {
-        PyErr_Format(PyExc_TypeError, "roles= is one word for all operands, or one for each, not %R", roles);
-        return -1;
-    }
+    if (!all)
+        return fan_set_error(PyExc_TypeError, "roles= is one word for all operands, or one for each, not %R", roles);
     self->nroles = one ? 0 : (size_t)PyTuple_GET_SIZE(all);
     if (!(self->roles = fan_calloc((size_t)PyTuple_GET_SIZE(all) + 1)))
         PyErr_NoMemory();
@@ -575,10 +569,8 @@ static int keep_arg(PyObject *o, bool **keep, size_t *n)
             Py_CLEAR(all);
             break;
         }
-    if (!all) {
-        PyErr_Format(PyExc_TypeError, "keep= is True, False, or one of them for each output, not %R", o);
-        return -1;
-    }
+    if (!all)
+        return fan_set_error(PyExc_TypeError, "keep= is True, False, or one of them for each output, not %R", o);
     *n = (size_t)PyTuple_GET_SIZE(all);
     *keep = fan_calloc(*n + 1);
     if (!*keep)

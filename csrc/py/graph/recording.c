@@ -143,8 +143,7 @@ static int check_recording(const recording_object *self, const char *call)
 {
     if (self->r && fan_recording_here() == self->r)
         return 0;
-    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread is not recording: call begin() first", call);
-    return -1;
+    return fan_set_error(PyExc_RuntimeError, "Recording.%s: this thread is not recording: call begin() first", call);
 }
 
 static PyObject *recording_empty(PyObject *o, PyObject *like)
@@ -190,7 +189,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
     }
     Py_DECREF(operand);
     fan_status status = fan_recording_operand(self->r, lo, bytes, &err);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 static PyObject *recording_knows(PyObject *o, PyObject *array)
@@ -244,7 +243,7 @@ static PyObject *recording_launch(PyObject *o, PyObject *const *a)
         if (status != FAN_OK && self->r)
             fan_recording_fail(self->r, "a kernel failed while it was recorded");
     }
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
@@ -255,7 +254,7 @@ static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
     fan_status status = fan_recording_begin(recording_cast(o)->r, &err);
     if (status == FAN_OK)
         lock(recording_cast(o), true);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
@@ -265,7 +264,7 @@ static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
         return NULL;
     fan_status status = fan_recording_end(recording_cast(o)->r, &err);
     lock(recording_cast(o), false);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 /* ---- calls ---- */
@@ -410,7 +409,7 @@ static PyObject *recording_replay(PyObject *o, PyObject *const *a)
     fan_status status = fan_recording_replay(self->r, &err);
     self->busy = false;
     Py_DECREF(o);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    return fan_done(status, &err);
 }
 
 static PyObject *recording_overlaps(PyObject *o, PyObject *const *a)

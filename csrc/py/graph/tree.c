@@ -159,9 +159,7 @@ static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
         status = fan_tree_close(tree_self(o)->t, call_site, &err);
     Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return fan_done(status, &err);
 }
 
 static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }

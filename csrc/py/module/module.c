@@ -6,7 +6,6 @@
 /* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files (tests/kit/houses.py).
  * Then these addresses are NULL, and the module has neither their types nor their functions. */
 #pragma weak fan_machine_spec
-#pragma weak fan_graph_spec
 #pragma weak fan_search_functions
 #pragma weak fan_recording_spec
 #pragma weak fan_graph_tree_spec
@@ -20,7 +19,6 @@
     X(fan_buffer_spec, buffer_type, "InputBuffer")                   \
     X(fan_stream_spec, stream_type, "Stream")                        \
     X(fan_event_spec, event_type, "Event")                           \
-    X(fan_graph_spec, graph_type, "Graph")                           \
     X(fan_array_spec, array_type, "Array")                           \
     X(fan_machine_spec, machine_type, "Machine")                     \
     X(fan_trace_spec, trace_type, "Trace")                           \
@@ -113,10 +111,8 @@ static int module_exec(PyObject *m)
         fan_for_tests_functions,
 #endif
     };
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
-        return -1;
-    }
+    if (PyInterpreterState_Get() != PyInterpreterState_Main())
+        return fan_set_error(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
     fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;

@@ -43,8 +43,8 @@ static int threads_arg(PyObject *o)
     if (n >= 0 && n <= FAN_WORKERS_MOST)
         return (int)n;
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o, FAN_WORKERS_MOST);
-    return -1;
+    return fan_set_error(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o,
+                         FAN_WORKERS_MOST);
 }
 
 /* set_pool: of the host's memory, and of each device's. */

@@ -84,11 +84,10 @@ static int check_kept(const fan_kernel *k, PyObject *owners)
     if ((i = kept(owners)) < 0)
         return 0;
     bool write = (size_t)i >= k->reads;
-    PyErr_Format(
+    return fan_set_error(
         PyExc_RuntimeError,
         "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
         k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
-    return -1;
 }
 
 /* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
@@ -218,19 +217,6 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     return status;
 }
 
-/* arrays_arg: a tuple, so that no other code removes an array while it is read. */
-static PyObject *arrays_arg(PyObject *o, const char *words)
-{
-    PyObject *made = NULL;
-    if (Py_TYPE(o) == fan_state_get()->array_type)
-        PyErr_SetString(PyExc_TypeError, words);
-    else
-        made = PySequence_Tuple(o);
-    if (!made && PyErr_ExceptionMatches(PyExc_TypeError))
-        PyErr_SetString(PyExc_TypeError, words);
-    return made;
-}
-
 /* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
 static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel *k, fan_array **arrays)
 {
@@ -243,22 +229,16 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         fan_storage *st;
         fan_error err = {0};
         fan_status status = FAN_ERR_NOMEM;
-        if (!a) {
-            PyErr_Format(PyExc_TypeError,
-                         "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
-                         i, Py_TYPE(o)->tp_name);
-            return -1;
-        }
-        if (fan_sim_of(d) != self->m) {
-            PyErr_Format(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
-            return -1;
-        }
+        if (!a)
+            return fan_set_error(PyExc_TypeError,
+                                 "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one",
+                                 what[write], i, Py_TYPE(o)->tp_name);
+        if (fan_sim_of(d) != self->m)
+            return fan_set_error(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
         if (fan_array_usable(a) < 0)
             return -1;
-        if (write && !a->writable) {
-            PyErr_Format(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
-            return -1;
-        }
+        if (write && !a->writable)
+            return fan_set_error(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
         if (!(descr = fan_descr_of_dtype(a->dtype)))
             return -1;
         Py_DECREF(descr);
@@ -266,30 +246,12 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         if (st)
             status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write, &k->views[k->n], &err);
         fan_storage_drop(st);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            return -1;
-        }
+        if (status != FAN_OK)
+            return fan_check(status, &err);
         arrays[k->n++] = a;
         k->reads += !write;
     }
     return 0;
-}
-
-/* name_of: what a kernel is called: `name`, or the function's own; new reference. */
-static PyObject *name_of(PyObject *name, PyObject *fn)
-{
-    PyObject *own;
-    if (name != Py_None)
-        return PyUnicode_Check(name)
-                   ? Py_NewRef(name)
-                   : PyErr_Format(PyExc_TypeError, "launch: name is a string, not %.80s", Py_TYPE(name)->tp_name);
-    own = PyObject_GetAttrString(fn, "__name__");
-    if (own && PyUnicode_Check(own))
-        return own;
-    Py_XDECREF(own);
-    PyErr_Clear();
-    return PyUnicode_FromString("kernel");
 }
 
 /* operands_of: the arrays of a launch, as a new kernel has them; *arrays is the caller's to free. NULL with an
@@ -345,37 +307,22 @@ static int queue_kernel(machine_object *self, fan_stream *s, fan_kernel *k, fan_
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);
-    PyObject *where = a[0], *fn = a[1], *reads, *writes, *title = NULL, *result = NULL;
+    PyObject *where = a[0], *title = a[4], *result = NULL;
     double us = PyFloat_AsDouble(a[5]);
     fan_stream *s = NULL;
     fan_kernel *k = NULL;
     fan_array **arrays = NULL;
-    if (us == -1 && PyErr_Occurred())
+    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
         return NULL;
-    if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError,
-                            "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called",
-                            Py_TYPE(fn)->tp_name);
-    reads = arrays_arg(a[2], "launch: reads is a sequence of arrays, as in reads=[x]");
-    writes = reads ? arrays_arg(a[3], "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
-    title = writes ? name_of(a[4], fn) : NULL;
-    if (!title || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
-        goto done;
     if (!s || fan_sim_of(s->device) != self->m) {
         PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);
-        goto done;
+    } else if ((k = operands_of(self, a[2], a[3], &arrays))) {
+        k->fn = Py_NewRef(a[1]);
+        k->name = Py_NewRef(title);
+        if (queue_kernel(self, s, k, arrays, us) == 0)
+            result = Py_NewRef(Py_None);
     }
-    if (!(k = operands_of(self, reads, writes, &arrays)))
-        goto done;
-    k->fn = Py_NewRef(fn);
-    k->name = Py_NewRef(title);
-    if (queue_kernel(self, s, k, arrays, us) == 0)
-        result = Py_NewRef(Py_None);
-done:
     fan_free(arrays);
     fan_stream_drop(s);
-    Py_XDECREF(title);
-    Py_XDECREF(reads);
-    Py_XDECREF(writes);
     return result;
 }

@@ -241,7 +241,7 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
     fan_array *a = NULL;
     fan_error err = {0};
     fan_status status;
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_ints_arg(given[0], shape)) < 0)
+    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_shape_tuple(given[0], shape)) < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;
@@ -473,57 +473,16 @@ static PyObject *machine_launch(PyObject *o, PyObject *const *a) { return fan_ma
 
 /* ---- graphs ---- */
 
-typedef struct graph_object {
-    PyObject_HEAD fan_sim_graph *g; /* held */
-    PyObject *machine;              /* held */
-} graph_object;
+/* A graph is a capsule, with a hold; sim.machine.Graph has it and holds the machine. */
+#define GRAPH "fanin.graph"
 
-static void graph_dealloc(PyObject *o)
+static void graph_drop(PyObject *capsule)
 {
-    graph_object *self = (graph_object *)o;
-    PyTypeObject *type = Py_TYPE(o);
-    PyObject_GC_UnTrack(o);
+    fan_sim_graph *g = PyCapsule_GetPointer(capsule, GRAPH);
     Py_BEGIN_ALLOW_THREADS
-        fan_sim_graph_drop(self->g);
+        fan_sim_graph_drop(g);
     Py_END_ALLOW_THREADS
-    Py_XDECREF(self->machine);
-    type->tp_free(o);
-    Py_DECREF(type);
 }
-
-static int graph_traverse(PyObject *o, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(o));
-    Py_VISIT(((graph_object *)o)->machine);
-    return 0;
-}
-
-static int graph_clear(PyObject *o)
-{
-    Py_CLEAR(((graph_object *)o)->machine);
-    return 0;
-}
-
-static PyObject *graph_repr(PyObject *o)
-{
-    PyObject *machine = ((graph_object *)o)->machine;
-    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine)
-                   : PyUnicode_FromString("<fanin.sim graph>");
-}
-
-#include "py/declared/Graph.h"
-
-static PyType_Slot graph_slots[] = {
-    {Py_tp_doc, (void *)graph_doc}, {Py_tp_dealloc, graph_dealloc}, {Py_tp_traverse, graph_traverse},
-    {Py_tp_clear, graph_clear},     {Py_tp_repr, graph_repr},       {0, NULL},
-};
-
-PyType_Spec fan_graph_spec = {
-    .name = "fanin._core.Graph",
-    .basicsize = sizeof(graph_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = graph_slots,
-};
 
 /* stream_here: a stream of this machine; a hold, or NULL with an exception. */
 static fan_stream *stream_here(machine_object *self, PyObject *o)
@@ -561,31 +520,19 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise_sim(status, &err);
-    PyTypeObject *type = fan_state_get()->graph_type;
-    graph_object *made = (graph_object *)type->tp_alloc(type, 0);
-    if (!made) {
+    PyObject *made = PyCapsule_New(g, GRAPH, graph_drop);
+    if (!made)
         fan_sim_graph_drop(g);
-        return NULL;
-    }
-    made->g = g;
-    made->machine = Py_NewRef(o);
-    return (PyObject *)made;
+    return made;
 }
 
 static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
 {
-    PyObject *graph = a[0];
+    fan_sim_graph *g = PyCapsule_GetPointer(a[0], GRAPH);
     fan_error err = {0};
-    fan_sim_graph *g;
     fan_stream *s;
     fan_status status;
-    if (Py_TYPE(graph) != fan_state_get()->graph_type)
-        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s",
-                            Py_TYPE(graph)->tp_name);
-    if (((graph_object *)graph)->machine != o)
-        return PyErr_Format(PyExc_ValueError, "launch_graph: %R is of another machine", graph);
-    g = ((graph_object *)graph)->g;
-    if (!(s = stream_here(fan_machine_self(o), a[1])))
+    if (!g || !(s = stream_here(fan_machine_self(o), a[1])))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
         status = fan_sim_graph_launch(g, s, &err);

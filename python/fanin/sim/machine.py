@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, NoReturn, Protocol, Self, TypeVar, cast, overload
+from typing import Generic, NoReturn, Protocol, Self, TypeVar, cast, final, overload
 
 import numpy as np
 
 from .. import _core
+from .._array import ints
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike
 from .._threads import here
@@ -48,6 +49,19 @@ class Clock:
 
     host_us: float
     device_us: float
+
+
+@final
+class Graph:
+    """A captured graph of a simulated machine: Machine.launch_graph queues it."""
+
+    __slots__ = ("__weakref__", "_captured", "_machine")
+
+    def __init__(self, machine: Machine, captured: object) -> None:
+        self._machine, self._captured = machine, captured
+
+    def __repr__(self) -> str:
+        return f"<fanin.sim graph of {self._machine!r}>"
 
 
 class StuckError(DeadlockError):
@@ -293,7 +307,7 @@ class Machine(_core.Machine):
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
         """Make an array of poisoned memory on a device; a kernel must write it before it is read."""
-        return self._empty(shape, dtype, self._numbered(device))
+        return self._empty(ints(shape), dtype, self._numbered(device))
 
     def launch(
         self,
@@ -330,7 +344,18 @@ class Machine(_core.Machine):
             An access to the same bytes is not ordered with this one.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
-        self._launch(stream, fn, reads, writes, name, us)
+        if not callable(fn):
+            raise TypeError(
+                f"launch: the kernel is called with NumPy views when it runs, and {type(fn).__name__} cannot be called"
+            )
+        arrays = arrays_of(reads, "reads is a sequence of arrays, as in reads=[x]")
+        written = arrays_of(writes, "writes is a sequence of arrays, as in writes=[y]")
+        if name is None:
+            name = getattr(fn, "__name__", None)
+            name = name if isinstance(name, str) else "kernel"
+        elif not isinstance(name, str):
+            raise TypeError(f"launch: name is a string, not {type(name).__name__}")
+        self._launch(stream, fn, arrays, written, name, us)
 
     def synchronize(self) -> None:
         """Join the host threads, run all queued work, and raise a race that no call has raised yet.
@@ -371,16 +396,22 @@ class Machine(_core.Machine):
             raise ValueError(f"begin_capture: expected a mode among {modes}, got {mode!r}")
         self._begin_capture(stream, modes.index(mode))
 
-    def end_capture(self, stream: _core.Stream) -> _core.Graph:
+    def end_capture(self, stream: _core.Stream) -> Graph:
         """End the capture that began on `stream`, and return its graph, which keeps the memory that it uses.
 
         CaptureError if a stream that joined was not joined back, if the capture was broken, or if it began elsewhere.
         """
-        return self._end_capture(stream)
+        return Graph(self, self._end_capture(stream))
 
-    def launch_graph(self, graph: _core.Graph, stream: _core.Stream) -> None:
+    def launch_graph(self, graph: Graph, stream: _core.Stream) -> None:
         """Queue a graph on `stream`, as one piece of work; each launch is checked for races."""
-        self._launch_graph(graph, stream)
+        if not isinstance(graph, Graph):
+            raise TypeError(
+                f"launch_graph: expected a graph, as end_capture gives it, not {type(cast(object, graph)).__name__}"
+            )
+        if graph._machine is not self:
+            raise ValueError(f"launch_graph: {graph!r} is of another machine")
+        self._launch_graph(graph._captured, stream)
 
     def leave_out(self, *words: str) -> None:
         """Leave these waits, records and marks, and no others, out of all plans from now on, to show their purpose.
@@ -509,6 +540,16 @@ class Machine(_core.Machine):
                 self._join()  # so that the waiting threads end
                 raise
             self._started.append(thread)
+
+
+def arrays_of(given: Sequence[Array], expected: str) -> tuple[Array, ...]:
+    """A tuple: code that runs meanwhile cannot change it."""
+    try:
+        if not isinstance(cast(object, given), Array):
+            return tuple(given)
+    except TypeError:
+        pass
+    raise TypeError(f"launch: {expected}")
 
 
 def not_negative(what: str, x: float) -> float:
