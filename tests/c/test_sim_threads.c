@@ -499,6 +499,7 @@ static void a_deadlock_is_named_and_ends_the_join(void)
                                 "waits for a lock that host thread 0 holds");
         }
         close(&w); /* the stuck threads stay, and the machine with them */
+        CHECK(!fan_sched_active());
     }
 }
 
