@@ -80,6 +80,14 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 
 const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
 
+void fan_thread_set_stuck(bool stuck)
+{
+    if (stuck)
+        atomic_fetch_sub(&fan_sched_threads, 1);
+    else
+        atomic_fetch_add(&fan_sched_threads, 1);
+}
+
 /* Written in the forked child, which has one thread. */
 static uint64_t forked_at, survivor;
 

@@ -110,6 +110,9 @@ typedef struct fan_thread_hooks {
 /* fan_thread_set_hooks: sets the hooks of the calling thread; NULL for none. The struct must outlive its use. */
 void fan_thread_set_hooks(const fan_thread_hooks *hooks);
 const fan_thread_hooks *fan_thread_get_hooks(void);
+/* fan_thread_set_stuck: a thread with hooks waits and will never act: calls of other threads need no turns for it;
+ * false: it acts again. */
+void fan_thread_set_stuck(bool stuck);
 
 /* fan_thread_id: returns a small number >= 1 of the calling thread, never reused. */
 uint64_t fan_thread_id(void);
@@ -128,7 +131,7 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m);
 /* fan_cond_broadcast: hold the mutex: a waiter that is calling its scheduler could miss the broadcast otherwise */
 void fan_cond_broadcast(fan_cond *c);
 
-/* fan_sched_active: returns whether any thread of the process has hooks. */
+/* fan_sched_active: returns whether any thread of the process has hooks and is not stuck. */
 extern atomic_uint fan_sched_threads __attribute__((visibility("hidden")));
 static inline bool fan_sched_active(void)
 {

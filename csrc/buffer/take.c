@@ -930,7 +930,7 @@ static bool take_plain_outs_disjoint(const take_plain *t)
         return false;
     for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
         const fan_list *p = take_list(t->b, i);
-        if (take_defined(p) && (fan_plain_pitch(&p->kind) || p->entries[0].wide))
+        if (take_defined(p) && fan_plain_pitch(&p->kind))
             return false;
         for (size_t k = 0; k < take_defined(p); k++) {
             const char *data = p->entries[k].data;

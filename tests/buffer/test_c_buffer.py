@@ -209,7 +209,9 @@ def test_debug_finds_lent_memory_that_its_caller_changed() -> None:
     assert e.value.status == c_api.STATE and (e.value.object, e.value.slot, e.value.key) == ("grads", 0, -1)
 
 
-def small_adds() -> None:
+def test_a_small_add_allocates_nothing() -> None:
+    if not hasattr(_core, "_test_memory"):
+        pytest.skip("allocations are counted by a development build")
     x, y = np.ones(16, F), value(np.ones(16, F))
     tensor, b = view(x), Buffer(1, budget=c_api.EAGER)
     why, o = c_api.Failure(), c_api.AddOptions(flags=c_api.KEY)
@@ -230,12 +232,6 @@ def small_adds() -> None:
             assert k == 0 or _core._test_memory()[1] == made
         assert parks.take()[0].tolist() == [64] * 16
     api.drop(ct.byref(y))
-
-
-def test_a_small_add_allocates_nothing() -> None:
-    if not hasattr(_core, "_test_memory"):
-        pytest.skip("allocations are counted by a development build")
-    run_python("from buffer.test_c_buffer import small_adds; small_adds()")  # allocations of all threads are counted
 
 
 @pytest.mark.parametrize("budget", list(BUDGETS))

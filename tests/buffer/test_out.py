@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -110,6 +112,41 @@ def test_the_fast_path_is_taken_where_nothing_is_in_its_way_and_not_where_an_out
     out_of_place = (a + memory[:8]).tolist()
     assert allocations(a, memory[:8], to=memory[4:12]) > 0
     assert memory.tolist() == [1] * 4 + out_of_place + [1] * 4
+
+
+@pytest.mark.parametrize(("dtype", "wish"), [("f2", None), (ml_dtypes.bfloat16, None), ("f4", "float64")])
+def test_out_of_a_wider_sum_is_what_the_general_path_writes(dtype: Any, wish: str | None) -> None:
+    """Key 3 is missing until the take, so the first three are a wide sum and the rest is parked behind it."""
+    met = 0
+    for seed in range(300):
+        draw, taken = random.Random(seed), []
+        n, scale, size = draw.choice([3, 5, 9, 66, 130]), draw.choice([None, 0.5]), draw.choice([1, 5, 33])
+        place = draw.choice([None, *range(n)]) if n < 66 else draw.choice([None, n - 1])
+        values = np.random.default_rng(seed).normal(size=(n, size)).astype(dtype)
+        for general in (False, True):
+            terms = [x.copy() for x in values]
+            buf = fanin.InputBuffer([fanin.Slot(dtype=str(values.dtype), accumulate=wish)], budget=0)
+            for k in [*range(3), *range(4, n)]:
+                buf.add(0, terms[k], key=k)
+            out = np.empty(size, dtype) if place is None else terms[place]
+            with fanin.trace() if general else contextlib.nullcontext():
+                assert buf.take(out=[out], scale=scale)[0] is out
+            taken.append([out.tobytes(), *(x.tobytes() for x in terms), buf.counters])
+        assert taken[0] == taken[1], seed
+        met += place is not None and place != 3
+    assert met > 50
+
+
+def test_out_of_a_wider_sum_needs_no_memory() -> None:
+    out, g = np.empty(16, "f2"), np.full(16, 0.5, "f2")
+    buf = fanin.InputBuffer(1, budget=0)
+    for n in (3, 150, 150):  # the first of 150 make room in the list
+        for k in [0, 1, 2, *range(4, n)]:
+            buf.add(0, g, key=k)
+        made = hooks.memory()[1]
+        buf.take(out=[out])
+        assert hooks.memory()[1] == made
+        assert out.tolist() == [0.5 * (n - (n > 3))] * 16
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64, 65, 130])

@@ -1,6 +1,7 @@
 /* Host threads of the simulated machine: turns, what one knows of another, deadlocks, the search of their orders. */
 #define _POSIX_C_SOURCE 200809L
 #include "sim_world.h"
+#include "device/sim/host_sched.h"
 
 #include <sched.h>
 
@@ -498,6 +499,7 @@ static void a_deadlock_is_named_and_ends_the_join(void)
                                 "waits for a lock that host thread 0 holds");
         }
         close(&w); /* the stuck threads stay, and the machine with them */
+        CHECK(!fan_sched_active());
     }
 }
 
@@ -704,9 +706,35 @@ static void a_wait_is_over_once_another_thread_has_acted(void)
     CHECK(waited > 0 && waited < 16);
 }
 
+static int pick_last(void *ctx, int n) { return *(int *)ctx = n - 1; }
+
+/* Its list of choices begins without memory, and is full at some of these lengths: only a sanitizer notices a read
+ * beyond it there. */
+static void a_schedule_has_as_many_characters_as_choices_were_made(void)
+{
+    char text[48], cut[8];
+    int picked = -1;
+    fan_host_sched *t = fan_host_sched_new(1);
+    fan_host_sched_set_hooks(t, &(fan_host_sched_hooks){.pick = pick_last, .ctx = &picked});
+    for (size_t n = 0; n < 40; n++) {
+        memset(text, '?', sizeof text);
+        memset(cut, '?', sizeof cut);
+        fan_host_sched_schedule(t, text, sizeof text);
+        fan_host_sched_schedule(t, cut, sizeof cut - 1);
+        CHECK_INT(strlen(text), n);
+        CHECK_INT(strspn(text, "Y"), n);
+        CHECK_INT(strlen(cut), n < 6 ? n : 6);
+        CHECK_INT(cut[7], '?');
+        CHECK_INT(fan_host_sched_pick(t, 2), 1);
+        CHECK_INT(picked, 1);
+    }
+    fan_host_sched_free(t);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
+    a_schedule_has_as_many_characters_as_choices_were_made();
     threads_act_by_the_seed_one_at_a_time();
     whatever_blocks_lets_go_of_the_frontends_lock();
     what_a_thread_knows_goes_with_spawn_and_join();

@@ -586,6 +586,90 @@ def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: st
     assert stops > 500 // step
 
 
+# Which blocks have begun
+
+
+def in_the_middle(at: int, call: Callable[[], None], act: Callable[[], None]) -> bool:
+    """Calls `call`, and `act` before the bytecode `at` of `Taking.begin`. Whether there is one."""
+    begin, left = torch_leaves.Taking.begin.__code__, at
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code is not begin:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if event == "opcode" and left == 0:
+            act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def taking(p: Any, name: str) -> Any:
+    return torch_leaves.Taking("accumulate", [p], [name])
+
+
+def refuses(p: Any) -> None:
+    with pytest.raises(ValueError, match="the gradient of mine is collected by another block already, as theirs"):
+        taking(p, "mine").begin([lambda gradients: None])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_block_that_ends_while_another_begins_hides_none(dropped: bool) -> None:
+    other, p, at, met = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2)), 0, True
+    while met:
+        at += 1
+        ends, theirs = taking(other, "other"), taking(p, "theirs")
+        for one in (ends, theirs):
+            one.begin([lambda gradients: None])
+        held = [ends]
+        del ends, one
+        met = in_the_middle(at, lambda: refuses(p), held.clear if dropped else lambda held=held: held[0].end())
+        theirs.end()
+        held.clear()
+    again = taking(p, "again")
+    again.begin([lambda gradients: None])
+    assert at > 50 and len(torch_leaves._takings) == 1
+    again.end()
+    assert torch_leaves._takings == []
+
+
+def test_of_two_threads_that_begin_a_block_for_one_parameter_one_is_refused() -> None:
+    p, at, met = torch.nn.Parameter(torch.ones(2)), 0, True
+    while met:
+        at += 1
+        outcomes: list[str] = []
+        both = [taking(p, "a"), taking(p, "b")]
+
+        def begin(one: Any, outcomes: list[str] = outcomes) -> None:
+            try:
+                one.begin([lambda gradients: None])
+                outcomes.append("begun")
+            except ValueError:
+                outcomes.append("refused")
+
+        second = threading.Thread(target=begin, args=(both[1],))
+
+        def meanwhile(second: threading.Thread = second) -> None:
+            second.start()
+            second.join(0.01)  # it waits where the first has the lock
+
+        met = in_the_middle(at, lambda both=both: begin(both[0]), meanwhile)
+        if met:
+            second.join()
+            assert sorted(outcomes) == ["begun", "refused"], at
+        for one in both:
+            one.end()
+    assert at > 50
+
+
 @pytest.mark.parametrize("size", [4, 1 << 17])
 @pytest.mark.parametrize("left", [0, 2])
 def test_what_has_no_memory_any_more_takes_no_other_gradient_along(left: int, size: int) -> None:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.core
 
 def test_threads_run_at_join_by_turns() -> None:
     with Machine() as m:
+        assert m.host_schedule == ""
         seen: list[Any] = []
         threads = [m.spawn(lambda i=i: (seen.append(i), i * 10)[1], name=f"t{i}") for i in range(4)]
         assert not seen and "not ended" in repr(threads[0])

@@ -31,6 +31,7 @@ typedef struct actor {
     int asked;      /* consecutive "not yet" answers since another actor acted */
     bool begun;     /* it has acted */
     bool freed;     /* it was woken because the run was given up, which happens once */
+    bool stuck;     /* it waits, and no actor is left to wake it */
     char call_site[SITE];
 } actor;
 
@@ -219,6 +220,13 @@ static void sched_endless(fan_host_sched *t)
     sched_give_up(t, FAN_DEADLOCKED);
 }
 
+static void sched_set_stuck(actor *a, bool stuck)
+{
+    if (a->stuck != stuck)
+        fan_thread_set_stuck(stuck);
+    a->stuck = stuck;
+}
+
 /* sched_hand_on: chooses the next actor, and wakes it. */
 static void sched_hand_on(fan_host_sched *t)
 {
@@ -257,6 +265,8 @@ static void sched_hand_on(fan_host_sched *t)
         }
     }
     if (!mask) {
+        for (int i = 0; i < t->n; i++)
+            sched_set_stuck(&t->actors[i], t->actors[i].state == WAITING);
         t->over = true;
         (void)pthread_cond_broadcast(&t->done);
         return;
@@ -286,6 +296,7 @@ static bool sched_await(fan_host_sched *t, actor *a)
             (void)pthread_mutex_lock(&t->lock);
         }
     }
+    sched_set_stuck(a, false);
     if (t->turn != me)
         return false;
     a->state = ACTING;

@@ -1,5 +1,6 @@
 /* carry: gradients on their way from node to node, as Python's objects: handed through, or added to buffers and taken
  * (engine/engine.h, fan_engine_frontend). */
+#include "py/arrays/dlpack.h"
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
@@ -141,12 +142,17 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 
 /* ---- buffers ---- */
 
-/* on_host: whether a gradient lies on the CPU, as far as can be read without a call. */
+/* on_host: whether a gradient lies on the CPU, as far as can be read without an import. */
 static bool on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
-    return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data);
+    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data))
+        return true;
+    PyObject *is = fan_is_tensor(fan_state_get(), gradient) ? PyObject_GetAttrString(gradient, "is_cpu") : NULL;
+    PyErr_Clear();
+    Py_XDECREF(is);
+    return is == Py_True;
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
