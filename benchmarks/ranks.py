@@ -179,13 +179,9 @@ class Counted:
     def __fanin_group__(self) -> Counted:
         return self
 
-    def all_to_all(self, send: Any, send_counts: Any, receive: Any, receive_counts: Any) -> Any:
-        self.sent += sum(send_counts) - send_counts[self.rank]
-        return Late(self.engine.all_to_all(send, send_counts, receive, receive_counts), self.delay)
-
-    def all_gather(self, whole: Any, counts: Any) -> Any:
-        self.sent += (self.size - 1) * counts[self.rank]
-        return Late(self.engine.all_gather(whole, counts), self.delay)
+    def all_to_all(self, sends: Any, receives: Any) -> Any:
+        self.sent += sum(map(len, sends))
+        return Late(self.engine.all_to_all(sends, receives), self.delay)
 
 
 class Late:

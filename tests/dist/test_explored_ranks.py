@@ -273,8 +273,8 @@ def test_a_window_that_is_not_widened_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Sum.exact
 
-    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
-        real(self, i, segment, own)
+    def late(self: Sum, i: int, segment: Any, own: Any, levels: Any) -> None:
+        real(self, i, segment, own, levels)
         rounded = own.copy()
         own[:] = 0  # what travels is what was there before
         start = self.call.start

@@ -397,7 +397,7 @@ class Breaks:
             call(*args)
             return self
 
-        return broken if name in ("exchange", "all_to_all", "all_gather") else call
+        return broken if name in ("exchange", "all_to_all") else call
 
     def wait(self, timeout: float) -> Any:
         raise OSError("the wire broke")
@@ -471,15 +471,15 @@ def test_a_failed_rank_that_says_nothing_is_found(monkeypatch: pytest.MonkeyPatc
 def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Sum.exact
 
-    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
+    def late(self: Sum, i: int, segment: Any, own: Any, levels: Any) -> None:
         kept = own.copy()
-        real(self, i, segment, own)
+        real(self, i, segment, own, levels)
         rounded = own.copy()
         own[:] = kept  # what travels is what was there before
         start = self.call.start
 
-        def then(operation: str, *args: Any) -> Any:
-            result = start(operation, *args)
+        def then(operation: str, *args: Any, **more: Any) -> Any:
+            result = start(operation, *args, **more)
             own[:] = rounded
             return result
 
