@@ -94,9 +94,10 @@ def counted(*args):
     left[0] -= 1
     return Broken(swap(*args)) if left[0] == 0 and comm.rank == 1 else swap(*args)
 group._engine.all_to_all = counted
-with pytest.raises(fanin.PeerError, match="OSError: planted"):
+with pytest.raises(fanin.PeerError, match="rank 1 failed: OSError: planted") as e:
     while True:
         dist.add_n([np.ones(3000)] * 2, group, "exact")
+assert e.value.rank == (None if comm.rank == 1 else 1)
 assert "planted" in group.closed
 """
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from fanin._interop.protocols import NDArray
+from fanin.errors import PeerError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,6 +21,14 @@ class Late(TimeoutError):
         super().__init__(
             f"rank {names} did not answer" if len(ranks) == 1 else f"no answer of ranks {names}" if ranks else ""
         )
+
+
+def blamed(reason: str, rank: int) -> PeerError:
+    """The error of ranks that read the reason of `abort` on `rank`; it names the rank that the reason begins with, as
+    ranks pass on what others sent them.
+    """
+    first = re.match(r"rank (\d+) ", reason)
+    return PeerError(reason, int(first[1])) if first else PeerError(f"rank {rank} ended: {reason}", rank)
 
 
 class Pending(Protocol[T_co]):

@@ -288,7 +288,7 @@ class Call:
             rank = getattr(e, "rank", None)
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from None
         except Exception as e:
-            reason = str(e) if isinstance(e, PeerError) else f"{type(e).__name__}: {e}"
+            reason = str(e) if isinstance(e, PeerError) else f"rank {self.group.rank} failed: {type(e).__name__}: {e}"
             self.group.abort(reason)
             rank = e.rank if isinstance(e, PeerError) else None
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from e

@@ -13,9 +13,8 @@ from mpi4py import MPI
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
-from fanin.errors import PeerError
 
-from .engine import Late
+from .engine import Late, blamed
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -64,7 +63,7 @@ class _Request:
         late = sorted({peer for peer, one in zip(self.peers, self.requests, strict=True) if not one.Test()})
         for rank in late:
             if rank in gone:
-                raise PeerError(gone[rank], rank)
+                raise blamed(gone[rank], rank)
         if over and late:
             raise Late(late)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .engine import Late
+from .engine import Late, blamed
 
 #: Seconds after which a wait for the other ranks lets Python handle signals, and reads notes.
 _SLICE = 0.1
@@ -36,7 +36,13 @@ class _Works:
     def wait(self, timeout: float) -> Any:
         end = time.monotonic() + timeout
         for i, work in enumerate(self.works):
-            if not self.one(work, max(end - time.monotonic(), 1e-3)):
+            try:
+                came = self.one(work, max(end - time.monotonic(), 1e-3))
+            except RuntimeError as e:
+                if self.peers:
+                    raise PeerError(f"rank {self.peers[i]} cannot be reached: {e}", self.peers[i]) from e
+                raise
+            if not came:
                 raise Late(self.peers[i : i + 1])
         return self.result()
 
@@ -135,7 +141,7 @@ class TorchEngine:
                 self._here.add(rank)
         for rank, (met, reason) in self._gone.items():
             if met <= self.met:  # else it has sent the header that this rank waits for
-                raise PeerError(reason, rank)
+                raise blamed(reason, rank)
 
     def roll_call(self) -> list[int]:
         """The ranks that do not wait for others now."""

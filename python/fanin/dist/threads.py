@@ -13,7 +13,7 @@ from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin.errors import PeerError
 
-from .engine import Late
+from .engine import Late, blamed
 from .group import Group, nodes_of, seconds, set_default
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class World:
                 late = [r for r, c in waits if c.value < n]
                 for left, reason in list(self.gone.items()):
                     if left in late or left == rank:
-                        raise PeerError(f"rank {left} {reason}", left)
+                        raise blamed(reason, left)
                 if other in late and time.monotonic() >= end:
                     raise Late(late)
 
@@ -95,11 +95,10 @@ class ThreadEngine:
         return _Operation(self, sends, read)
 
     def abort(self, reason: str) -> None:
-        mine = f"rank {self.rank} "
-        self.world.leave(self.rank, reason.removeprefix(mine) if reason.startswith(mine) else f"ended: {reason}")
+        self.world.leave(self.rank, reason)
 
     def close(self) -> None:
-        self.world.leave(self.rank, "closed its group")
+        self.world.leave(self.rank, f"rank {self.rank} closed its group")
 
 
 def threads(
@@ -140,14 +139,14 @@ def threads(
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
-        reason = "has returned"
+        reason = f"rank {rank} has returned"
         try:
             with Group(ThreadEngine(world, rank), nodes=placed, timeout=timeout) as group:
                 set_default(group)
                 results[rank] = fn(group)
         except BaseException as e:
             errors[rank] = e
-            reason = f"failed: {type(e).__name__}: {e}"
+            reason = f"rank {rank} failed: {type(e).__name__}: {e}"
         world.leave(rank, reason)
         over.advance()
 
@@ -163,7 +162,7 @@ def threads(
         over.wait(n)
     except BaseException as e:
         for rank in range(n):
-            world.leave(rank, f"was ended: {type(e).__name__}")
+            world.leave(rank, f"rank {rank} was ended: {type(e).__name__}")
         raise
     if errors:
         first = min(errors, key=lambda rank: (isinstance(errors[rank], PeerError), rank))
