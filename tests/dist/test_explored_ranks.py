@@ -39,7 +39,7 @@ def roots(group: Group, leaves: list[fanin.Leaf], fails: bool, turned: bool = Fa
     order = list(enumerate(leaves))
     for i, w in order[::-1] if turned and group.rank == 1 else order:
         fn = failing if fails and i == 0 else lambda g: g
-        made.append((fanin.Node(fn, edges=[(w, 0)], name=f"N{i}"), 0, np.full(3, 1 + group.rank, "f4")))
+        made.append((fanin.Node(fn, edges=[(w, 0)], name=f"N{i}"), 0, np.full(w.array.shape, 1 + group.rank, "f4")))
     return made
 
 
@@ -53,7 +53,8 @@ def passes(
     after: bool = False,
 ) -> Any:
     """A pass over a bucket for each leaf, and `after` it one more; what each ended as, and the gradients."""
-    leaves = [fanin.Leaf(np.zeros(3, "f4"), name=f"w{i}") for i in range(buckets)]
+    size = 3 if len(set(group.nodes)) == 1 else 1024  # in two levels every rank owns elements
+    leaves = [fanin.Leaf(np.zeros(size, "f4"), name=f"w{i}") for i in range(buckets)]
     reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order)
     seen: list[Any] = []
     for turn in range(1 + after):
@@ -67,7 +68,7 @@ def passes(
             seen.append("ended")
         except Exception as e:
             seen.append((type(e).__name__, getattr(e, "rank", None)))
-    return seen, [None if w.grad is None else w.grad.tolist() for w in leaves]
+    return seen, [None if w.grad is None else set(w.grad.tolist()) for w in leaves]
 
 
 def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None = None, after: bool = False) -> Any:
@@ -78,7 +79,7 @@ def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None 
     ]
     good = (fails is None) + after
     every, without = (sum(1.0 + r for r in range(n) if r not in (left,)) for left in (None, inputs))
-    grads = [[good * (every if i == buckets - 1 else without)] * 3 if good else None for i in range(buckets)]
+    grads = [{good * (every if i == buckets - 1 else without)} if good else None for i in range(buckets)]
     return [([one, *["ended"] * after], grads) for one in first]
 
 

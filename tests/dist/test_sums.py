@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import dist
+from fanin import _core, dist
 from fanin.dist import sums
 from fanin.dist.group import Call, Group, shortly
+from fanin.dist.layout import Layout, Leaf
 from fanin.dist.sums import Sum
 from kit.support import run_python
 from kit.values import bits
@@ -98,6 +100,26 @@ def test_windows_of_several_chunks_travel_through_two_levels(monkeypatch: pytest
             n = 4 if dealing(7) == 3 else 8
             for out in on_ranks(n, arrays, dealing, "exact", 2):
                 assert bits(out) == bits(expected), dtype
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_shards_of_any_bounds_are_summed(nodes: int) -> None:
+    """Those of FSDP are no whole blocks: messages of several shards have a part of a block inside."""
+    rng = np.random.default_rng(4)
+    arrays = [drawn(rng, (1401,), "float64") for _ in range(8)]
+    expected = fanin.add_n(arrays, accumulate="exact")
+
+    def rank(group: Group) -> Any:
+        layout = Layout([Leaf("w", (1401,), "float64")], 4)
+        layout.segments = (replace(layout.segments[0], bounds=(0, 301, 301, 1000, 1401)),)
+        options = sums.Options("exact", into="shard")
+        terms = [sums.Term(layout.flatten([x])) for x in arrays[group.rank :: 4]]
+        with group.call("sum", None) as call:
+            sent = sums.prepare(layout, terms, options, group)
+            return sums.finish(call, layout, sent, call.meet(sent.header), options, [None])[0]
+
+    got = dist.threads(4, rank, nodes=nodes)
+    assert list(map(len, got)) == [301, 0, 699, 401] and bits(np.concatenate(got)) == bits(expected)
 
 
 def test_sums_between_nodes_do_not_depend_on_which_ranks_share_a_node() -> None:
@@ -475,6 +497,9 @@ def test_a_message_between_nodes_that_may_be_too_large_keeps_the_sum_in_one_leve
         small = dist.add_n([np.ones(1024)], group, "exact")
         return bits(out) + bits(small) == bits(np.full(3024, 4.0)), group.counters.messages - before
 
+    wide = _core.window_new("float64", 256)
+    _core.window_add(wide, (np.full(256, 5e-324), np.full(256, 1.7e308)))
+    assert 256 < _core.window_room(wide) / 256 <= sums.ROOM, "of superaccumulators"
     flat, two = 3 * 3, 3 + 1 + 2 * 1 + 1 + 1  # headers; to node, sizes and to owners, back, back in node
     assert dist.threads(4, rank, nodes=2) == [(True, flat + two)] * 4
 

@@ -87,7 +87,7 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
             lines.append(f"This rank sent exact sums to {to}, packed: {size(n)}{each}.")
         elif headers:
             lines.append(f"This rank sent {segment.dtype} to {to}: {size(away * segment.itemsize * mine)}.")
-        if len(levels) > 1:
+        if len(levels) > 1 and any(counts[r] for r in levels[0].team if headers):
             others = [str(r) for r in levels[1].team if r != rank]
             lines.append(f"It sent sums of its node to rank {listed(others)}, packed.")
         return lines

@@ -84,7 +84,6 @@ class Options:
 #: reused by the next one (D26).
 CHUNK = 1 << 17
 
-
 #: Bytes of a number in the largest message: no fewer than those of a superaccumulator of float64.
 ROOM = 320
 
@@ -94,11 +93,13 @@ NOTHING: NDArray = np.empty(0, np.uint8)
 def levels_for(group: Group, segment: Segment, options: Options) -> tuple[Level, ...]:
     """The levels of a sum: the same on every rank. One, too, if a message between nodes may be too large."""
     levels, largest = group._levels, getattr(group._engine, "largest", None)
-    if options.order == "exact" and len(levels) > 1:
-        held = max(sum(n for o, n in enumerate(segment.counts("uint8")) if o in owners) for owners in levels[0].shards)
-        if largest is None or ROOM * held * (1 + segment.dtype.startswith("complex")) <= largest:
-            return levels
-    return group._flat
+    if options.order != "exact":
+        return group._flat
+    if len(levels) > 1 and largest is not None:
+        numbers = segment.counts("complex64" if segment.dtype.startswith("complex") else "float32")
+        held = max(sum(numbers[o] for o in owners) for owners in levels[0].shards) // 4
+        return levels if ROOM * held <= largest else group._flat
+    return levels
 
 
 class Partial:
@@ -111,7 +112,7 @@ class Partial:
     def __init__(self, segment: Segment, waiting: Iterable[NDArray] = ()) -> None:
         self.segment = segment
         self.waiting = list(waiting)
-        self.shards: list[dict[int, NDArray]] = []  #: one contribution of another rank each: bytes, by owner
+        self.shards: list[dict[int, NDArray]] = []  #: contributions of other ranks, each as bytes of shards by owner
         self.packed: list[NDArray] = []  #: packed sums of other ranks
         self.kept: dict[int, object] = {}  #: windows by their first element
 
