@@ -179,13 +179,9 @@ class Counted:
     def __fanin_group__(self) -> Counted:
         return self
 
-    def all_to_all(self, send: Any, send_counts: Any, receive: Any, receive_counts: Any) -> Any:
-        self.sent += sum(send_counts) - send_counts[self.rank]
-        return Late(self.engine.all_to_all(send, send_counts, receive, receive_counts), self.delay)
-
-    def all_gather(self, whole: Any, counts: Any) -> Any:
-        self.sent += (self.size - 1) * counts[self.rank]
-        return Late(self.engine.all_gather(whole, counts), self.delay)
+    def all_to_all(self, sends: Any, receives: Any) -> Any:
+        self.sent += sum(map(len, sends))
+        return Late(self.engine.all_to_all(sends, receives), self.delay)
 
 
 class Late:
@@ -330,37 +326,54 @@ ONE, SEVERAL = 1.0, 1.5
 
 
 class Sum(NamedTuple):
-    """What one rank does for an all-reduce: messages, bytes sent, bytes of gradients summed, headers read."""
+    """What one rank does for an all-reduce, or a part of one: messages, bytes sent, bytes of gradients summed, headers
+    read; and the share of its messages and bytes that travels to other nodes.
+    """
 
     messages: float
     sent: float
     summed: float
     headers: float
+    far: float = 0.0
+
+    @property
+    def level(self) -> Level:
+        """How its messages travel."""
+        return Level(*(self.far * b + (1 - self.far) * a for a, b in zip(INSIDE, BETWEEN, strict=True)))
 
 
-def flat(size: float, ranks: int, to_owner: float = ONE, summed: float = 1.0) -> Sum:
+def flat(size: float, ranks: int, to_owner: float = ONE, summed: float = 1.0, node: int = NODE) -> Sum:
     """Every rank sends to every rank: a header, its part, the sum. `summed`: passes over the gradients."""
     part = size * (ranks - 1) / ranks
-    return Sum(3 * (ranks - 1), (to_owner + 1) * part + HEADER * (ranks - 1), summed * size, ranks)
+    far = max(0, ranks - node) / (ranks - 1)
+    return Sum(3 * (ranks - 1), (to_owner + 1) * part + HEADER * (ranks - 1), summed * size, ranks, far)
 
 
-def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[tuple[Sum, Level]]]:
-    """The parts of an all-reduce to which a rank brings `each` contributions, in one level and in two.
+def two_levels(
+    size: float, ranks: int, to_owner: float, summed: float, node: int = NODE, several: float = SEVERAL
+) -> list[Sum]:
+    """Headers travel as in one level. The ranks of a node make a sum first, then those of one place in all nodes, which
+    send each other the sizes of their messages, too; the sum comes back the same way. `several`: bytes between nodes
+    for a byte of the node's exact sum.
+    """
+    headers = flat(0, ranks, node=node)
+    nodes, share = ranks // node, size / node
+    return [
+        headers._replace(messages=headers.messages / 3),
+        Sum(2 * (node - 1), (to_owner + 1) * (size - share), summed * size, 0),
+        Sum(3 * (nodes - 1), (several + 1) * share * (nodes - 1) / nodes + 8 * (nodes - 1), share, 0, 1.0),
+    ]
 
-    In two levels the ranks of a node make a sum first, then those of one place in all nodes. There a node sends one
-    sum; contributions in the order of keys have no partial sums, so all of them travel on.
+
+def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[Sum]]:
+    """The parts of an all-reduce to which a rank brings `each` contributions, in one level and, if it is exact, in two:
+    a fold in the order of keys has no partial sums, and one by ranks would have other bits.
     """
     to_owner = {"key": float(each), "exact": ONE if each == 1 else SEVERAL, "rank": ONE}[order]
     passes = each + (each > 1 and order != "key")  # a rank's own sum, and the owner's
-    near = min(1, (NODE - 1) / (ranks - 1))
-    both = Level(*(near * a + (1 - near) * b for a, b in zip(INSIDE, BETWEEN, strict=True)))
-    made = {"flat": [(flat(size, ranks, to_owner, passes), both)]}
-    if ranks > NODE:
-        between = {"key": float(NODE * each), "exact": SEVERAL, "rank": ONE}[order]
-        made["two levels"] = [
-            (flat(size, NODE, to_owner, passes), INSIDE),
-            (flat(size / NODE, ranks // NODE, between), BETWEEN),
-        ]
+    made = {"flat": [flat(size, ranks, to_owner, passes)]}
+    if ranks > NODE and order == "exact":
+        made["two levels"] = two_levels(size, ranks, to_owner, passes)
     return made
 
 
@@ -373,11 +386,11 @@ def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Resul
     for order in NAMES:
         for path, parts in sums(order, size, ranks, each).items():
             seconds = sum(
-                s.messages * at.message + s.sent * at.byte + s.summed * work[order] + s.headers * READ
-                for s, at in parts
+                s.messages * s.level.message + s.sent * s.level.byte + s.summed * work[order] + s.headers * READ
+                for s in parts
             )
             rows[f"{order}, {path}"] = {"min": 1e3 * seconds, "median": 1e3 * seconds}
-            messages[f"{order}, {path}"] = sum(s.messages for s, _ in parts)
+            messages[f"{order}, {path}"] = sum(s.messages for s in parts)
     base = rows["a ring"]["median"]
     for row in rows.values():
         row |= {"ratio": base / row["median"], "ratio_of_minima": base / row["median"], "rounds": 0}

@@ -12,18 +12,24 @@ from fanin.dist.group import Call
 from kit import bad_ranks
 from kit.ranks import NO_MPI, under_mpiexec
 
+#: (ranks, nodes): sums in one level, and in two.
+LEVELS = [(2, 1), (4, 2)]
+
 
 @pytest.mark.core
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_that_are_threads() -> None:
-    assert dist.threads(2, bad_ranks.wrongs, timeout=60) == [[], []]
+@pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_that_are_threads(ranks: int, nodes: int) -> None:
+    assert dist.threads(ranks, bad_ranks.wrongs, nodes=nodes, timeout=60) == [[]] * ranks
 
 
 @pytest.mark.partners
 @pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
-def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi() -> None:
-    program = "from fanin import dist; from kit.bad_ranks import wrongs; print(wrongs(dist.group(timeout=60)))"
-    done = under_mpiexec(2, "-c", program)
-    assert (done.returncode, "".join(done.stdout.split())) == (0, "[][]"), done.stdout + done.stderr
+@pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi(ranks: int, nodes: int) -> None:
+    group = f"dist.group(nodes={nodes}, timeout=60)"
+    program = f"from fanin import dist; from kit.bad_ranks import wrongs; print(wrongs({group}))"
+    done = under_mpiexec(ranks, "-c", program)
+    assert (done.returncode, "".join(done.stdout.split())) == (0, "[]" * ranks), done.stdout + done.stderr
 
 
 @pytest.mark.partners
@@ -32,6 +38,19 @@ def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_gloo(tmp_path: Path)
     from dist.test_gloo import on_processes
 
     assert on_processes(2, bad_ranks.wrongs, tmp_path) == [[], []]
+
+
+def in_two_levels(group: Any) -> list[str]:
+    return bad_ranks.wrongs(dist.group(group, nodes=2))
+
+
+@pytest.mark.partners
+@pytest.mark.slow
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_gloo_in_two_levels(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    assert on_processes(4, in_two_levels, tmp_path) == [[]] * 4
 
 
 @pytest.mark.core

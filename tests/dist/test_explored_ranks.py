@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,17 +13,18 @@ import pytest
 import fanin
 from fanin import _core, dist
 from fanin.dist.group import Call, Group
+from fanin.dist.layout import Level
 from fanin.dist.reducer import Reducer
-from fanin.dist.sums import Sum
+from fanin.dist.sums import Partial, Sum
 from fanin.dist.threads import World
 from fanin.sim import Machine, Report, explore
 
 pytestmark = pytest.mark.threads
 
 
-def on_ranks(machine: Machine, n: int, fn: Callable[[Group], Any]) -> list[Any]:
+def on_ranks(machine: Machine, n: int, fn: Callable[[Group], Any], nodes: int = 1) -> list[Any]:
     """What fn(group) gives on each rank; ranks, and the threads that send for them, are threads of the machine."""
-    ranks = machine.spawn(dist.threads, n, fn)
+    ranks = machine.spawn(partial(dist.threads, nodes=nodes), n, fn)
     machine.join()
     return ranks.result
 
@@ -37,7 +39,7 @@ def roots(group: Group, leaves: list[fanin.Leaf], fails: bool, turned: bool = Fa
     order = list(enumerate(leaves))
     for i, w in order[::-1] if turned and group.rank == 1 else order:
         fn = failing if fails and i == 0 else lambda g: g
-        made.append((fanin.Node(fn, edges=[(w, 0)], name=f"N{i}"), 0, np.full(3, 1 + group.rank, "f4")))
+        made.append((fanin.Node(fn, edges=[(w, 0)], name=f"N{i}"), 0, np.full(w.array.shape, 1 + group.rank, "f4")))
     return made
 
 
@@ -51,7 +53,8 @@ def passes(
     after: bool = False,
 ) -> Any:
     """A pass over a bucket for each leaf, and `after` it one more; what each ended as, and the gradients."""
-    leaves = [fanin.Leaf(np.zeros(3, "f4"), name=f"w{i}") for i in range(buckets)]
+    size = 3 if len(set(group.nodes)) == 1 else 1024  # in two levels every rank owns elements
+    leaves = [fanin.Leaf(np.zeros(size, "f4"), name=f"w{i}") for i in range(buckets)]
     reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip", order=order)
     seen: list[Any] = []
     for turn in range(1 + after):
@@ -65,7 +68,7 @@ def passes(
             seen.append("ended")
         except Exception as e:
             seen.append((type(e).__name__, getattr(e, "rank", None)))
-    return seen, [None if w.grad is None else w.grad.tolist() for w in leaves]
+    return seen, [None if w.grad is None else set(w.grad.tolist()) for w in leaves]
 
 
 def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None = None, after: bool = False) -> Any:
@@ -76,12 +79,12 @@ def expected(n: int, buckets: int, fails: int | None = None, inputs: int | None 
     ]
     good = (fails is None) + after
     every, without = (sum(1.0 + r for r in range(n) if r not in (left,)) for left in (None, inputs))
-    grads = [[good * (every if i == buckets - 1 else without)] * 3 if good else None for i in range(buckets)]
+    grads = [{good * (every if i == buckets - 1 else without)} if good else None for i in range(buckets)]
     return [([one, *["ended"] * after], grads) for one in first]
 
 
-def scenario(machine: Machine, n: int, buckets: int, **options: Any) -> Any:
-    outcome = on_ranks(machine, n, lambda group: passes(group, buckets, **options))
+def scenario(machine: Machine, n: int, buckets: int, nodes: int = 1, **options: Any) -> Any:
+    outcome = on_ranks(machine, n, lambda group: passes(group, buckets, **options), nodes)
     facts = {k: v for k, v in options.items() if k not in ("turned", "order")}
     assert outcome == expected(n, buckets, **facts)
     return outcome
@@ -110,6 +113,8 @@ LARGE: list[tuple[int, int, dict[str, Any], int]] = [
     (3, 1, {"fails": 2, "inputs": 1}, 20),
     (3, 2, {}, 100),
     (3, 2, {"fails": 2, "inputs": 1}, 30),
+    (4, 1, {"nodes": 2, "order": "exact"}, 50),
+    (4, 2, {"nodes": 2, "order": "exact", "fails": 3, "inputs": 1}, 50),
 ]
 
 
@@ -119,9 +124,15 @@ def test_every_order_of_ranks_has_one_outcome(n: int, buckets: int, options: dic
     assert report.ok and report.runs >= least, report
 
 
-@pytest.mark.parametrize("options", [{}, {"fails": 2, "inputs": 1}])
-def test_some_orders_of_three_ranks_have_one_outcome(options: dict[str, Any]) -> None:
-    report = explored(3, 1, limit=20, **options)
+TWO_LEVELS = {"nodes": 2, "order": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [(3, {}), (3, {"fails": 2, "inputs": 1}), (4, TWO_LEVELS), (4, {**TWO_LEVELS, "fails": 2, "inputs": 1})],
+)
+def test_some_orders_of_more_ranks_have_one_outcome(n: int, options: dict[str, Any]) -> None:
+    report = explored(n, 1, limit=20, **options)
     assert not report.failed and report.runs >= 20, str(report)
 
 
@@ -246,20 +257,28 @@ def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: p
     del real
 
 
-def exact(machine: Machine) -> Any:
-    """Three terms on two ranks, of which the last has bits below all bits of the others."""
+def exact(machine: Machine, nodes: int = 1) -> Any:
+    """Three terms on two ranks, or five on those of two nodes, of which one has bits below all bits of the others. Each
+    rank owns elements.
+    """
 
     def rank(group: Group) -> Any:
-        mine = [np.full(3, x, "f8") for x in ((1.0, -1.0), (2.0**-60,))[group.rank]]
-        return dist.add_n(mine, group, order="exact")
+        which = ((-1.0,), (1.0, 2.0**-60), (), (3.0, -3.0))[group.rank]
+        terms = [np.arange(1, 1025) * np.float64(x) for x in which]
+        return dist.add_n(terms, group, order="exact")
 
-    outcome = on_ranks(machine, 2, rank)
-    assert all((x == 2.0**-60).all() for x in outcome), outcome
+    outcome = on_ranks(machine, 2 * nodes, rank, nodes)
+    assert all((x == np.arange(1, 1025) * 2.0**-60).all() for x in outcome), outcome
     return outcome
 
 
-def test_a_window_that_is_not_widened_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert explore(exact).ok
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_exact_sum_has_one_outcome_in_every_order(nodes: int) -> None:
+    assert explore(partial(exact, nodes=nodes)).ok
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_window_that_is_not_widened_is_found(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = _core.window_add
 
     def narrow(window: Any, arrays: Any) -> None:
@@ -267,14 +286,15 @@ def test_a_window_that_is_not_widened_is_found(monkeypatch: pytest.MonkeyPatch) 
         real(window, tuple(np.round(x * 2.0**52) / 2.0**52 for x in arrays))
 
     monkeypatch.setattr(_core, "window_add", narrow)
-    assert explore(exact).failed
+    assert explore(partial(exact, nodes=nodes)).failed
 
 
-def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_all_gather_before_the_shard_is_rounded_is_found(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Sum.exact
 
-    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
-        real(self, i, segment, own)
+    def late(self: Sum, i: int, segment: Any, own: Any, levels: Any) -> None:
+        real(self, i, segment, own, levels)
         rounded = own.copy()
         own[:] = 0  # what travels is what was there before
         start = self.call.start
@@ -287,7 +307,67 @@ def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.
         self.call.start = then  # type: ignore[method-assign]
 
     monkeypatch.setattr(Sum, "exact", late)
-    assert explore(exact).failed
+    assert explore(partial(exact, nodes=nodes)).failed
+
+
+def test_sums_that_travel_back_inside_nodes_before_those_of_other_nodes_are_there_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fanin.dist.sums.reversed", lambda levels: levels, raising=False)
+    assert explore(exact).ok, "one level has one order"
+    assert explore(partial(exact, nodes=2)).failed
+
+
+def test_an_owner_without_the_terms_of_its_own_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropped(self: Partial, owner: int) -> None:
+        for _ in self.windows(owner):
+            pass
+
+    monkeypatch.setattr(Partial, "keep", dropped)
+    assert explore(exact).ok, "in one level nothing is kept"
+    assert explore(partial(exact, nodes=2)).failed
+
+
+def test_sums_of_a_node_in_another_order_than_its_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's own windows are made last: messages of the ranks of its node are read out of order."""
+    real = Partial.pack
+
+    def last(self: Partial, level: Any, rank: int, received: bool = False) -> Any:
+        mine = level.team.index(rank)
+        order = [k for k in range(len(level.team)) if k != mine] + [mine]
+        turned = Level(tuple(level.team[k] for k in order), tuple(level.shards[k] for k in order))
+        made = real(self, turned if received else level, rank, received)
+        return [made[order.index(k)] for k in range(len(order))] if received else made
+
+    monkeypatch.setattr(Partial, "pack", last)
+    assert explore(partial(exact, nodes=2)).failed
+
+
+def test_a_node_that_is_summed_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited for the first level is added in the second one, too."""
+    monkeypatch.setattr(Partial, "end", lambda self: None)
+    assert explore(partial(exact, nodes=2), stop_at_first=True).failed
+
+
+def disagree(machine: Machine) -> Any:
+    """Rank 1 was told of other nodes than the others."""
+
+    def rank(group: Group) -> Any:
+        mine = Group(group._engine, nodes=[0, 1, 0, 1] if group.rank == 1 else 2)
+        try:
+            return dist.add_n([np.ones(1024)], mine, "exact").tolist()
+        except fanin.PeerError as e:
+            return str(e)
+
+    outcome = on_ranks(machine, 4, rank)
+    assert all("rank 1 is at" in x and "nodes 1 of 0+1 of 1" in x for x in outcome), outcome
+    return outcome
+
+
+def test_ranks_that_disagree_on_nodes_have_an_error_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(disagree).ok
+    monkeypatch.setattr(sys.modules[Group.__init__.__module__], "shortly", lambda nodes: "")
+    assert explore(disagree, stuck_after=5).failed, "a header without nodes"
 
 
 # ---------------------------------------------------------------- the search itself

@@ -38,7 +38,7 @@ def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], result
 
 
 def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int | None = None) -> list[Any]:
-    """What `work` gave on each rank; `alive`: how many ranks, from 0, live to give it."""
+    """What `work` gave on each rank; `alive`: how many ranks live to give it."""
     context = mp.get_context("spawn")
     results: Any = context.Queue()
     over = context.Event()
@@ -92,6 +92,17 @@ def test_the_traces_of_all_ranks_are_gathered_on_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_sum_of_tensors_has_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
     assert on_processes(size, same_bits, tmp_path) == [[]] * size
+
+
+def in_two_levels(group: Any) -> Any:
+    """The law on one node, as the host's name says; then on two."""
+    here = group.nodes
+    dist.group(group, nodes=2)
+    return here, same_bits(group), weights(group), group.counters.messages_between > 0
+
+
+def test_sums_in_two_levels_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    assert on_processes(4, in_two_levels, tmp_path) == [((0,) * 4, [], [True, True], True)] * 4
 
 
 def weights(group: Any) -> list[bool]:
@@ -253,6 +264,8 @@ def test_a_process_group_that_was_destroyed_is_refused(tmp_path: Path) -> None:
 
 
 def killed(group: Any) -> Any:
+    if group.size == 4:
+        dist.group(group, nodes=2)
     sums = 0
     try:
         while True:
@@ -267,3 +280,8 @@ def killed(group: Any) -> Any:
 def test_a_rank_that_is_killed_in_a_sum_is_an_error_on_the_others(tmp_path: Path) -> None:
     [(sums, closed)] = on_processes(2, killed, tmp_path, alive=1)
     assert sums >= 5 and closed
+
+
+def test_a_rank_that_is_killed_in_a_sum_in_two_levels_is_an_error_on_the_others(tmp_path: Path) -> None:
+    for sums, closed in on_processes(4, killed, tmp_path, alive=3):
+        assert sums >= 5 and closed

@@ -12,8 +12,10 @@ from fanin import dist
 from kit.ranks import MICRO, alone, train
 
 
-def on_ranks(n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> list[bytes]:
-    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), timeout=60)
+def on_ranks(
+    n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int, nodes: Any = 1
+) -> list[bytes]:
+    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), nodes=nodes, timeout=60)
 
 
 @pytest.mark.parametrize("order", ["exact", "key"])
@@ -28,6 +30,13 @@ def test_weights_after_twenty_steps_are_those_of_one_process(order: str) -> None
         assert on_ranks(n, order, bucket, dealing(n), 20) == [expected] * n, (n, bucket)
         ran += 1
     assert ran == 30
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(4, 2), (8, 2), (8, 4), (8, [0, 1] * 4)])
+def test_weights_after_twenty_steps_in_two_levels_are_those_of_one_process(n: int, nodes: Any) -> None:
+    expected = alone("exact", 20)
+    for bucket, dealing in itertools.product((1000, 25 << 20), (lambda k: k % n, lambda k: n - 1 - k * n // MICRO)):
+        assert on_ranks(n, "exact", bucket, dealing, 20, nodes) == [expected] * n, (n, bucket)
 
 
 def test_the_law_of_ranks_finds_another_order() -> None:

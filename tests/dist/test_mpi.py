@@ -22,9 +22,14 @@ def mpiexec(ranks: int, program: str, begin: str = BEGIN) -> str:
     return done.stdout
 
 
+#: (ranks, nodes): sums in one level; with order="exact" in two.
+LAYOUTS: list[tuple[int, object]] = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4, [3, 1, 3, 1]), (4, [0, 0, 0, 1])]
+
 SAME_BITS = """
-group = dist.group()
+assert dist.group().nodes == (0,) * comm.size, "MPI says that all ranks share this machine"
+group = dist.group(nodes=NODES)
 assert group is dist.group(comm) and (group.rank, group.size) == (comm.rank, comm.size)
+assert len(group._levels) == (2 if str(NODES) in ("2", "[3, 1, 3, 1]") else 1)
 rng = np.random.default_rng(7)
 arrays = [(rng.standard_normal(5000) * 2.0 ** rng.integers(-9, 9, 5000)).astype("f4") for _ in range(8)]
 mine = [k for k in range(8) if k * comm.size // 8 == comm.rank]
@@ -40,22 +45,67 @@ for order, accumulate in (("key", None), ("exact", "exact")):
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_sum_has_the_bits_of_one_process(ranks: int) -> None:
-    mpiexec(ranks, SAME_BITS)
+@pytest.mark.parametrize(("ranks", "nodes"), LAYOUTS)
+def test_the_sum_has_the_bits_of_one_process(ranks: int, nodes: object) -> None:
+    mpiexec(ranks, SAME_BITS.replace("NODES", str(nodes)))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_weights_after_twenty_steps_are_those_of_one_process(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (3, 1), (4, 1), (4, 2)])
+def test_weights_after_twenty_steps_are_those_of_one_process(ranks: int, nodes: int) -> None:
     mpiexec(
         ranks,
-        """
+        f"""
 from kit.ranks import alone, train
+dist.group(nodes={nodes})
 for order in ("exact", "key"):
     for bucket in (1000, 25 << 20):
         assert train(dist.group(), order, bucket, lambda k: k % comm.size, 20) == alone(order, 20), (order, bucket)
 """,
     )
+
+
+def test_nodes_that_do_not_fit_or_differ_are_refused_on_every_rank() -> None:
+    mpiexec(
+        4,
+        """
+group = dist.group()
+for nodes, other, kind, words in (
+    (2, 3, ValueError, "divides the 4 ranks evenly, got 3"),
+    (2, [0, 1], ValueError, "the node of each of 4 ranks, got 2"),
+    ([0, 1, 0, 1], 2, fanin.PeerError, "rank 2 is at .*nodes 2 of 0.2 of 1, rank 0 at .*nodes 1 of 0.1 of 1"),
+):
+    with pytest.raises(kind if comm.rank == 2 else fanin.PeerError, match=words) as e:
+        dist.group(nodes=other if comm.rank == 2 else nodes)
+    assert getattr(e.value, "rank", 2) == 2 and group.nodes == (0, 0, 0, 0)
+    assert dist.add_n([np.ones(3)], order="exact").tolist() == [4, 4, 4]
+""",
+    )
+
+
+DATA = """
+group = dist.group(comm.Dup(), nodes=NODES, timeout=60)
+swap, left = group._engine.all_to_all, [AT]
+class Broken:
+    def __init__(self, pending):
+        self.pending = pending
+    def wait(self, timeout):
+        raise OSError("planted")
+def counted(*args):
+    left[0] -= 1
+    return Broken(swap(*args)) if left[0] == 0 and comm.rank == 1 else swap(*args)
+group._engine.all_to_all = counted
+with pytest.raises(fanin.PeerError, match="rank 1 failed: OSError: planted") as e:
+    while True:
+        dist.add_n([np.ones(3000)] * 2, group, "exact")
+assert e.value.rank == (None if comm.rank == 1 else 1)
+assert "planted" in group.closed
+"""
+
+
+@pytest.mark.parametrize(("nodes", "at"), [(1, 2), (1, 3), *((2, k) for k in range(2, 7))])
+def test_a_rank_that_fails_between_two_messages_of_a_sum_closes_the_group_on_every_rank(nodes: int, at: int) -> None:
+    """The header is the first one."""
+    mpiexec(4, DATA.replace("NODES", str(nodes)).replace("AT", str(at)))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -18,7 +18,7 @@ from fanin.dist import layout, reducer
 from fanin.dist.group import Group
 from fanin.dist.layout import Leaf
 from fanin.dist.reducer import Reducer
-from fanin.dist.threads import ThreadEngine, World, _offsets, _Operation
+from fanin.dist.threads import ThreadEngine, World, _Operation
 from fanin.sim import Array, Machine, Report, explore
 
 pytestmark = pytest.mark.threads
@@ -44,56 +44,35 @@ class QueuedEngine(ThreadEngine):
 
     def _message(self, raw: Any) -> tuple[Any, Any]:
         """The message on the device, and an event of the queue behind its copy."""
-        made = self.machine.empty(max(len(raw), 1), "uint8")
+        made = self.machine.empty(len(raw), "uint8")
         self.machine.launch(
-            self.caller, lambda to: to.__setitem__(slice(0, len(raw)), raw), writes=[made], name="copy to device"
+            self.caller, lambda to: to.__setitem__(slice(None), raw), writes=[made], name="copy to device"
         )
         if self.without != "queue for copy":
             self.queue.wait(self.caller.record())
         return made, self.queue.record()
 
-    def _receive(self, pieces: list[tuple[Any, Any, slice, slice]], receive: Any) -> None:
-        """Copy pieces of messages, with their events, from and to places, on the queue; then to the host."""
-        got = self.machine.empty(max(len(receive), 1), "uint8")
-        for message, event, origin, to in pieces:
-            if self.without != "queue for peer":
-                self.queue.wait(event)
-            self.machine.launch(
-                self.queue,
-                lambda a, b, origin=origin, to=to: b.__setitem__(to, a[origin]),
-                reads=[message],
-                writes=[got],
-                name="send",
-            )
-        if self.without != "caller for queue":
-            self.caller.wait(self.queue.record())
-        with fanin.stream(self.caller):
-            host = got.numpy()
-        for _, _, _, to in pieces:
-            receive[to] = host[to]
-
-    def all_to_all(self, send: Any, send_counts: Any, receive: Any, receive_counts: Any) -> _Operation:
-        def read(posted: list[Any]) -> None:
-            at, pieces = _offsets(receive_counts), []
-            for rank, (message, event, offsets) in enumerate(posted):
-                origin = slice(offsets[self.rank], offsets[self.rank + 1])
-                if origin.stop > origin.start:
-                    pieces.append((message, event, origin, slice(at[rank], at[rank + 1])))
-            self._receive(pieces, receive)
-
-        return _Operation(self, (*self._message(send), _offsets(send_counts)), read)
-
-    def all_gather(self, whole: Any, counts: Any) -> _Operation:
-        at = _offsets(counts)
+    def all_to_all(self, sends: Any, receives: Any) -> _Operation:
+        made = {id(x): self._message(x) for x in sends if len(x)}
 
         def read(posted: list[Any]) -> None:
-            every = [
-                (message, event, slice(0, at[r + 1] - at[r]), slice(at[r], at[r + 1]))
-                for r, (message, event) in enumerate(posted)
-            ]
-            self._receive([p for r, p in enumerate(every) if r != self.rank and p[3].stop > p[3].start], whole)
+            """Copy each message on the queue; then to the host."""
+            for messages, place in zip(posted, receives, strict=True):
+                if not len(place):
+                    continue
+                message, event = messages[self.rank]
+                got = self.machine.empty(len(place), "uint8")
+                if self.without != "queue for peer":
+                    self.queue.wait(event)
+                self.machine.launch(
+                    self.queue, lambda a, b: b.__setitem__(slice(None), a), reads=[message], writes=[got], name="send"
+                )
+                if self.without != "caller for queue":
+                    self.caller.wait(self.queue.record())
+                with fanin.stream(self.caller):
+                    place[:] = got.numpy()
 
-        return _Operation(self, self._message(whole[at[self.rank] : at[self.rank + 1]]), read)
+        return _Operation(self, [made.get(id(x)) for x in sends], read)
 
 
 @pytest.fixture(autouse=True)

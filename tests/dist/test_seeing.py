@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import ranks
 
 import fanin
-from fanin import dist
+from fanin import _core, dist
 from fanin._trace.line import HOST, Line
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer
@@ -34,11 +35,11 @@ def node(leaf: fanin.Leaf) -> Any:
 # ---------------------------------------------------------------- traces
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_each_bucket_has_an_arrow_from_each_sender_to_each_owner_and_back(ranks: int) -> None:
-    whole, *others = dist.threads(ranks, gathered, timeout=20)
-    assert others == [None] * (ranks - 1)
-    check_messages(whole, ranks)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_each_bucket_has_an_arrow_from_each_sender_to_each_owner_and_back(n: int) -> None:
+    whole, *others = dist.threads(n, gathered, timeout=20)
+    assert others == [None] * (n - 1)
+    check_messages(whole, n)
 
 
 def test_steps_of_a_bucket_follow_each_other_on_the_sending_thread() -> None:
@@ -108,6 +109,30 @@ def test_sums_of_arrays_are_traced_too() -> None:
         ("add_n: back", 1, 8 * 256),
         ("add_n: to owners", 0, 8 * 256),
     ]
+
+
+def test_sums_in_two_levels_have_an_arrow_for_each_message() -> None:
+    def rank(group: Group) -> Any:
+        with fanin.trace() as t:
+            dist.add_n([np.ones(1024)], group, "exact")
+        return dist.gather_trace(t, group)
+
+    picture = dist.threads(4, rank, nodes=2, timeout=20)[0].picture()
+    for r in range(4):
+        steps = [s.name for s in picture.slices if s.bucket and s.lane.rank == r]
+        names = ("headers", "to node", "sum", "sizes", "to owners", "sum", "back", "back in node")
+        assert steps == [f"add_n: {step}" for step in names]
+    mate, other = {0: 1, 1: 0, 2: 3, 3: 2}, {0: 2, 2: 0, 1: 3, 3: 1}
+    for step, peer in (
+        ("to node", mate),
+        ("sizes", other),
+        ("to owners", other),
+        ("back", other),
+        ("back in node", mate),
+    ):
+        found = [m for m in picture.messages if m.source.name == f"add_n: {step}"]
+        assert {m.source.lane.rank: m.target.lane.rank for m in found} == peer and len(found) == 4
+    assert len(picture.messages) == 5 * 4
 
 
 def test_messages_of_another_group_have_no_arrows() -> None:
@@ -233,6 +258,47 @@ def test_counters_have_the_messages_and_bytes_of_a_pass(order: str) -> None:
         assert sent == headers + 2 * back  # one contribution travels as it is in each order
 
 
+def counted(n: int, nodes: int, each: int, size: int, order: Any = "exact") -> list[dist.GroupCounters]:
+    """The counters of a sum of `each` arrays of ones on each rank, of `size` float32."""
+
+    def rank(group: Group) -> dist.GroupCounters:
+        dist.add_n([np.ones(size, "f4")] * each, group, order)
+        return group.counters
+
+    return dist.threads(n, rank, nodes=nodes, timeout=20)
+
+
+def packed_bytes(terms: int, size: int) -> int:
+    window = _core.window_new("float32", size)
+    _core.window_add(window, (np.ones(size, "f4"),) * terms)
+    return _core.window_pack(window, np.empty(_core.window_room(window), np.uint8))
+
+
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize(("n", "nodes"), [(2, 1), (4, 1), (4, 2), (6, 2), (6, 3), (8, 2), (9, 3)])
+def test_the_model_has_the_messages_and_bytes_that_a_sum_counts_also_between_nodes(
+    n: int, nodes: int, each: int
+) -> None:
+    size, node = n * 512, n // nodes
+    to_owner = packed_bytes(each, 512) / 2048 if each > 1 else ranks.ONE
+    several = packed_bytes(each * node, 512) / 2048
+    parts = [ranks.flat(4 * size, n, to_owner, node=node)]
+    if nodes > 1:
+        parts = ranks.two_levels(4 * size, n, to_owner, 1, node, several)
+    expected = [sum(s.messages for s in parts), sum(s.sent for s in parts)]
+    expected += [sum(s.messages * s.far for s in parts), sum(s.sent * s.far for s in parts)]
+    for c in counted(n, nodes, each, size):
+        assert [c.messages, c.bytes_sent, c.messages_between, c.bytes_between] == pytest.approx(expected)
+
+
+def test_a_node_sends_one_sum_to_each_other_node() -> None:
+    """In one level each of its four ranks sends its own."""
+    flat, two = counted(8, 2, 1, 8 * 512, "key")[0], counted(8, 2, 1, 8 * 512)[0]
+    assert (flat.messages_between, two.messages_between) == (3 * 4, 4 + 3)
+    data = [c.bytes_between - 4 * 1024 for c in (flat, two)]
+    assert data == [4 * 2048 * 2, packed_bytes(4, 512) + 8 + 2048]
+
+
 def test_the_share_of_sending_behind_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def share(waits: bool) -> list[float]:
         def rank(group: Group) -> float:
@@ -320,6 +386,29 @@ def test_explain_has_the_rule_of_the_order_and_the_bytes_that_travelled(order: A
         assert exactly == pytest.approx(sent, rel=1e-3), rank
 
 
+def test_explain_names_the_levels_of_a_sum() -> None:
+    def rank(group: Group) -> tuple[str, int]:
+        w = fanin.Leaf(np.zeros(1024, "f4"), name="w")
+        reducer = Reducer([w], group, order="exact")
+        before = group.counters
+        fanin.backward([node(w)], reducer=reducer)
+        now = group.counters
+        near = now.bytes_sent - now.bytes_between - (before.bytes_sent - before.bytes_between)
+        return reducer.explain(w), near - 2 * 1024 - 2 * 1024  # headers, the sum
+
+    text, near = dist.threads(4, rank, nodes=2, timeout=20)[2]
+    assert text.splitlines()[2:] == [
+        "Terms: 1 of rank 0, 1 of rank 1, 1 of rank 2, 1 of rank 3.",
+        "Each rank adds its terms exactly, then the ranks of a node add these sums; the owner adds the sums of 2 nodes,"
+        " and rounds once (N3).",
+        "This rank sent float32 to the ranks of its node: 2 KiB.",
+        "It sent sums of its node to rank 0, packed.",
+        "Each owner sends its part of the sum to a rank of every node, and these to all ranks of their nodes, as"
+        " float32; this rank 1 KiB to each (N6).",
+    ]
+    assert near == 2048
+
+
 def test_explain_names_the_ranks_without_a_gradient() -> None:
     def rank(group: Group) -> str:
         leaves = leaves_of(300, 300)
@@ -347,10 +436,11 @@ def test_what_cannot_be_explained_is_refused() -> None:
 # ---------------------------------------------------------------- statistics
 
 
+@pytest.mark.parametrize(("n", "nodes"), [(3, 1), (4, 2)])
 @pytest.mark.parametrize("into", ["all", "shard", 1])
-def test_statistics_are_those_of_the_whole_sum_on_every_rank(into: Any) -> None:
+def test_statistics_are_those_of_the_whole_sum_on_every_rank(into: Any, n: int, nodes: int) -> None:
     rng = np.random.default_rng(3)
-    arrays = [rng.standard_normal((2, 700)).astype("f4") for _ in range(3)]
+    arrays = [rng.standard_normal((2, 700)).astype("f4") for _ in range(n)]
 
     def rank(group: Group) -> Any:
         leaves = leaves_of(700, 700)
@@ -359,7 +449,7 @@ def test_statistics_are_those_of_the_whole_sum_on_every_rank(into: Any) -> None:
         return reducer.stats(), reducer.norm()
 
     total = fanin.add_n(arrays, accumulate="exact")
-    for stats, norm in dist.threads(3, rank, timeout=20):
+    for stats, norm in dist.threads(n, rank, nodes=nodes, timeout=20):
         assert stats.norm == norm == pytest.approx(float(np.linalg.norm(total.astype("f8"))))
         assert (stats.absmax, stats.nonfinite, stats.bad) == (float(np.abs(total).max()), 0, None)
 

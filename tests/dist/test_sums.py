@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import dist
-from fanin.dist.group import Call, Group
+from fanin import _core, dist
+from fanin.dist import sums
+from fanin.dist.group import Call, Group, shortly
+from fanin.dist.layout import Layout, Leaf
 from fanin.dist.sums import Sum
 from kit.support import run_python
 from kit.values import bits
@@ -36,13 +39,21 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
     return (x + 1j * rng.standard_normal(shape)).astype(dtype) if "complex" in dtype else x.astype(of_name(dtype))
 
 
-def on_ranks(n: int, arrays: list[Any], owner: Callable[[int], int], order: Any, **options: Any) -> list[Any]:
+#: (ranks, nodes): sums in one level, and with order="exact" those with 2 or 4 nodes, and of mixed ranks, in two.
+LAYOUTS: list[tuple[int, Any]] = [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (9, 1), (4, 2), (8, 2), (8, 4)]
+LAYOUTS += [(6, [7, 5, 5, 7, 5, 7]), (4, [0, 0, 0, 1]), (3, [0, 1, 2])]
+TWO_LEVELS: list[tuple[int, Any]] = [(4, 2), (6, 2), (6, [7, 5, 5, 7, 5, 7])]
+
+
+def on_ranks(
+    n: int, arrays: list[Any], owner: Callable[[int], int], order: Any, nodes: Any = None, **options: Any
+) -> list[Any]:
     def rank(group: Group) -> Any:
         mine = [k for k in range(len(arrays)) if owner(k) == group.rank]
         keys = mine if order == "key" else None
         return dist.add_n([arrays[k] for k in mine], group, order, keys=keys, **options)
 
-    return dist.threads(n, rank, timeout=60)
+    return dist.threads(n, rank, nodes=nodes, timeout=60)
 
 
 @pytest.mark.parametrize("dtype", FLOATS + OTHERS)
@@ -54,9 +65,71 @@ def test_the_sum_has_the_bits_of_one_process_for_any_number_of_ranks_and_any_dea
         arrays = [drawn(rng, shape, dtype) for _ in range(8)]
         exact = order == "exact" and dtype in FLOATS
         expected = fanin.add_n(arrays, scale=scale, accumulate="exact" if exact else None)
-        for n, pairs in itertools.product((1, 2, 3, 5, 8, 9), (True, False)):  # with 5, ranks bring two or one
-            for out in on_ranks(n, arrays, lambda k, n=n, p=pairs: (k // 2 if p else k + 1) % n, order, scale=scale):
-                assert bits(out) == bits(np.asarray(expected)), (n, pairs, shape)
+        for (n, nodes), pairs in itertools.product(LAYOUTS, (True, False)):  # with 5, ranks bring two or one
+            if nodes != 1 and order == "key":
+                continue  # in one level, too
+            owner = lambda k, n=n, p=pairs: (k // 2 if p else k + 1) % n  # noqa: E731
+            for out in on_ranks(n, arrays, owner, order, nodes, scale=scale):
+                assert bits(out) == bits(np.asarray(expected)), (n, nodes, pairs, shape)
+
+
+@pytest.mark.parametrize(("n", "nodes"), TWO_LEVELS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
+def test_a_node_may_bring_nothing_and_some_of_its_ranks_several_arrays(n: int, nodes: Any, dtype: str) -> None:
+    rng = np.random.default_rng(n)
+    for dealing in ([0], [0, 0, 0], [1, 1, 2], [0, 3, 3, 1, 0], [n - 1] * 2):
+        arrays = [drawn(rng, (3000,), dtype) for _ in dealing]
+        expected = fanin.add_n(arrays, accumulate=None if dtype == "int32" else "exact")
+        for into in ("all", "shard", n - 1):
+            got = on_ranks(n, arrays, dealing.__getitem__, "exact", nodes, into=into)
+            whole = [np.concatenate(got)] if into == "shard" else [x for x in got if x is not None]
+            assert len(whole) == (n if into == "all" else 1)
+            assert all(bits(x) == bits(expected) for x in whole), (dealing, into)
+
+
+def test_windows_of_several_chunks_travel_through_two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that need 16 bytes a number, or superaccumulators, and shards that end in the middle of a block."""
+    monkeypatch.setattr(sums, "CHUNK", 512)
+    rng = np.random.default_rng(9)
+    for dtype in ("float32", "float64", "complex128"):
+        arrays = [drawn(rng, (9001,), dtype) for _ in range(8)]
+        for k, x in enumerate(arrays):
+            x[k * 700 : k * 700 + 300] *= np.asarray(2.0 ** (60 if dtype == "float32" else 900), dtype)
+        expected = fanin.add_n(arrays, accumulate="exact")
+        for dealing in (lambda k: k % 4, lambda k: k):
+            n = 4 if dealing(7) == 3 else 8
+            for out in on_ranks(n, arrays, dealing, "exact", 2):
+                assert bits(out) == bits(expected), dtype
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_shards_of_any_bounds_are_summed(nodes: int) -> None:
+    """Those of FSDP are no whole blocks: messages of several shards have a part of a block inside."""
+    rng = np.random.default_rng(4)
+    arrays = [drawn(rng, (1401,), "float64") for _ in range(8)]
+    expected = fanin.add_n(arrays, accumulate="exact")
+
+    def rank(group: Group) -> Any:
+        layout = Layout([Leaf("w", (1401,), "float64")], 4)
+        layout.segments = (replace(layout.segments[0], bounds=(0, 301, 301, 1000, 1401)),)
+        options = sums.Options("exact", into="shard")
+        terms = [sums.Term(layout.flatten([x])) for x in arrays[group.rank :: 4]]
+        with group.call("sum", None) as call:
+            sent = sums.prepare(layout, terms, options, group)
+            return sums.finish(call, layout, sent, call.meet(sent.header), options, [None])[0]
+
+    got = dist.threads(4, rank, nodes=nodes)
+    assert list(map(len, got)) == [301, 0, 699, 401] and bits(np.concatenate(got)) == bits(expected)
+
+
+def test_sums_between_nodes_do_not_depend_on_which_ranks_share_a_node() -> None:
+    rng = np.random.default_rng(2)
+    arrays = [drawn(rng, (5000,), "float32") for _ in range(12)]
+    found = set()
+    for nodes in (1, 2, 3, 6, [0, 1, 2, 0, 1, 2], [0, 0, 0, 0, 1, 1], 1):
+        for order in ("exact", "key", "rank"):
+            found |= {(order, bits(x)) for x in on_ranks(6, arrays, lambda k: k % 6, order, nodes)}
+    assert len(found) == 3, "one sum for each order"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -87,19 +160,19 @@ def test_a_shard_is_a_run_of_whole_blocks_and_one_rank_may_get_all(order: str) -
         assert [x is None for x in got] == [i != r for i in range(3)] and bits(got[r]) == bits(expected)
 
 
-@pytest.mark.parametrize("order", ["key", "exact", "rank"])
-def test_inf_and_nan_travel_as_in_one_process(order: str) -> None:
+@pytest.mark.parametrize(("order", "nodes"), [("key", 1), ("exact", 1), ("rank", 1), ("exact", 2)])
+def test_inf_and_nan_travel_as_in_one_process(order: str, nodes: int) -> None:
     a, b = np.ones(600, "f4"), np.ones(600, "f4")
     a[[3, 300, 599]], b[[3, 299, 599]] = np.inf, -np.inf
-    out = on_ranks(2, [a, b], lambda k: k, order)[1]
+    out = on_ranks(2 * nodes, [a, b], lambda k: k * (2 * nodes - 1), order, nodes)[1]
     expected = fanin.add_n([a, b], accumulate="exact")
     assert np.array_equal(out, expected, equal_nan=True) and np.isnan(out[[3, 599]]).all() and np.isinf(out[300])
 
 
-@pytest.mark.parametrize("order", ["key", "exact", "rank"])
-def test_minus_zero_stays_and_a_rank_without_arrays_adds_nothing(order: str) -> None:
+@pytest.mark.parametrize(("order", "nodes"), [("key", 1), ("exact", 1), ("rank", 1), ("exact", 2)])
+def test_minus_zero_stays_and_a_rank_without_arrays_adds_nothing(order: str, nodes: int) -> None:
     x = np.full(300, -0.0, "f4")
-    for out in on_ranks(4, [x, x], lambda k: 2, order):
+    for out in on_ranks(4, [x, x], lambda k: 2, order, nodes):
         assert bits(out) == bits(x)
 
 
@@ -361,6 +434,76 @@ def test_the_time_limit_of_a_group_that_is_there_is_set_anew() -> None:
     assert dist.threads(1, lambda group: dist.group(group, timeout=7) is group and group.timeout == 7) == [True]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "kind", "words"),
+    [
+        (3, ValueError, "a number that divides the 4 ranks evenly, got 3"),
+        (0, ValueError, "got 0"),
+        ([0, 1], ValueError, "the node of each of 4 ranks, got 2"),
+        ("0011", TypeError, "a number of nodes, or each rank's, got a str"),
+        (True, TypeError, "got a bool"),
+        ([0, 0, "a", 1], TypeError, "each rank's node as an integer, got a str"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused_on_every_rank(nodes: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=f"threads: nodes: expected {words}|nodes: .*{words}"):
+        dist.threads(4, good, nodes=nodes)
+
+    def rank(group: Group) -> Any:
+        with pytest.raises(kind if group.rank == 2 else fanin.PeerError, match=words) as e:
+            dist.group(group, nodes=nodes if group.rank == 2 else 2)
+        assert group.rank == 2 or e.value.rank == 2  # type: ignore[attr-defined]
+        return group.nodes, good(group)
+
+    assert dist.threads(4, rank) == [((0, 0, 0, 0), [4.0] * 3)] * 4
+
+
+def test_nodes_of_which_ranks_disagree_are_refused_on_every_rank() -> None:
+    def given(group: Group) -> Any:
+        with pytest.raises(fanin.PeerError, match=r"rank 1 is at .*nodes 1 of 0\+2 of 1\+1 of 0, rank 0 at .* 2 of 0"):
+            dist.group(group, nodes=[0, 1, 1, 0] if group.rank == 1 else 2)
+        return group.nodes, good(group)
+
+    def one_gives_none(group: Group) -> Any:
+        with pytest.raises(fanin.PeerError, match="rank 3 is at call add_n"):
+            good(group) if group.rank == 3 else dist.group(group, nodes=2)
+
+    def of_the_engine(group: Group) -> Any:
+        """An engine whose ranks say something else."""
+        mine = Group(group._engine, nodes=4 if group.rank == 2 else 2)
+        with pytest.raises(fanin.PeerError, match=r"rank 2 is at .*1 of 0\+1 of 1"):
+            dist.add_n([np.ones(3)], mine, "exact")
+
+    assert dist.threads(4, given) == [((0, 0, 0, 0), [4.0] * 3)] * 4
+    dist.threads(4, one_gives_none)
+    dist.threads(4, of_the_engine)
+
+
+def test_nodes_are_numbered_in_the_order_of_their_first_ranks_and_may_be_given_anew() -> None:
+    def rank(group: Group) -> Any:
+        first = dist.group(group, nodes=[9, 4, 9, 4]).nodes
+        return first, dist.group(group, nodes=2).nodes, dist.group(group).nodes
+
+    assert dist.threads(4, rank) == [((0, 1, 0, 1), (0, 0, 1, 1), (0, 0, 1, 1))] * 4
+    many = [r // 2 for r in range(200)]
+    assert dist.threads(1, lambda g: len(shortly(many))) == [32], "a header has a digest of many"
+
+
+def test_a_message_between_nodes_that_may_be_too_large_keeps_the_sum_in_one_level() -> None:
+    def rank(group: Group) -> Any:
+        before = group.counters.messages
+        group._engine.largest = 200_000  # type: ignore[attr-defined]
+        out = dist.add_n([np.ones(2000)], group, "exact")
+        small = dist.add_n([np.ones(1024)], group, "exact")
+        return bits(out) + bits(small) == bits(np.full(3024, 4.0)), group.counters.messages - before
+
+    wide = _core.window_new("float64", 256)
+    _core.window_add(wide, (np.full(256, 5e-324), np.full(256, 1.7e308)))
+    assert 256 < _core.window_room(wide) / 256 <= sums.ROOM, "of superaccumulators"
+    flat, two = 3 * 3, 3 + 1 + 2 * 1 + 1 + 1  # headers; to node, sizes and to owners, back, back in node
+    assert dist.threads(4, rank, nodes=2) == [(True, flat + two)] * 4
+
+
 @pytest.mark.parametrize("n", [0, -1, True, 1.5])
 def test_a_number_of_ranks_is_positive(n: Any) -> None:
     with pytest.raises(ValueError, match="positive number of ranks"):
@@ -397,23 +540,24 @@ class Breaks:
             call(*args)
             return self
 
-        return broken if name in ("exchange", "all_to_all", "all_gather") else call
+        return broken if name in ("exchange", "all_to_all") else call
 
     def wait(self, timeout: float) -> Any:
         raise OSError("the wire broke")
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int, waits: bool) -> None:
+@pytest.mark.parametrize(("at", "nodes"), [(1, 1), (2, 1), (3, 1), *((k, 2) for k in range(1, 7))])
+def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int, nodes: int, waits: bool) -> None:
     def rank(group: Group) -> Any:
         if group.rank == 1:
             group._engine = Breaks(group._engine, at, waits)
-        with pytest.raises(fanin.PeerError, match=r"the wire broke|rank 1"):
-            good(group)
+        with pytest.raises(fanin.PeerError, match=r"rank 1 failed: OSError: the wire broke") as e:
+            good(group) if nodes == 1 else dist.add_n([np.ones(3000)], group, "exact")
+        assert e.value.rank == (None if group.rank == 1 else 1)
         return group.closed
 
-    assert all(dist.threads(3, rank))
+    assert all(dist.threads(3 if nodes == 1 else 4, rank, nodes=nodes))
 
 
 def test_ctrl_c_ends_the_waits_of_all_ranks() -> None:
@@ -471,15 +615,15 @@ def test_a_failed_rank_that_says_nothing_is_found(monkeypatch: pytest.MonkeyPatc
 def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Sum.exact
 
-    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
+    def late(self: Sum, i: int, segment: Any, own: Any, levels: Any) -> None:
         kept = own.copy()
-        real(self, i, segment, own)
+        real(self, i, segment, own, levels)
         rounded = own.copy()
         own[:] = kept  # what travels is what was there before
         start = self.call.start
 
-        def then(operation: str, *args: Any) -> Any:
-            result = start(operation, *args)
+        def then(operation: str, *args: Any, **more: Any) -> Any:
+            result = start(operation, *args, **more)
             own[:] = rounded
             return result
 

@@ -89,7 +89,7 @@ def _sum(
     layout = Layout([leaf_of(x, "the bucket")], group.size)
     if bounds is not None:
         layout.segments = (replace(layout.segments[0], bounds=tuple(bounds)),)
-    sent = prepare(layout, [Term(layout.flatten([x]))], options, group.rank)
+    sent = prepare(layout, [Term(layout.flatten([x]))], options, group)
     parts = [["", options.text], *parts]
     headers = call.meet(sent.header, digest=digest(parts))
     call.compare(headers, parts)

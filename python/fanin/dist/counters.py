@@ -13,6 +13,8 @@ class GroupCounters:
     sums: int = 0  #: buckets and arrays whose sums travelled
     messages: int = 0  #: messages to other ranks, headers included
     bytes_sent: int = 0  #: their bytes
+    messages_between: int = 0  #: messages to ranks of other nodes (`Group.nodes`)
+    bytes_between: int = 0  #: their bytes
     wait_seconds: float = 0.0  #: in headers: the wait for the last rank
     data_seconds: float = 0.0  #: from the first byte of a sum's data to the end of the sum
     hidden_seconds: float = 0.0  #: .. the part during which a backward pass of this rank still ran
@@ -49,17 +51,20 @@ class Tally:
     """Counters in progress."""
 
     def __init__(self) -> None:
-        self.sums = self.messages = self.bytes_sent = 0
+        self.sums = self.messages = self.bytes_sent = self.messages_between = self.bytes_between = 0
         self.wait_ns = self.data_ns = self.hidden_ns = 0
 
     def counters(self) -> GroupCounters:
         seconds = (1e-9 * ns for ns in (self.wait_ns, self.data_ns, self.hidden_ns))
-        return GroupCounters(self.sums, self.messages, self.bytes_sent, *seconds)
+        between = self.messages_between, self.bytes_between
+        return GroupCounters(self.sums, self.messages, self.bytes_sent, *between, *seconds)
 
-    def sent(self, sends: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
-        """Count an operation, with the bytes that it sent to each rank."""
+    def sent(self, sends: Sequence[int], between: Sequence[int], begin_ns: int, end_ns: int, header: bool) -> None:
+        """Count an operation, with the bytes that it sent to each rank, and to each rank of another node."""
         self.messages += len(sends) - sends.count(0)
         self.bytes_sent += sum(sends)
+        self.messages_between += len(between) - between.count(0)
+        self.bytes_between += sum(between)
         self.wait_ns += (end_ns - begin_ns) * header
 
     def summed(self, begin_ns: int, end_ns: int) -> None:

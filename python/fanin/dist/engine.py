@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from fanin._interop.protocols import NDArray
+from fanin.errors import PeerError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,6 +21,14 @@ class Late(TimeoutError):
         super().__init__(
             f"rank {names} did not answer" if len(ranks) == 1 else f"no answer of ranks {names}" if ranks else ""
         )
+
+
+def blamed(reason: str, rank: int) -> PeerError:
+    """The error of ranks that read the reason of `abort` on `rank`; it names the rank that the reason begins with, as
+    ranks pass on what others sent them.
+    """
+    first = re.match(r"rank (\d+) ", reason)
+    return PeerError(reason, int(first[1])) if first else PeerError(f"rank {rank} ended: {reason}", rank)
 
 
 class Pending(Protocol[T_co]):
@@ -36,7 +46,8 @@ class Engine(Protocol):
 
     Messages are contiguous arrays of uint8, which stay alive and unchanged until `wait` returns. An operation that can
     no longer succeed raises any exception, at its start or in `wait`. An engine may have `largest`, the bytes of its
-    largest message.
+    largest message, and `nodes`, for each rank the number of the machine that it runs on; both are the same on every
+    rank.
     """
 
     rank: int  #: from 0 to size - 1
@@ -47,17 +58,12 @@ class Engine(Protocol):
         """Send the same few bytes to all ranks; the result is what each rank sent. All ranks send as many bytes."""
         ...
 
-    def all_to_all(
-        self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
-    ) -> Pending[Any]:
-        """Send consecutive parts of `send` to rank 0, 1 ..; the parts from rank 0, 1 .. fill `receive`.
+    def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> Pending[Any]:
+        """Send each rank its array of `sends`, and fill each array of `receives` from its rank.
 
-        This rank's own part need not be copied.
+        Both ends of a message have the same size; an array of 0 bytes is no message. Those of this rank itself are
+        empty. One array may go to several ranks.
         """
-        ...
-
-    def all_gather(self, whole: NDArray, counts: Sequence[int]) -> Pending[Any]:
-        """Send this rank's part of `whole` to all; their parts fill the rest of it."""
         ...
 
     def abort(self, reason: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from fanin._words import counted, size
 
-from .group import Header
+from .group import Group, Header
 from .layout import Layout, Segment, accumulation, is_inexact, itemsize
-from .sums import Options, order_of, padded
+from .sums import Options, levels_for, order_of
 
 SHOWN = 8  #: names, keys or ranks in a list
 
@@ -20,7 +20,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def explain(
-    where: str, layout: Layout, options: Options, headers: Sequence[Header] | None, rank: int, only: int | None
+    where: str, layout: Layout, options: Options, headers: Sequence[Header] | None, group: Group, only: int | None
 ) -> str:
     """Sentences about a bucket, or about leaf `only` of it; `headers`: of its last sum."""
     names = listed(leaf.name for leaf in layout.leaves)
@@ -30,7 +30,7 @@ def explain(
         places = [p for p in segment.places if only in (None, p.leaf)]
         if places:
             lines += owners(segment, layout, only)
-            lines += terms(i, segment, options, headers, rank)
+            lines += terms(i, segment, options, headers, group)
     if headers and only is not None:
         without = [str(r) for r, h in enumerate(headers) if not int(h["has"], 16) >> only & 1]
         if without:
@@ -39,7 +39,7 @@ def explain(
         lines.append("No sum of it was made yet: which ranks have terms is not known.")
     if options.scale is not None:
         lines.append(f"The owner multiplies the sum by {options.scale} before it rounds (N5).")
-    return "\n".join([*lines, answer(layout, options, rank)])
+    return "\n".join([*lines, answer(layout, options, group)])
 
 
 def owners(segment: Segment, layout: Layout, only: int | None) -> list[str]:
@@ -57,7 +57,7 @@ def owners(segment: Segment, layout: Layout, only: int | None) -> list[str]:
     return [f"{begin}: {listed(parts) or 'no elements'} (N1)."]
 
 
-def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] | None, rank: int) -> list[str]:
+def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] | None, group: Group) -> list[str]:
     """Whose terms are summed in which order, and what this rank sends."""
     counts = [h["terms"] for h in headers] if headers else []
     order = order_of(options, counts) if headers or options.order else None
@@ -66,16 +66,30 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     lines = []
     if counts:
         lines.append(f"Terms: {listed(f'{n} of rank {r}' for r, n in enumerate(counts))}.")
-    away = segment.size - (segment.bounds[rank + 1] - segment.bounds[rank])
+    rank, levels = group.rank, levels_for(group, segment, options)
+    near = zip(levels[0].team, levels[0].shards, strict=True)
+    sizes = segment.counts("uint8")
+    away = sum(sizes[o] for r, owners in near for o in owners if r != rank)
     mine = counts[rank] if counts else 0
     if order == "exact" and is_inexact(segment.dtype):
-        lines.append("Each rank adds its terms exactly; the owner adds these sums, and rounds once (N3).")
+        to = "owners"
+        if len(levels) > 1:
+            to = "the ranks of its node"
+            lines.append(
+                "Each rank adds its terms exactly, then the ranks of a node add these sums; the owner adds the sums of"
+                f" {counted(len(levels[1].team), 'node')}, and rounds once (N3)."
+            )
+        else:
+            lines.append("Each rank adds its terms exactly; the owner adds these sums, and rounds once (N3).")
         if headers and str(i) in headers[rank]["sizes"]:
-            n = sum(padded(headers[rank]["sizes"][str(i)]))
+            n = sum(headers[rank]["sizes"][str(i)])
             each = f", {n / away:.3g} bytes an element" if away else ""
-            lines.append(f"This rank sent exact sums to owners, packed: {size(n)}{each}.")
+            lines.append(f"This rank sent exact sums to {to}, packed: {size(n)}{each}.")
         elif headers:
-            lines.append(f"This rank sent {segment.dtype} to owners: {size(away * segment.itemsize * mine)}.")
+            lines.append(f"This rank sent {segment.dtype} to {to}: {size(away * segment.itemsize * mine)}.")
+        if len(levels) > 1 and any(counts[r] for r in levels[0].team if headers):
+            others = [str(r) for r in levels[1].team if r != rank]
+            lines.append(f"It sent sums of its node to rank {listed(others)}, packed.")
         return lines
     wide = accumulation(segment.dtype)
     if order == "key":
@@ -105,12 +119,16 @@ def in_order(headers: Sequence[Header]) -> list[str]:
     return [f"key {k} of rank {r}" for k, r in sorted(every)]
 
 
-def answer(layout: Layout, options: Options, rank: int) -> str:
-    """Who gets the sum."""
+def answer(layout: Layout, options: Options, group: Group) -> str:
+    """Which ranks get the sum."""
+    rank = group.rank
     own = sum(s.itemsize * (s.bounds[rank + 1] - s.bounds[rank]) for s in layout.segments)
     dtypes = listed(s.dtype for s in layout.segments)
     if options.into == "shard":
         return f'into="shard": each owner keeps its part; this rank {size(own)} (N6).'
     if options.into == "all":
-        return f"Each owner sends its part of the sum to all ranks, as {dtypes}; this rank {size(own)} to each (N6)."
+        way = "all ranks"
+        if any(len(levels_for(group, s, options)) > 1 for s in layout.segments):
+            way = "a rank of every node, and these to all ranks of their nodes"
+        return f"Each owner sends its part of the sum to {way}, as {dtypes}; this rank {size(own)} to each (N6)."
     return f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6)."

@@ -20,15 +20,13 @@ from fanin.errors import PeerError
 
 from .counters import GroupCounters, Tally
 from .engine import Engine, Pending
+from .layout import digest, levels_of
 
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
 
 Header = dict[str, Any]  #: of ranks that sent the same text it is one object: nothing may write to it
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-
-#: What an engine's operations are called in traces.
-STEPS = {"exchange": "headers", "all_to_all": "to owners", "all_gather": "back"}
 
 _numbers = itertools.count(1)
 
@@ -55,20 +53,25 @@ class Group:
     ----------
     engine : Engine
         The operations of this rank.
+    nodes : int or sequence of int, optional
+        Which ranks share a node, as for `fanin.dist.group`; the same on every rank. Default: what the engine says.
     timeout : float
         Seconds after which this rank no longer waits for another.
 
     Raises
     ------
     TypeError, ValueError
-        If `timeout` is not a positive number.
+        If `timeout` is not a positive number, or `nodes` does not fit.
 
     >>> fanin.dist.threads(2, lambda group: (group.rank, group.size, group.name))
     [(0, 2, '2 threads'), (1, 2, '2 threads')]
     """
 
-    def __init__(self, engine: Engine, *, timeout: float = 300.0) -> None:
+    def __init__(self, engine: Engine, *, nodes: int | Sequence[int] | None = None, timeout: float = 300.0) -> None:
         self._engine = engine
+        if nodes is None:
+            nodes = getattr(engine, "nodes", 1)
+        self._place(nodes_of("group", nodes, engine.size))
         self.timeout = seconds("group", timeout)
         self._number = next(_numbers)  #: for traces
         self._passes = 0
@@ -91,6 +94,20 @@ class Group:
     def name(self) -> str:
         """The engine's name for it."""
         return self._engine.name
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """For each rank the number of its node, from 0 in the order of their first ranks.
+
+        >>> fanin.dist.threads(4, lambda group: group.nodes, nodes=2)[0]
+        (0, 0, 1, 1)
+        """
+        return self._nodes
+
+    def _place(self, nodes: tuple[int, ...]) -> None:
+        self._nodes, self._levels = nodes, levels_of(self.rank, nodes)
+        self._flat = levels_of(self.rank, [0] * self.size)
+        self._nodes_text = shortly(nodes)
 
     @property
     def closed(self) -> str | None:
@@ -193,6 +210,29 @@ def seconds(call: str, timeout: float) -> float:
     return timeout
 
 
+def nodes_of(call: str, nodes: int | Sequence[int], size: int) -> tuple[int, ...]:
+    """The number of each rank's node, from 0 in the order of their first ranks; TypeError or ValueError for others."""
+    if isinstance(nodes, int) and not isinstance(nodes, bool):
+        if nodes < 1 or size % nodes:
+            raise ValueError(f"{call}: nodes: expected a number that divides the {size} ranks evenly, got {nodes}")
+        return tuple(r * nodes // size for r in range(size))
+    if not isinstance(nodes, list | tuple):
+        raise TypeError(f"{call}: nodes: expected a number of nodes, or each rank's, got {type_of(nodes)}")
+    for n in nodes:
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise TypeError(f"{call}: nodes: expected each rank's node as an integer, got {type_of(n)}")
+    if len(nodes) != size:
+        raise ValueError(f"{call}: nodes: expected the node of each of {size} ranks, got {len(nodes)}")
+    first = list(dict.fromkeys(nodes))
+    return tuple(map(first.index, nodes))
+
+
+def shortly(nodes: Sequence[int]) -> str:
+    """Which ranks share a node, for messages: runs of ranks of one node, or a digest of many."""
+    text = "+".join(f"{len(list(run))} of {node}" for node, run in itertools.groupby(nodes))
+    return text if len(text) <= 80 else digest(text)
+
+
 class Call:
     """One bucket of one pass: first `meet`, then data.
 
@@ -202,7 +242,7 @@ class Call:
 
     def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float) -> None:
         self.group, self.name, self.timeout = group, name, timeout
-        self.at: Header = {"call": name, "pass": number, "bucket": bucket}
+        self.at: Header = {"call": name, "pass": number, "bucket": bucket, "nodes": group._nodes_text}
         self.title = f"bucket {bucket}"  #: in traces
         self.data_ns = (0, 0)  #: when its data began and ended to travel
         self._summing = 0  #: since when the owner sums what came
@@ -248,7 +288,7 @@ class Call:
             rank = getattr(e, "rank", None)
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from None
         except Exception as e:
-            reason = str(e) if isinstance(e, PeerError) else f"{type(e).__name__}: {e}"
+            reason = str(e) if isinstance(e, PeerError) else f"rank {self.group.rank} failed: {type(e).__name__}: {e}"
             self.group.abort(reason)
             rank = e.rank if isinstance(e, PeerError) else None
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from e
@@ -256,8 +296,8 @@ class Call:
             self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
             raise
 
-    def start(self, operation: str, *args: Any, step: str | None = None) -> Any:
-        """The result of an engine's operation; `step`: its name in traces."""
+    def start(self, operation: str, *args: Any, step: str = "headers") -> Any:
+        """The result of an engine's operation; `step`: its name in traces. After one "to .." terms are summed."""
         self._summed()
         begin, engine = time.monotonic_ns(), self.group._engine
         try:
@@ -265,13 +305,16 @@ class Call:
         except Exception as e:
             pending = _Failed(e)
         result = self.wait(pending)
-        end, title = time.monotonic_ns(), step or STEPS[operation]
-        sends = sends_of(operation, args, engine.rank, engine.size)
-        self.group._tally.sent(sends, begin, end, operation == "exchange")
-        if operation != "exchange":
+        end, header = time.monotonic_ns(), operation == "exchange"
+        sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
+        sends[engine.rank] = 0
+        nodes = self.group.nodes
+        between = [n for n, node in zip(sends, nodes, strict=True) if node != nodes[engine.rank]]
+        self.group._tally.sent(sends, between, begin, end, header)
+        if not header:
             self.data_ns = (self.data_ns[0] or begin, end)
-        self.trace(title, begin, () if operation == "exchange" else sends)
-        if title == "to owners":
+        self.trace(step, begin, () if header else tuple(sends))
+        if step.startswith("to "):
             self._summing = time.monotonic_ns()
         return result
 
@@ -335,16 +378,6 @@ class Call:
         raise AssertionError("digests differ, and no part does")
 
 
-def sends_of(operation: str, args: Sequence[Any], rank: int, size: int) -> tuple[int, ...]:
-    """The bytes that an operation sends to each rank; none to this one."""
-    if operation == "all_to_all":
-        counts = [int(n) for n in args[1]]
-    else:
-        counts = [len(args[0]) if operation == "exchange" else int(args[1][rank])] * size
-    counts[rank] = 0
-    return tuple(counts)
-
-
 class _Failed:
     """An operation that failed as it was started."""
 
@@ -376,7 +409,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
 
 
-def group(x: object = None, *, timeout: float | None = None) -> Group:
+def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout: float | None = None) -> Group:
     """The group of ranks of a communicator.
 
     The first call for a communicator or process group is collective: every rank of it must make it. Later calls return
@@ -388,6 +421,10 @@ def group(x: object = None, *, timeout: float | None = None) -> Group:
         An mpi4py communicator; a torch.distributed ProcessGroup; an object whose `__fanin_group__()` returns an engine
         (`fanin.dist.Engine`) or a group; a group. Default: the rank's group inside `fanin.dist.threads`; else
         torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
+    nodes : int or sequence of int, optional
+        Which ranks share a node: the number of each rank's node, or how many nodes the ranks fill in their order. Sums
+        with order="exact" then are made inside nodes first. Every rank must give the same. Default: as before; for a
+        new group, what MPI or the names of the hosts say.
     timeout : float, optional
         Seconds after which this rank no longer waits for another. Default: as before; 300 for a new group.
 
@@ -398,8 +435,10 @@ def group(x: object = None, *, timeout: float | None = None) -> Group:
     RuntimeError
         Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
     ValueError
-        For a communicator that was freed, a process group that was destroyed, an intercommunicator, or a `timeout` that
-        is not positive.
+        For a communicator that was freed, a process group that was destroyed, an intercommunicator, `nodes` that are
+        not those of all ranks, or a `timeout` that is not positive.
+    fanin.PeerError
+        If ranks give different `nodes`, or those of a rank are refused.
 
     >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
     [True, True]
@@ -408,6 +447,12 @@ def group(x: object = None, *, timeout: float | None = None) -> Group:
     made = _group(x)
     if limit is not None:
         made.timeout = limit
+    if nodes is not None:
+        with made.call("group", None) as call:
+            placed = nodes_of("group", nodes, made.size)
+            call.at["nodes"] = shortly(placed)
+            call.meet({})
+        made._place(placed)
     return made
 
 

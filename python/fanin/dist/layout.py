@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,53 @@ def deal(size: int, ranks: int) -> tuple[int, ...]:
     """The bounds of each rank's run of whole blocks."""
     blocks = -(-size // BLOCK)
     return tuple(min(size, BLOCK * (blocks * r // ranks)) for r in range(ranks)) + (size,)
+
+
+class Level(NamedTuple):
+    """A step of shards on their way to their owners: the ranks among which terms of this rank travel, and for each of
+    these ranks the owners whose shards it gets. The sums of the shards travel back the same way.
+    """
+
+    team: tuple[int, ...]
+    shards: tuple[tuple[int, ...], ...]
+
+
+def levels_of(rank: int, nodes: Sequence[int]) -> tuple[Level, ...]:
+    """One level, in which every rank sends to every owner; or two, if there are several nodes of equally many ranks,
+    and of more than one: the ranks of a node first sum their terms, each the shards of the owners at its place in every
+    node; then the ranks of each place in all nodes sum their shards. `nodes`: the number of each rank's node.
+    """
+    members: dict[int, list[int]] = {}
+    for r, node in enumerate(nodes):
+        members.setdefault(node, []).append(r)
+    sizes = set(map(len, members.values()))
+    if len(members) == 1 or len(sizes) > 1 or sizes == {1}:
+        ranks = tuple(range(len(nodes)))
+        return (Level(ranks, tuple((r,) for r in ranks)),)
+    mine, places = members[nodes[rank]], tuple(zip(*members.values(), strict=True))
+    across = places[mine.index(rank)]
+    return Level(tuple(mine), places), Level(across, tuple((r,) for r in across))
+
+
+class Runs(dict[int, slice]):
+    """Where each owner's shard lies in an array of bytes that has some shards side by side."""
+
+    def __init__(self, owners: Iterable[int], sizes: Sequence[int]) -> None:
+        at = 0
+        for owner in owners:
+            self[owner] = slice(at, at + sizes[owner])
+            at += sizes[owner]
+
+    def run(self, raw: NDArray, owners: Sequence[int]) -> NDArray | None:
+        """The shards of these owners, in this order, as a view of `raw`; None if they do not lie side by side."""
+        if any(self[a].stop != self[b].start for a, b in pairwise(owners)):
+            return None
+        return raw[self[owners[0]].start : self[owners[-1]].stop]
+
+    def take(self, raw: NDArray, owners: Sequence[int]) -> NDArray:
+        """The shards of these owners side by side, copied only if they have to be."""
+        view = self.run(raw, owners)
+        return np.concatenate([raw[self[o]] for o in owners]) if view is None else view
 
 
 class Layout:

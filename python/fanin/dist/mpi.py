@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +13,8 @@ from mpi4py import MPI
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
-from fanin.errors import PeerError
 
-from .engine import Late
+from .engine import Late, blamed
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -65,14 +63,9 @@ class _Request:
         late = sorted({peer for peer, one in zip(self.peers, self.requests, strict=True) if not one.Test()})
         for rank in late:
             if rank in gone:
-                raise PeerError(gone[rank], rank)
+                raise blamed(gone[rank], rank)
         if over and late:
             raise Late(late)
-
-
-def _parts(raw: NDArray, counts: Sequence[int]) -> list[NDArray]:
-    ends = [0, *itertools.accumulate(counts)]
-    return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
 class MPIEngine:
@@ -95,6 +88,10 @@ class MPIEngine:
         self.largest = None if MPI.Get_version() >= (4, 0) else 2**31 - 1
         self._owner, self._ended = comm, False
         self._comm = comm.Dup()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        #: For each rank the node that it runs on, as the first rank there.
+        self.nodes: list[int] = comm.allgather(node.bcast(self.rank))
+        node.Free()
         self._sent: list[Any] = []
         self._gone: dict[int, str] = {}
         atexit.register(self._at_exit)
@@ -115,13 +112,11 @@ class MPIEngine:
             self._gone[status.Get_source()] = reason.tobytes().rstrip(b"\0").decode(errors="replace")
         return self._gone
 
-    def _swap(
+    def all_to_all(
         self, sends: Sequence[NDArray], receives: Sequence[NDArray], result: Callable[[], Any] = lambda: None
     ) -> _Request:
-        """Send each rank its array; messages of 0 bytes are left out.
-
-        Point to point: a rank that does not come has a name, and waits are as few as they can be. MPI's own collectives
-        wait in several steps, each a change of processes where cores are fewer than ranks, and copy a rank's own part.
+        """Point to point: a rank that does not come has a name, and waits are as few as they can be. MPI's own
+        collectives wait in several steps, each a change of processes where cores are fewer than ranks.
         """
         comm, requests, peers = self._alive(), [], []
         for step in range(1, self.size):
@@ -138,16 +133,7 @@ class MPIEngine:
         send = np.frombuffer(data, np.uint8)
         receives = list(np.empty((self.size, len(data)), np.uint8))
         receives[self.rank] = send
-        return self._swap([send] * self.size, receives, lambda: [x.tobytes() for x in receives])
-
-    def all_to_all(
-        self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
-    ) -> _Request:
-        return self._swap(_parts(send, send_counts), _parts(receive, receive_counts))
-
-    def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Request:
-        parts = _parts(whole, counts)
-        return self._swap([parts[self.rank]] * self.size, parts)
+        return self.all_to_all([send] * self.size, receives, lambda: [x.tobytes() for x in receives])
 
     def abort(self, reason: str) -> None:
         """Send the reason to all ranks: MPI cannot cancel collective operations."""

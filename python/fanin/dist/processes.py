@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .engine import Late
+from .engine import Late, blamed
 
 #: Seconds after which a wait for the other ranks lets Python handle signals, and reads notes.
 _SLICE = 0.1
@@ -35,7 +36,13 @@ class _Works:
     def wait(self, timeout: float) -> Any:
         end = time.monotonic() + timeout
         for i, work in enumerate(self.works):
-            if not self.one(work, max(end - time.monotonic(), 1e-3)):
+            try:
+                came = self.one(work, max(end - time.monotonic(), 1e-3))
+            except RuntimeError as e:
+                if self.peers:
+                    raise PeerError(f"rank {self.peers[i]} cannot be reached: {e}", self.peers[i]) from e
+                raise
+            if not came:
                 raise Late(self.peers[i : i + 1])
         return self.result()
 
@@ -96,10 +103,6 @@ class _Notes:
             yield json.loads(self.store.get(f"fanin {self.read}"))
 
 
-def _pieces(x: Any, counts: Sequence[int]) -> list[Any]:
-    return list(torch.split(x, list(counts)))
-
-
 class TorchEngine:
     """An engine over a process group with the same ranks, so that its messages mix with no others.
 
@@ -117,6 +120,10 @@ class TorchEngine:
         self._ended = False
         self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         self._ranks = ranks
+        names: list[Any] = [None] * self.size
+        dist.all_gather_object(names, socket.gethostname(), group=self._pg)
+        #: For each rank the node that it runs on, as the first rank with the same host name.
+        self.nodes = [names.index(name) for name in names]
         self._notes = _Notes(self._pg)
         self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
         self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why
@@ -134,7 +141,7 @@ class TorchEngine:
                 self._here.add(rank)
         for rank, (met, reason) in self._gone.items():
             if met <= self.met:  # else it has sent the header that this rank waits for
-                raise PeerError(reason, rank)
+                raise blamed(reason, rank)
 
     def roll_call(self) -> list[int]:
         """The ranks that do not wait for others now."""
@@ -164,54 +171,28 @@ class TorchEngine:
             return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
         return _Header(self, work, lambda: [bytes(x.numpy()) for x in receive], keep)
 
-    def all_to_all(
-        self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
-    ) -> _Works:
-        pg, out, got = self._alive(), self._tensor(send), self._tensor(receive)
+    def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Works:
+        pg = self._alive()
+        tensors = {id(x): self._tensor(x) for x in sends}  # one array may go to several ranks
+        sent, received = [tensors[id(x)] for x in sends], [self._tensor(x) for x in receives]
+        if self.device.type != "cpu":
+
+            def done() -> None:
+                for host, x in zip(receives, received, strict=True):
+                    host[:] = x.cpu().numpy()
+
+            return _Works([dist.all_to_all(received, sent, group=pg, async_op=True)], done, (sent, received))
         works: list[Any] = []
         peers: list[int] = []
-
-        def done() -> None:
-            if self.device.type != "cpu":
-                receive[:] = got.cpu().numpy()
-
-        if self.device.type != "cpu":
-            work = dist.all_to_all_single(got, out, list(receive_counts), list(send_counts), group=pg, async_op=True)
-            return _Works([work], done, (out, got))
-        sent, received = _pieces(out, send_counts), _pieces(got, receive_counts)
         for step in range(1, self.size):  # Gloo's own all-to-all takes longer than these
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
-            if len(received[origin]):
+            if len(receives[origin]):
                 works.append(dist.irecv(received[origin], self._ranks[origin], group=pg))
                 peers.append(origin)
-            if len(sent[to]):
+            if len(sends[to]):
                 works.append(dist.isend(sent[to], self._ranks[to], group=pg))
                 peers.append(to)
-        return _Works(works, done, (out, got, sent, received), peers)
-
-    def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Works:
-        pg, all_parts = self._alive(), self._tensor(whole)
-        parts = _pieces(all_parts, counts)
-        works: list[Any] = []
-        peers: list[int] = []
-
-        def done() -> None:
-            if self.device.type != "cpu":
-                whole[:] = all_parts.cpu().numpy()
-
-        for step in range(self.size) if self.device.type != "cpu" else ():
-            if len(parts[step]):
-                works.append(dist.broadcast(parts[step], self._ranks[step], group=pg, async_op=True))
-                peers.append(step)
-        for step in range(1, self.size) if self.device.type == "cpu" else ():
-            to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
-            if len(parts[origin]):
-                works.append(dist.irecv(parts[origin], self._ranks[origin], group=pg))
-                peers.append(origin)
-            if len(parts[self.rank]):
-                works.append(dist.isend(parts[self.rank], self._ranks[to], group=pg))
-                peers.append(to)
-        return _Works(works, done, (all_parts, parts), peers)
+        return _Works(works, lambda: None, (sent, received), peers)
 
     def abort(self, reason: str) -> None:
         if not self._ended:

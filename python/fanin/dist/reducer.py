@@ -130,12 +130,12 @@ class _Bucket:
         if not any(map(len, term.flats)):
             self.spare.append(self.used.pop())
 
-    def sent(self, rank: int) -> Sent:
+    def sent(self, group: Group, options: Options) -> Sent:
         """The messages to the owners."""
         for i, one in self.partials.items():
             if len(self.terms[-1].flats[i]):  # not settled
                 one.waiting.append(self.terms[-1].flats[i])
-        return Sent(self.terms, {i: (one, *one.pack(rank)) for i, one in self.partials.items()})
+        return Sent(self.terms, sums.packed(group, self.layout, options, self.partials))
 
 
 class Reducer:
@@ -586,7 +586,7 @@ class Reducer:
         alone = self._keeps and not bucket.terms
         if bucket.begun:
             bucket.finish(self._key, alone)
-        sent = bucket.sent(self.group.rank)
+        sent = bucket.sent(self.group, self._options)
         call.trace("pack", begin)
         mine = 0
         for mask in bucket.masks:
@@ -668,7 +668,7 @@ class Reducer:
             bucket = next(b for b in self._buckets if index in b.indices)
             only = list(bucket.indices).index(index)
         where = f"bucket {bucket.number} of {len(self._buckets)}"
-        return explain(where, bucket.layout, self._options, bucket.headers, self.group.rank, only)
+        return explain(where, bucket.layout, self._options, bucket.headers, self.group, only)
 
     def norm(self) -> float:
         """The 2-norm of the sums, exact but for one rounding; inf if an element is inf or NaN.

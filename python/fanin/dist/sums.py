@@ -8,6 +8,12 @@
              dtype (N4)
 
 Integers and bool are sums of every order alike; they are folded by rank for "exact".
+
+A sum goes through a list of levels (`layout.levels_of`): one, in which every rank sends to every owner; for "exact" two
+where nodes hold several ranks. In the first one the ranks of a node sum their terms exactly; in the second one the
+owners sum the nodes' sums, and round. The results travel back through the same levels. The other orders have one level:
+a fold in the order of keys has no partial sums, and the bits of a fold by ranks would depend on which ranks share a
+node. Headers travel from every rank to every rank, so that all name the same rank in an error.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from fanin._words import type_of
 
 from .group import Call, Group, Header
 from .group import group as group_of
-from .layout import Layout, Leaf, Segment, accumulation, digest, is_inexact, leaf_of, typed
+from .layout import Layout, Leaf, Level, Runs, Segment, accumulation, digest, is_inexact, itemsize, leaf_of, typed
 
 Order = Literal["key", "exact", "rank"]
 Into = Literal["all", "shard"] | int
@@ -78,91 +84,132 @@ class Options:
 #: reused by the next one (D26).
 CHUNK = 1 << 17
 
+#: Bytes of a number in the largest message: no fewer than those of a superaccumulator of float64.
+ROOM = 320
+
+NOTHING: NDArray = np.empty(0, np.uint8)
+
+
+def levels_for(group: Group, segment: Segment, options: Options) -> tuple[Level, ...]:
+    """The levels of a sum: the same on every rank. One, too, if a message between nodes may be too large."""
+    levels, largest = group._levels, getattr(group._engine, "largest", None)
+    if options.order != "exact":
+        return group._flat
+    if len(levels) > 1 and largest is not None:
+        numbers = segment.counts("complex64" if segment.dtype.startswith("complex") else "float32")
+        held = max(sum(numbers[o] for o in owners) for owners in levels[0].shards) // 4
+        return levels if ROOM * held <= largest else group._flat
+    return levels
+
 
 class Partial:
     """The exact sum of this rank's contributions to a segment, in windows of CHUNK numbers of each owner's shard.
 
-    Contributions wait, and are added to a window when it is used; `settle` adds them at once.
+    Contributions and messages of other ranks wait, and are added to a window when it is used; `settle` adds
+    contributions at once.
     """
 
     def __init__(self, segment: Segment, waiting: Iterable[NDArray] = ()) -> None:
         self.segment = segment
         self.waiting = list(waiting)
+        self.shards: list[dict[int, NDArray]] = []  #: contributions of other ranks, each as bytes of shards by owner
+        self.packed: list[NDArray] = []  #: packed sums of other ranks
         self.kept: dict[int, object] = {}  #: windows by their first element
 
     def settle(self) -> None:
         """Add the contributions that wait."""
         for owner in range(len(self.segment.bounds) - 1):
-            for start, _, window in self.windows(owner):
-                self.kept[start] = window
-        self.waiting = []
+            self.keep(owner)
+        self.end()
+
+    def keep(self, owner: int) -> None:
+        """Add what waits to the windows of an owner's shard."""
+        for start, _, window in self.windows(owner):
+            self.kept[start] = window
+
+    def end(self) -> None:
+        """Nothing waits any more; ValueError if messages were not read to their ends."""
+        if any(map(len, self.packed)):
+            raise ValueError("not a message of exact sums: bytes follow its last block")
+        self.waiting, self.shards, self.packed = [], [], []
 
     def windows(self, owner: int) -> Iterator[tuple[int, int, object]]:
-        """The windows of an owner's shard, each with its elements [start, stop); once, as they get what waits."""
-        terms = [typed(raw, self.segment.dtype) for raw in self.waiting]
+        """The windows of an owner's shard, each with its elements [start, stop); once, as they get what waits. Packed
+        sums are read in the order of their shards.
+        """
+        dtype = self.segment.dtype
         low, high = self.segment.bounds[owner : owner + 2]
-        chunk = CHUNK // 2 if self.segment.dtype.startswith("complex") else CHUNK
+        terms = [typed(raw, dtype)[low:high] for raw in self.waiting]
+        terms += [typed(shards[owner], dtype) for shards in self.shards]
+        chunk = CHUNK // 2 if dtype.startswith("complex") else CHUNK
         for start in range(low, high, chunk):
             stop = min(high, start + chunk)
-            window = self.kept.pop(start, None) or _core.window_new(self.segment.dtype, stop - start)
-            _core.window_add(window, tuple(x[start:stop] for x in terms))
+            window = self.kept.pop(start, None) or _core.window_new(dtype, stop - start)
+            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
+            for k, message in enumerate(self.packed):
+                used = _core.window_merge_packed(window, message)
+                self.packed[k] = message[used + -used % 8 :]
             yield start, stop, window
 
-    def pack(self, rank: int) -> tuple[NDArray, list[int]]:
-        """The messages to all owners but this rank, padded, side by side; and their sizes."""
-        owners = len(self.segment.bounds) - 1
-        raw, at, sizes = _core.message_new(9 * self.segment.size), 0, []
-        for owner in range(owners):
-            begin = at
-            for _, _, window in self.windows(owner) if owner != rank else ():
-                room = at + _core.window_room(window)
-                if room > len(raw):
-                    more = _core.message_new(2 * room)
-                    more[:at] = raw[:at]
-                    raw = more
-                at += _core.window_pack(window, raw[at:])
-            sizes.append(at - begin)
-            at += -at % 8
-        return raw[:at], sizes
+    def pack(self, level: Level, rank: int, received: bool = False) -> list[NDArray]:
+        """The messages to the ranks of a level's team, each the windows of its shards, padded to multiples of 8; none
+        to this rank. received: after a level before; then the windows of this rank get what waits, and nothing waits.
+        """
+        bounds = self.segment.bounds
+        ends, at = [0], 0
+        raw = _core.message_new(9 * sum(bounds[o + 1] - bounds[o] for owners in level.shards for o in owners))
+        for to, owners in zip(level.team, level.shards, strict=True):
+            if to == rank and received:
+                for owner in owners:
+                    self.keep(owner)
+            for owner in owners if to != rank else ():
+                for _, _, window in self.windows(owner):
+                    room = at + _core.window_room(window)
+                    if room + 8 > len(raw):
+                        more = _core.message_new(2 * room + 8)
+                        more[:at] = raw[:at]
+                        raw = more
+                    at += _core.window_pack(window, raw[at:])
+                    at += -at % 8
+            ends.append(at)
+        if received:
+            self.end()
+        return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @dataclass
 class Sent:
-    """The messages of this rank to the owners, made before headers are exchanged."""
+    """The messages of this rank in the first level, made before headers are exchanged."""
 
     terms: list[Term]
-    #: For each segment of which several terms are summed exactly: this rank's sum, its messages, rank after rank, and
-    #: their bytes.
-    packed: dict[int, tuple[Partial, NDArray, list[int]]] = field(default_factory=dict)
+    #: For each segment of which several terms are summed exactly: this rank's sum, and its messages.
+    packed: dict[int, tuple[Partial, list[NDArray]]] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
         return {
             "terms": len(self.terms),
             "keys": [t.key for t in self.terms],
-            "sizes": {str(i): sizes for i, (_, _, sizes) in self.packed.items()},
+            "sizes": {str(i): [len(m) for m in messages] for i, (_, messages) in self.packed.items()},
         }
 
 
-def padded(sizes: Iterable[int]) -> list[int]:
-    """Sizes of messages as they travel: multiples of 8."""
-    return [n + -n % 8 for n in sizes]
+def packed(group: Group, layout: Layout, options: Options, partials: dict[int, Partial]) -> dict[int, Any]:
+    """`Sent.packed` of exact sums, by segment."""
+    return {
+        i: (one, one.pack(levels_for(group, layout.segments[i], options)[0], group.rank)) for i, one in partials.items()
+    }
 
 
-def aligned(message: NDArray) -> NDArray:
-    """The message at an address that is a multiple of 8: a copy if a part of another size came before it."""
-    return message if message.__array_interface__["data"][0] % 8 == 0 else message.copy()
-
-
-def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
+def prepare(layout: Layout, terms: list[Term], options: Options, group: Group) -> Sent:
     """Everything that does not depend on other ranks."""
-    sent = Sent(terms)
     options.check_dtypes(layout)
-    for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ()):
-        if is_inexact(segment.dtype):
-            partial = Partial(segment, [t.flats[i] for t in terms])
-            sent.packed[i] = (partial, *partial.pack(rank))
-    return sent
+    partials = {
+        i: Partial(segment, [t.flats[i] for t in terms])
+        for i, segment in enumerate(layout.segments if options.order == "exact" and len(terms) > 1 else ())
+        if is_inexact(segment.dtype)
+    }
+    return Sent(terms, packed(group, layout, options, partials))
 
 
 def agree_on_keys(call: Call, headers: list[Header]) -> list[list[int]]:
@@ -211,23 +258,47 @@ class Sum:
         into, shards = self.options.into, segment.counts()
         if self.size > 1 and into != "shard":
             self.check_size(shards)
-        low = sum(shards[: self.rank])
+        natural = Runs(range(self.size), shards)
         whole = _core.message_new(sum(shards) if into in ("all", self.rank) else shards[self.rank])
-        own = whole[low : low + shards[self.rank]] if into in ("all", self.rank) else whole
-        if any(str(i) in h["sizes"] for h in self.headers):
-            self.exact(i, segment, own)
+        own = whole[natural[self.rank]] if into in ("all", self.rank) else whole
+        levels = levels_for(self.call.group, segment, self.options)
+        if is_inexact(segment.dtype) and (len(levels) > 1 or any(str(i) in h["sizes"] for h in self.headers)):
+            self.exact(i, segment, own, levels)
         else:
-            self.fold(i, segment, own)
-        if into == "all" and self.size > 1:
-            self.call.start("all_gather", whole, shards)
-        elif isinstance(into, int) and self.size > 1:
-            receives = [n if self.rank == into and r != into else 0 for r, n in enumerate(shards)]
-            sends = [shards[self.rank] if r == into and r != self.rank else 0 for r in range(self.size)]
-            got = _core.message_new(sum(receives))
-            self.call.start("all_to_all", own if sum(sends) else own[:0], sends, got, receives, step="back")
-            if self.rank == into:
-                whole[:low], whole[low + len(own) :] = got[:low], got[low:]
+            self.fold(i, segment, own, levels)
+        if into == "all":
+            for level, step in zip(reversed(levels), ("back", "back in node"), strict=False):
+                self.back(level, whole, natural, step)
+        elif into != "shard":
+            every = {r: whole[natural[r]] for r in range(self.size)} if self.rank == into else {}
+            self.travel({} if self.rank == into else {into: own}, every, "back")
         return whole
+
+    def travel(self, sends: dict[int, NDArray], receives: dict[int, NDArray], step: str) -> None:
+        """Send arrays to ranks, and fill arrays from ranks; those of this rank itself are left out."""
+        if self.size > 1:
+            both = [
+                [x.get(r, NOTHING) if r != self.rank else NOTHING for r in range(self.size)] for x in (sends, receives)
+            ]
+            self.call.start("all_to_all", *both, step=step)
+
+    def back(self, level: Level, whole: NDArray, natural: Runs, step: str) -> None:
+        """Send the shards of this rank to its team, and get theirs, in `whole`."""
+        mine = natural.take(whole, level.shards[level.team.index(self.rank)])
+        receives, spread = {}, []
+        for r, owners in zip(level.team, level.shards, strict=True):
+            place = natural.run(whole, owners)
+            if place is None and r != self.rank:
+                place = _core.message_new(sum(natural[o].stop - natural[o].start for o in owners))
+                spread.append((owners, place))
+            receives[r] = NOTHING if place is None else place
+        self.travel(dict.fromkeys(level.team, mine), receives, step)
+        for owners, got in spread:
+            at = 0
+            for o in owners:
+                n = natural[o].stop - natural[o].start
+                whole[natural[o]] = got[at : at + n]
+                at += n
 
     def check_size(self, messages: Iterable[int]) -> None:
         """Raise an error on every rank if the engine has no message of so many bytes."""
@@ -238,71 +309,110 @@ class Sum:
                 " (bucket_bytes=), or MPI 4"
             )
 
-    def exact(self, i: int, segment: Segment, own: NDArray) -> None:
-        """A rank with several contributions has packed their sum; a rank with one sends it as it is."""
+    def exact(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
+        """A rank with several contributions has packed their sum; a rank with one sends it as it is. Between nodes the
+        sums of nodes travel packed.
+        """
         flats, shards = [t.flats[i] for t in self.sent.terms], segment.counts()
+        natural, level = Runs(range(self.size), shards), levels[0]
+        sizes: list[list[int] | None] = [h["sizes"].get(str(i)) for h in self.headers]
+        brings = [h["terms"] > 0 for h in self.headers]
+        self.check_size(
+            itertools.chain((sum(shards[o] for o in owners) for owners in level.shards), *filter(None, sizes))
+        )
         if i in self.sent.packed:
-            partial, message, sends = self.sent.packed[i]
-            sends = padded(sends)
+            partial, messages = self.sent.packed[i]
         else:
-            partial, message = Partial(segment, flats), flats[0] if flats else np.empty(0, np.uint8)
-            sends = [len(flats) * n for n in shards]
-        table = [padded(h["sizes"][str(i)]) if str(i) in h["sizes"] else shards for h in self.headers if h["terms"]]
-        self.check_size(itertools.chain([0], *table))
-        packed = [h["sizes"][str(i)][self.rank] if str(i) in h["sizes"] else None for h in self.headers]
-        plain = [shards[self.rank] if h["terms"] else 0 for h in self.headers]
-        receives = [bare if n is None else padded([n])[0] for n, bare in zip(packed, plain, strict=True)]
-        got = _core.message_new(sum(receives))
-        if self.size > 1:
-            self.call.start("all_to_all", message, sends, got, receives)
-        terms, messages, at = [], [], 0
-        for rank, (n, room) in enumerate(zip(packed, receives, strict=True)):
-            if rank != self.rank and n is not None:
-                messages.append(aligned(got[at : at + n]))
-            elif rank != self.rank and room:
-                terms.append(typed(got[at : at + room], segment.dtype))
-            at += room
+            partial = Partial(segment, flats)
+            messages = [
+                natural.take(flats[0], owners) if flats and r != self.rank else NOTHING
+                for r, owners in zip(level.team, level.shards, strict=True)
+            ]
+        me = level.team.index(self.rank)
+        plain = sum(shards[o] for o in level.shards[me])
+        room = {r: n[me] if (n := sizes[r]) else plain for r in level.team if brings[r]}
+        for level in levels:
+            if level is not levels[0]:
+                messages = partial.pack(level, self.rank, received=True)
+                sizes, brings = [[]] * self.size, self.of_nodes(brings)
+                room = self.sizes(level, messages, brings, shards[self.rank] > 0)
+            receives = {r: _core.message_new(n if r != self.rank else 0) for r, n in room.items()}
+            sends = dict(zip(level.team, messages, strict=True)) if brings[self.rank] else {}
+            self.travel(sends, receives, "to owners" if level is levels[-1] else "to node")
+            owners = level.shards[level.team.index(self.rank)]
+            there = Runs(owners, shards)
+            for r, got in receives.items():
+                if len(got) and sizes[r] is not None:
+                    partial.packed.append(got)
+                elif len(got):
+                    partial.shards.append({o: got[there[o]] for o in owners})
         rounded, low = typed(own, segment.dtype), segment.bounds[self.rank]
         for start, stop, window in partial.windows(self.rank):
-            _core.window_add(window, tuple(x[start - low : stop - low] for x in terms))
-            for k, message in enumerate(messages):
-                messages[k] = message[_core.window_merge_packed(window, message) :]
             _core.window_round(window, rounded[start - low : stop - low], self.options.scale)
-        if any(map(len, messages)):
-            raise ValueError("not a message of exact sums: bytes follow its last block")
+        partial.end()
 
-    def fold(self, i: int, segment: Segment, own: NDArray) -> None:
+    def of_nodes(self, brings: Sequence[bool]) -> list[bool]:
+        """For each rank whether any rank of its node brings something."""
+        nodes = self.call.group.nodes
+        busy = {node for node, one in zip(nodes, brings, strict=True) if one}
+        return [node in busy for node in nodes]
+
+    def sizes(self, level: Level, messages: Sequence[NDArray], brings: Sequence[bool], owns: bool) -> dict[int, int]:
+        """The bytes of the messages to this rank from those of its team that bring something: they are known after the
+        level before, so headers do not have them.
+        """
+        sends = {
+            r: np.array([len(m)], "<i8").view(np.uint8)
+            for r, m in zip(level.team, messages, strict=True)
+            if brings[self.rank] and len(m)
+        }
+        receives = {r: np.zeros(8, np.uint8) for r in level.team if brings[r] and owns}
+        self.travel(sends, receives, "sizes")
+        return {r: int(n.view("<i8")[0]) for r, n in receives.items()}
+
+    def fold(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
         counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
         folded = self.order != "key" and max(counts) > 1
         dtype = accumulation(segment.dtype) if folded else segment.dtype
-        if folded and flats:
-            total = _core.message_new(sum(segment.counts(dtype)))
-            if segment.size:
-                _core.add_n([typed(f, segment.dtype) for f in flats], out=typed(total, dtype))
-            flats = [total]
         if folded:
+            flats = self.added(flats, segment.dtype, dtype)
             counts = [min(n, 1) for n in counts]
         shards = segment.counts(dtype)
-        self.check_size([max(counts) * max(shards)])
-        mine = shards[self.rank]
-        ends = [0, *itertools.accumulate(shards)]
-        parts = [f[ends[self.rank] : ends[self.rank + 1]] for f in flats]
-        pieces = flats if len(flats) == 1 else [f[a:b] for a, b in itertools.pairwise(ends) for f in flats]
-        message = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
-        got = _core.message_new(mine * sum(counts))
-        if self.size > 1:
-            self.call.start("all_to_all", message, [n * len(flats) for n in shards], got, [n * mine for n in counts])
+        there = Runs(range(self.size), shards)
+        self.check_size(max(counts) * sum(shards[o] for o in owners) for owners in levels[0].shards)
+        for level in levels:
+            me = level.team.index(self.rank)
+            owners = level.shards[me]
+            mine = sum(shards[o] for o in owners)
+            sends = {}
+            for r, theirs in zip(level.team, level.shards, strict=True):
+                pieces = [there.take(f, theirs) for f in flats]
+                sends[r] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else NOTHING
+            receives = {r: _core.message_new(0 if r == self.rank else mine * counts[r]) for r in level.team}
+            self.travel(sends, receives, "to owners" if level is levels[-1] else "to node")
+            receives[self.rank] = sends[self.rank]
+            raws = [receives[r][k * mine : (k + 1) * mine] for r in level.team for k in range(counts[r])]
+            if level is not levels[-1]:  # integers, whose sum is the same in any order
+                flats, there = self.added(raws, dtype, dtype), Runs(owners, shards)
+                counts = [int(one) for one in self.of_nodes([n > 0 for n in counts])]
         if not mine:
             return
-        at = sum(counts[: self.rank])
-        raws = [got[k * mine : (k + 1) * mine] for k in range(sum(counts))]
-        raws[at : at + len(parts)] = parts  # engines leave this rank's out
         terms = [typed(raw, dtype) for raw in raws]
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
         ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
         exact = self.order == "exact" and is_inexact(segment.dtype)
         accumulate = "exact" if exact else self.options.accumulate
         _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale, accumulate=accumulate)
+
+    def added(self, flats: Sequence[NDArray], dtype: str, wide: str) -> list[NDArray]:
+        """The sum of arrays of bytes in another dtype; none of none."""
+        if not flats:
+            return []
+        terms = [typed(f, dtype) for f in flats]
+        total = _core.message_new(len(terms[0]) * itemsize(wide))
+        if len(total):
+            _core.add_n(terms, out=typed(total, wide))
+        return [total]
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
@@ -393,7 +503,7 @@ def add_n(
         layout = None if leaf is None else Layout([leaf], ranks.size)
         if layout:
             terms = [Term(layout.flatten([x]), key) for key, x in present]
-            sent = prepare(layout, terms, options, ranks.rank)
+            sent = prepare(layout, terms, options, ranks)
         else:
             sent = Sent([])
         headers = call.meet({**sent.header, "leaf": leaf}, digest=digest(options.text))
@@ -411,7 +521,7 @@ def add_n(
                 )
         if layout is None:
             layout = Layout([agreed], ranks.size)
-            sent = prepare(layout, [], options, ranks.rank)
+            sent = prepare(layout, [], options, ranks)
         return finish(call, layout, sent, headers, options, [present[0][1] if present else None])[0]
 
 

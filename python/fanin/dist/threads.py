@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from fanin import _core
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin.errors import PeerError
 
-from .engine import Late
-from .group import Group, seconds, set_default
+from .engine import Late, blamed
+from .group import Group, nodes_of, seconds, set_default
 
 T = TypeVar("T")
 
@@ -51,7 +49,7 @@ class World:
                 late = [r for r, c in waits if c.value < n]
                 for left, reason in list(self.gone.items()):
                     if left in late or left == rank:
-                        raise PeerError(f"rank {left} {reason}", left)
+                        raise blamed(reason, left)
                 if other in late and time.monotonic() >= end:
                     raise Late(late)
 
@@ -79,10 +77,6 @@ class _Operation:
         return result
 
 
-def _offsets(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(np.asarray(counts, np.int64)).tolist()]
-
-
 class ThreadEngine:
     """An engine whose ranks are threads (fanin.dist.threads)."""
 
@@ -93,37 +87,23 @@ class ThreadEngine:
     def exchange(self, data: bytes) -> _Operation:
         return _Operation(self, data, list)
 
-    def all_to_all(
-        self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
-    ) -> _Operation:
-        def read(posted: list[tuple[NDArray, list[int]]]) -> None:
-            at = _offsets(receive_counts)
-            for rank in range(self.size):
-                if rank != self.rank:
-                    sent, offsets = posted[rank]
-                    receive[at[rank] : at[rank + 1]] = sent[offsets[self.rank] : offsets[self.rank + 1]]
+    def all_to_all(self, sends: Sequence[NDArray], receives: Sequence[NDArray]) -> _Operation:
+        def read(posted: list[Sequence[NDArray]]) -> None:
+            for sent, place in zip(posted, receives, strict=True):
+                place[:] = sent[self.rank]
 
-        return _Operation(self, (send, _offsets(send_counts)), read)
-
-    def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Operation:
-        at = _offsets(counts)
-
-        def read(posted: list[NDArray]) -> None:
-            for rank in range(self.size):
-                if rank != self.rank:
-                    whole[at[rank] : at[rank + 1]] = posted[rank][at[rank] : at[rank + 1]]
-
-        return _Operation(self, whole, read)
+        return _Operation(self, sends, read)
 
     def abort(self, reason: str) -> None:
-        mine = f"rank {self.rank} "
-        self.world.leave(self.rank, reason.removeprefix(mine) if reason.startswith(mine) else f"ended: {reason}")
+        self.world.leave(self.rank, reason)
 
     def close(self) -> None:
-        self.world.leave(self.rank, "closed its group")
+        self.world.leave(self.rank, f"rank {self.rank} closed its group")
 
 
-def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list[T]:
+def threads(
+    n: int, fn: Callable[[Group], T], *, nodes: int | Sequence[int] | None = None, timeout: float = 300.0
+) -> list[T]:
     """Call `fn(group)` on `n` ranks, each a thread of this process, and return what each rank returned.
 
     Inside, `fanin.dist.group()` is the rank's group. In a thread of a `fanin.sim.Machine` the ranks are threads of that
@@ -135,13 +115,15 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
         The number of ranks.
     fn : callable
         Called once on each rank.
+    nodes : int or sequence of int, optional
+        The nodes that the ranks are divided into, as for `fanin.dist.group`: for tests of sums in two levels.
     timeout : float
         Seconds after which a rank no longer waits for another.
 
     Raises
     ------
     TypeError, ValueError
-        If `n` or `timeout` is not positive.
+        If `n` or `timeout` is not positive, or `nodes` does not fit.
     Exception
         The exception of the first rank that failed by itself; the others then have `fanin.PeerError`.
 
@@ -151,19 +133,20 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"threads: expected a positive number of ranks, got {n!r}")
     seconds("threads", timeout)
+    placed = None if nodes is None else nodes_of("threads", nodes, n)
     world = World(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
-        reason = "has returned"
+        reason = f"rank {rank} has returned"
         try:
-            with Group(ThreadEngine(world, rank), timeout=timeout) as group:
+            with Group(ThreadEngine(world, rank), nodes=placed, timeout=timeout) as group:
                 set_default(group)
                 results[rank] = fn(group)
         except BaseException as e:
             errors[rank] = e
-            reason = f"failed: {type(e).__name__}: {e}"
+            reason = f"rank {rank} failed: {type(e).__name__}: {e}"
         world.leave(rank, reason)
         over.advance()
 
@@ -179,7 +162,7 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
         over.wait(n)
     except BaseException as e:
         for rank in range(n):
-            world.leave(rank, f"was ended: {type(e).__name__}")
+            world.leave(rank, f"rank {rank} was ended: {type(e).__name__}")
         raise
     if errors:
         first = min(errors, key=lambda rank: (isinstance(errors[rank], PeerError), rank))
