@@ -282,7 +282,9 @@ REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, missing="x"), ValueError, "missing"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, bucket_bytes=0), ValueError, "bucket_bytes"),
-    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "real number"),
+    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "^Reducer: scale=0\\+1j: .* real number"),
+    (lambda g: Reducer(leaves_of(1)[0], g), TypeError, r"several leaves, got a Leaf: give \[leaf\]"),  # type: ignore[arg-type]
+    (lambda g: Reducer(3, g), TypeError, "several leaves, got an int"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g).at(-1), ValueError, "keys"),
     (lambda g: fanin.backward([], reducer=3), TypeError, "expected a fanin.dist.Reducer, got an int"),
     (lambda g: fanin.backward([], reducer=Reducer(leaves_of(1), g), create_graph=True), ValueError, "create_graph"),
