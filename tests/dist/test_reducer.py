@@ -400,6 +400,17 @@ def test_norms_and_clipping_are_the_same_for_any_number_of_ranks() -> None:
     assert next(iter(first[0]))[1] == pytest.approx(1, rel=1e-6)
 
 
+def test_a_rank_that_gets_no_sum_keeps_its_gradient_when_sums_are_clipped() -> None:
+    def rank(group: Group) -> Any:
+        [w] = leaves_of(1, 4)
+        w.grad = np.full(4, 100, "f4")
+        reducer = Reducer([w], group, into=1)
+        fanin.backward(roots([w], 50), reducer=reducer)
+        return dist.clip_norm(reducer, 100.0), w.grad.tolist()
+
+    assert outcomes(2, rank) == [(400.0, [100.0] * 4), (400.0, [50.0] * 4)]
+
+
 def test_inf_and_nan_make_the_norm_inf_and_nothing_is_scaled() -> None:
     def rank(group: Group) -> Any:
         [w] = leaves_of(1)

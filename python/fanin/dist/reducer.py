@@ -743,15 +743,20 @@ class Reducer:
         """
         return self._over_ranks("Reducer.stats", True)
 
+    def _sums(self) -> list[Any]:
+        """The shards, or each .grad, of this rank; none on a rank that gets no sums."""
+        if self._options.into not in ("all", "shard", self.group.rank):
+            return []
+        mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
+        return [x for x in mine if x is not None]
+
     def _over_ranks(self, call_name: str, every: bool) -> SumStats:
         squares, absmax, nonfinite = Squares(), 0.0, 0
-        mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
-        for x in mine if self._options.into in ("all", "shard", self.group.rank) else ():
-            if x is not None:
-                squares.add(x)
-                if every:
-                    one = _core.add_n([x], stats=True)[1]
-                    absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
+        for x in self._sums():
+            squares.add(x)
+            if every:
+                one = _core.add_n([x], stats=True)[1]
+                absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
         n, e = squares.total() if squares.finite else (0, 0)
         facts = {"squares": [f"{n:x}", e], "finite": squares.finite, "absmax": absmax, "nonfinite": nonfinite}
         headers: list[Header] = [facts]
@@ -800,7 +805,8 @@ def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
 def clip_norm(reducer: Reducer, max_norm: float) -> float:
     """Scale the sums in place so that their norm is at most `max_norm`, and return the norm before.
 
-    Nothing is scaled if the norm is inf. Unless into="all", every rank must call it.
+    Nothing is scaled if the norm is inf, and nothing on a rank that gets no sums. Unless into="all", every rank must
+    call it.
 
     Parameters
     ----------
@@ -826,8 +832,6 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     norm = reducer.norm()
     if norm > max_norm and norm != float("inf"):
-        mine = reducer.shards if reducer._options.into == "shard" else [leaf.grad for leaf in reducer.leaves]
-        for x in mine:
-            if x is not None:
-                _core.add_n([x], out=x, scale=max_norm / norm)
+        for x in reducer._sums():
+            _core.add_n([x], out=x, scale=max_norm / norm)
     return norm
