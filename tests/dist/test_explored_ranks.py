@@ -12,6 +12,7 @@ import pytest
 
 import fanin
 from fanin import _core, dist
+from fanin.dist import sums
 from fanin.dist.group import Call, Group
 from fanin.dist.layout import Level
 from fanin.dist.reducer import Reducer
@@ -97,6 +98,8 @@ def explored(n: int, buckets: int, limit: int = 4000, **options: Any) -> Report:
 #: (ranks, buckets, options, orders that there are at least)
 SCENES: list[tuple[int, int, dict[str, Any], int]] = [
     (1, 2, {}, 3),
+    (1, 2, {"order": "exact"}, 3),
+    (1, 2, {"fails": 0, "after": True}, 3),
     (2, 1, {}, 8),
     (2, 2, {}, 20),
     (2, 2, {"turned": True}, 10),
@@ -226,6 +229,55 @@ def test_a_failed_rank_that_is_not_heard_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Reducer, "_until", deaf)
     assert explored(2, 2, fails=1).failed
+
+
+def test_a_rank_alone_that_sums_a_bucket_before_its_gradients_have_come_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether gradients are kept as they are or copied. Without the wait the search has no count that orders the two
+    threads, so it must not reduce.
+    """
+
+    def some(order: Any) -> Report:
+        return explore(partial(scenario, n=1, buckets=2, order=order), limit=200, reduce=False, stuck_after=30)
+
+    for order in (None, "exact"):
+        assert not some(order).failed and some(order).runs >= 20
+    monkeypatch.setattr(Reducer, "_until", lambda self, bucket: None)
+    for order in (None, "exact"):
+        report = some(order)
+        assert report.failed and report.errors and report.deadlocks == 0, report
+
+
+def wider(machine: Machine, n: int) -> Any:
+    """Sums of float16 in float32, of a pass in accumulate() and one that sends a bucket for each leaf. float16 does not
+    have the sum of rank 0.
+    """
+
+    def rank(group: Group) -> Any:
+        leaves = [fanin.Leaf(np.zeros(3, "f2"), name=f"w{i}") for i in range(2)]
+        reducer = Reducer(leaves, group, bucket_bytes=1, order="rank")
+        first, last = [(4096.0, 1.0), (-4096.0, 0.0)][group.rank]
+        with reducer.accumulate():
+            fanin.backward([(w, 0, np.full(3, first, "f2")) for w in leaves])
+        fanin.backward([(w, 0, np.full(3, last, "f2")) for w in leaves], reducer=reducer)
+        return [w.grad.tolist() for w in leaves]
+
+    outcome = on_ranks(machine, n, rank)
+    assert outcome == [[[1.0 if n == 2 else 4096.0] * 3] * 2] * n, outcome
+    return outcome
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_every_order_of_sums_that_are_wider_than_their_terms_has_one_outcome(n: int) -> None:
+    report = explore(partial(wider, n=n), limit=4000, stuck_after=30)
+    assert report.ok and report.runs >= 3, report
+
+
+def test_sums_of_ranks_that_travel_in_the_dtype_of_their_terms_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "accumulation", lambda dtype: dtype)
+    report = explore(partial(wider, n=2), limit=20, stuck_after=30)
+    assert report.errors == report.runs > 0, report
 
 
 def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

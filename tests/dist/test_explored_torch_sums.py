@@ -12,6 +12,7 @@ import pytest
 import fanin
 from fanin import _core, dist
 from fanin._threads import here
+from fanin.dist import sums
 from fanin.dist.group import Group
 from fanin.dist.reducer import Reducer
 from fanin.dist.threads import World
@@ -104,11 +105,19 @@ class Ticket:
         self.served.advance()
 
 
-def threads_in_a_block(machine: Machine, lock: Callable[[], Any]) -> Any:
-    """Two threads run passes in a block, and are joined there."""
+#: of each rank, what its two threads bring: whole numbers, and sums of float16 in float32
+WHOLE = ("float32", [(1.0, 2.0)], 3.0)
+WIDER = ("float16", [(4096.0, 1.0), (-4096.0, 0.0)], 1.0)
+
+
+def threads_in_a_block(
+    machine: Machine, lock: Callable[[], Any], what: tuple[str, list[tuple[float, ...]], float] = WHOLE
+) -> Any:
+    """Two threads of each rank run passes in a block, and are joined there."""
+    dtype, factors, expected = what
 
     def rank(group: Group) -> Any:
-        w = torch.ones(3, requires_grad=True)
+        w = torch.ones(3, requires_grad=True, dtype=getattr(torch, dtype))
         over = _core.EventCount()
         errors: list[str] = []
 
@@ -119,23 +128,32 @@ def threads_in_a_block(machine: Machine, lock: Callable[[], Any]) -> Any:
                 errors.append(str(e))
             over.advance()
 
-        block = fanin.torch.accumulate([("w", w)], group=group, order="exact")
+        block = fanin.torch.accumulate([("w", w)], group=group, order="exact" if what is WHOLE else "rank")
         block._reducer._lock = lock()  # type: ignore[union-attr]
         with block:
-            for k in range(2):
-                here.spawn(partial(run, 1.0 + k), name=f"worker {k}")  # type: ignore[misc]
+            for k, factor in enumerate(factors[group.rank]):
+                here.spawn(partial(run, factor), name=f"worker {k}")  # type: ignore[misc]
             over.wait(2)
         return errors, w.grad.tolist()
 
-    ranks = machine.spawn(dist.threads, 1, rank)
+    ranks = machine.spawn(dist.threads, len(factors), rank)
     machine.join()
-    assert ranks.result == [([], [3.0] * 3)], ranks.result
+    assert ranks.result == [([], [expected] * 3)] * len(factors), ranks.result
     return ranks.result
 
 
-def test_every_order_of_threads_in_a_block_has_one_outcome() -> None:
-    report = explore(partial(threads_in_a_block, lock=Ticket), limit=300, reduce=False, stuck_after=30)
+@pytest.mark.parametrize("what", [WHOLE, WIDER], ids=lambda what: what[0])
+def test_every_order_of_threads_in_a_block_has_one_outcome(what: Any) -> None:
+    scene = partial(threads_in_a_block, lock=Ticket, what=what)
+    report = explore(scene, limit=300, reduce=False, stuck_after=30)
     assert not report.failed and report.runs >= 10, report
+
+
+def test_sums_of_threads_in_the_dtype_of_their_terms_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "accumulation", lambda dtype: dtype)
+    scene = partial(threads_in_a_block, lock=Ticket, what=WIDER)
+    report = explore(scene, limit=20, reduce=False, stuck_after=30)
+    assert report.errors == report.runs > 0, report
 
 
 def test_threads_that_put_gradients_without_the_lock_are_found() -> None:

@@ -282,7 +282,9 @@ REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, missing="x"), ValueError, "missing"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, bucket_bytes=0), ValueError, "bucket_bytes"),
-    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "real number"),
+    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "^Reducer: scale=0\\+1j: .* real number"),
+    (lambda g: Reducer(leaves_of(1)[0], g), TypeError, r"several leaves, got a Leaf: give \[leaf\]"),  # type: ignore[arg-type]
+    (lambda g: Reducer(3, g), TypeError, "several leaves, got an int"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g).at(-1), ValueError, "keys"),
     (lambda g: fanin.backward([], reducer=3), TypeError, "expected a fanin.dist.Reducer, got an int"),
     (lambda g: fanin.backward([], reducer=Reducer(leaves_of(1), g), create_graph=True), ValueError, "create_graph"),
@@ -396,6 +398,17 @@ def test_norms_and_clipping_are_the_same_for_any_number_of_ranks() -> None:
     first = run(1, "all")
     assert all(run(n, into) == first for n in (2, 3, 8) for into in ("all", "shard"))
     assert next(iter(first[0]))[1] == pytest.approx(1, rel=1e-6)
+
+
+def test_a_rank_that_gets_no_sum_keeps_its_gradient_when_sums_are_clipped() -> None:
+    def rank(group: Group) -> Any:
+        [w] = leaves_of(1, 4)
+        w.grad = np.full(4, 100, "f4")
+        reducer = Reducer([w], group, into=1)
+        fanin.backward(roots([w], 50), reducer=reducer)
+        return dist.clip_norm(reducer, 100.0), w.grad.tolist()
+
+    assert outcomes(2, rank) == [(400.0, [100.0] * 4), (400.0, [50.0] * 4)]
 
 
 def test_inf_and_nan_make_the_norm_inf_and_nothing_is_scaled() -> None:

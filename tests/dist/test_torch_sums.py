@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fanin
@@ -17,6 +18,7 @@ from dist.test_gloo import on_processes
 from fanin import dist
 
 torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 pytestmark = pytest.mark.partners
 
@@ -339,6 +341,123 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
     assert on_ranks(rank) == [([True], [2.0] * 3)] * 2
 
 
+# ---------------------------------------------------------------- leaves of both kinds
+
+
+def leaf_pass(leaf: fanin.Leaf, **options: Any) -> None:
+    fanin.backward([(leaf, 0, np.ones(3, "f4"))], **options)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("over", ["tensors", "leaves"])
+def test_a_leaf_of_the_kind_that_the_pass_does_not_reach_is_named(over: str, mixed: bool, n: int) -> None:
+    def rank(group: Any) -> Any:
+        [(name, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
+        mine: list[Any] = [(name, w), leaf]
+        reducer = dist.Reducer(mine if mixed else mine[1:] if over == "tensors" else mine[:1], group)
+        words = "v of the reducer is a leaf of fanin" if over == "tensors" else "w0 of the reducer is a tensor"
+        with pytest.raises(ValueError, match=words):
+            if over == "tensors":
+                fanin.torch.backward(w.sum(), reducer=reducer)
+            else:
+                leaf_pass(leaf, reducer=reducer)
+        return [(w if leaf is not x else x).grad for x in reducer.leaves]
+
+    assert on_ranks(rank, n) == [[None] * (1 + mixed)] * n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_leaves_of_both_kinds_are_summed_if_passes_in_accumulate_bring_those_of_one(n: int) -> None:
+    def rank(group: Any) -> Any:
+        [(_, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
+        reducer = dist.Reducer([w, leaf], group)
+        for last in ("tensors", "leaves"):
+            with reducer.accumulate():
+                if last == "leaves":
+                    w.sum().backward()
+                else:
+                    leaf_pass(leaf)
+            if last == "leaves":
+                leaf_pass(leaf, reducer=reducer)
+            else:
+                fanin.torch.backward(w.sum(), reducer=reducer)
+        return w.grad.tolist(), leaf.grad.tolist()
+
+    assert on_ranks(rank, n) == [([2.0 * n] * 3, [2.0 * n] * 3)] * n
+
+
+def test_a_rank_whose_pass_is_of_the_other_kind_is_named_on_every_rank() -> None:
+    def rank(group: Any) -> Any:
+        [(_, w)], leaf = parameters(1), fanin.Leaf(np.zeros(3, "f4"), name="v")
+        reducer = dist.Reducer([w, leaf], group)
+        with reducer.accumulate():
+            w.sum().backward()
+        kind = ValueError if group.rank else fanin.PeerError
+        with pytest.raises(kind, match="v of the reducer is a leaf of fanin") as e:
+            if group.rank:
+                fanin.torch.backward(w.sum(), reducer=reducer)
+            else:
+                leaf_pass(leaf, reducer=reducer)
+        return group.rank or e.value.rank, w.grad, leaf.grad  # type: ignore[attr-defined]
+
+    assert on_ranks(rank) == [(1, None, None)] * 2
+
+
+def test_a_pass_that_reaches_no_leaf_of_the_reducer_is_an_error_unless_gradients_may_be_missing() -> None:
+    def rank(group: Any) -> Any:
+        named, others = parameters(), parameters()
+        with pytest.raises(ValueError, match="no leaf of the reducer has a gradient"):
+            fanin.torch.backward(total(others), reducer=dist.Reducer(named, group))
+        fanin.torch.backward(total(others), reducer=dist.Reducer(named, group, missing="skip"))
+        return [w.grad for _, w in named]
+
+    assert on_ranks(rank) == [[None, None]] * 2
+
+
+# ---------------------------------------------------------------- hooks that raise
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("way", ["block", "reducer", "leaves"])
+def test_a_hook_after_accumulation_that_raises_keeps_no_leaf_from_its_sum(way: str, n: int) -> None:
+    """On rank 0; the pass of the other rank ends well, and so does the next one of both."""
+
+    def rank(group: Any) -> Any:
+        def hook(text: str) -> Callable[[Any], None]:
+            def raises(_: Any) -> None:
+                raise ArithmeticError(text)
+
+            return raises
+
+        leaves = [fanin.Leaf(np.zeros(3, "f4"), name=f"w{i}") for i in range(3)]
+        named: list[Any] = [(w.name, w) for w in leaves] if way == "leaves" else parameters(3)
+        reducer = dist.Reducer(leaves if way == "leaves" else named, group)
+
+        def run() -> None:
+            if way == "block":
+                with fanin.torch.accumulate(named, group=group):
+                    total(named).backward()
+            elif way == "reducer":
+                fanin.torch.backward(total(named), reducer=reducer)
+            else:
+                fanin.backward([(w, 0, np.ones(3, "f4")) for w in leaves], reducer=reducer)
+
+        texts = ["first", "second"] if group.rank == 0 else []
+        handles = [named[i][1].register_post_accumulate_grad_hook(hook(text)) for i, text in enumerate(texts)]
+        with pytest.raises(ArithmeticError, match="first") if texts else contextlib.nullcontext() as e:
+            run()
+        if e is not None:
+            assert any("w0 was accumulated" in note for note in e.value.__notes__)
+            assert any("w1 was accumulated: ArithmeticError: second" in note for note in e.value.__notes__)
+        for handle in handles:
+            handle.remove()
+        run()
+        return [w.grad.tolist() for _, w in named]
+
+    assert on_ranks(rank, n) == [[[2.0 * n] * 3] * 3] * n
+
+
 # ---------------------------------------------------------------- what does not fit
 
 
@@ -434,6 +553,23 @@ def test_two_passes_with_one_key_are_refused() -> None:
             total(named).backward()
 
     on_ranks(rank, 1)
+
+
+def test_a_checkpoint_with_reentrance_is_told_what_to_set_and_one_without_is_summed() -> None:
+    def rank(group: Any) -> Any:
+        w, x = (torch.ones(3, requires_grad=True) for _ in range(2))
+
+        def twice(reentrant: bool) -> Any:
+            once = checkpoint(lambda x: x * w, x, use_reentrant=reentrant)
+            return checkpoint(lambda x: x * w, once, use_reentrant=reentrant).sum()
+
+        reducer = dist.Reducer([("w", w)], group)
+        with pytest.raises(ValueError, match=r"w got a second gradient: .* needs use_reentrant=False"):
+            fanin.torch.backward(twice(True), reducer=reducer)
+        fanin.torch.backward(twice(False), reducer=reducer)
+        return w.grad.tolist()
+
+    assert on_ranks(rank) == [[4.0] * 3] * 2
 
 
 def test_a_gradient_that_is_set_in_the_block_is_an_error_on_every_rank() -> None:
@@ -533,6 +669,8 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda g: fanin.torch.accumulate(parameters(), group=g).at(3), RuntimeError, "call it in the block"),
     (lambda g: dist.Reducer([torch.ones(2, requires_grad=True) * 2], g), TypeError, "is no leaf"),
     (lambda g: dist.Reducer([torch.ones(2)], g), ValueError, "none that requires a gradient"),
+    (lambda g: dist.Reducer(torch.nn.Linear(2, 2), g), TypeError, r"got a Linear: give model\.parameters\(\)"),
+    (lambda g: dist.Reducer(torch.ones(2, requires_grad=True), g), TypeError, r"got a Tensor: give \[leaf\]"),
     (lambda g: dist.Reducer([torch.ones(2, requires_grad=True)] * 1 + [3], g), TypeError, r"leaves\[1\]"),
     (lambda g: fanin.torch.backward(total(parameters()), reducer=3), TypeError, "expected a fanin.dist.Reducer"),  # type: ignore[arg-type]
     (

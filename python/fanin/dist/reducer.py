@@ -77,12 +77,18 @@ class _Bucket:
         """Whether the contribution at hand has a gradient."""
         return self.left < len(self.has) or bool(self.kept)
 
+    def lacking(self) -> int:
+        """The leaves that no contribution has a gradient of, as bits."""
+        here = sum(1 << k for k, has in enumerate(self.has) if has or k in self.kept)
+        return ((1 << len(self.has)) - 1) & ~reduce(operator.or_, self.masks, here)
+
     def put(self, i: int, gradient: Any, stats: bool) -> int:
         """Copy the gradient of leaf i of the bucket; return how many elements are inf or NaN, if they are counted."""
         leaf = self.layout.leaves[i]
         if self.has[i] or i in self.kept:
             raise ValueError(
-                f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
+                f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass; and"
+                " torch.utils.checkpoint, which runs passes of its own, needs use_reentrant=False"
             )
         place = self.places[i]
         plain = type(gradient) is type(place) is np.ndarray and not stats
@@ -159,7 +165,9 @@ class Reducer:
         "all": every rank's `.grad` gets the sum. "shard": `shards` has each leaf's elements that this rank owns, and no
         `.grad` changes. A rank: its `.grad` alone gets it.
     missing : "error" or "skip"
-        Whether a leaf with a gradient on some ranks only is an error on every rank, or is summed over those ranks.
+        Whether a leaf with a gradient on some ranks only is an error on every rank, or is summed over those ranks. With
+        "error" a pass also raises ValueError if no leaf has a gradient, and for a leaf without one of the kind that it
+        does not reach: a tensor in `fanin.backward`, a leaf of fanin in `fanin.torch.backward`.
     scale : number, optional
         Multiplies each sum before the rounding.
     detect : bool
@@ -254,7 +262,10 @@ class Reducer:
             room -= n
         made = [_Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)]
         for bucket in made:
-            self._options.check_dtypes(bucket.layout)
+            try:
+                self._options.check_dtypes(bucket.layout)
+            except (TypeError, ValueError) as e:
+                raise type(e)(f"Reducer: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)
@@ -399,7 +410,8 @@ class Reducer:
 
     # ---- a pass: called by fanin.backward
 
-    def _begin(self) -> None:
+    def _begin(self, tensors: bool = False) -> None:
+        """Begin a pass over tensors (fanin.torch.backward), or over leaves of fanin."""
         pass_ = ExitStack()
         pass_.enter_context(self.group.entered("backward"))
         try:
@@ -412,7 +424,7 @@ class Reducer:
         self._pass = pass_
         self.group._passes += 1
         self._turn += 1
-        self._passing = True
+        self._passing, self._over_tensors = True, tensors
         self._travels: list[tuple[int, int]] = []
         rings, number = [] if here.spawn else beside(), self.group._passes
 
@@ -446,16 +458,33 @@ class Reducer:
         if self._options.into == "shard":
             self.shards = made
             return
+        self._accumulate(made)
+
+    def _accumulate(self, made: list[Any]) -> None:
+        """Add the sums to .grad. A hook that raises keeps no other leaf from its sum."""
+        errors: list[BaseException] = []
         for i, leaf in enumerate(self.leaves):
-            if isinstance(leaf, _core.Leaf) and made[i] is not None:
-                _core.leaf_accumulate(leaf, made, i)
-            elif made[i] is not None:
-                leaf.accumulate(made[i])
+            try:
+                if isinstance(leaf, _core.Leaf) and made[i] is not None:
+                    _core.leaf_accumulate(leaf, made, i)
+                elif made[i] is not None:
+                    leaf.accumulate(made[i])
+            except BaseException as e:
+                e.add_note(f"backward: {leaf.name or f'leaf {i}'} was accumulated")
+                errors.append(e)
+        if errors:
+            first = next((one for one in errors if not isinstance(one, Exception)), errors[0])  # Ctrl-C before others
+            for one in errors:
+                if one is not first:
+                    first.add_note(f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+            raise first
 
     def _finish(self, error: BaseException | None) -> list[Any]:
         try:
             self._open.close()
-        except RuntimeError as e:  # .grad was set in the pass
+            if error is None and self.missing == "error":
+                self._check_reached()
+        except (RuntimeError, ValueError) as e:  # .grad was set in the pass, or leaves were not reached
             error = error or e
         ended = time.monotonic_ns()
         with self._pass:
@@ -469,11 +498,32 @@ class Reducer:
         self._bad = self._first_bad()
         return self._results()
 
+    def _check_reached(self) -> None:
+        """At the end of a pass: ValueError if no leaf has a gradient, or if one without is not of the pass's kind."""
+        lack: list[int] = []
+        for bucket in self._buckets:
+            if bucket.closed.value < self._turn:  # else every leaf has its gradient
+                lacking = bucket.lacking()
+                lack += (i for k, i in enumerate(bucket.indices) if lacking >> k & 1)
+        other = [i for i in lack if isinstance(self.leaves[i], _core.Leaf) == self._over_tensors]
+        if other:
+            kind, reach = ("a leaf of fanin", "fanin") if self._over_tensors else ("a tensor", "fanin.torch")
+            raise ValueError(
+                f"backward: {self.leaves[other[0]].name or f'leaf {other[0]}'} of the reducer is {kind} and has no"
+                f" gradient, which {reach}.backward brings: call that, or run its passes in accumulate() before, or"
+                ' give missing="skip"'
+            )
+        if len(lack) == len(self.leaves):
+            raise ValueError(
+                "backward: no leaf of the reducer has a gradient: make it of the leaves of this graph, or give"
+                ' missing="skip"'
+            )
+
     @contextmanager
     def _reduced(self) -> Iterator[None]:
         """A pass of fanin.torch.backward."""
         error: BaseException | None = None
-        self._begin()
+        self._begin(tensors=True)
         try:
             yield
         except BaseException as e:
@@ -518,7 +568,7 @@ class Reducer:
             for bucket in self._buckets:
                 self._contribute(bucket)
             self._key = None
-            self._begin()
+            self._begin(tensors=True)
             self._end(None)
             return
         self._fail_alone(failed)
@@ -693,15 +743,20 @@ class Reducer:
         """
         return self._over_ranks("Reducer.stats", True)
 
+    def _sums(self) -> list[Any]:
+        """The shards, or each .grad, of this rank; none on a rank that gets no sums."""
+        if self._options.into not in ("all", "shard", self.group.rank):
+            return []
+        mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
+        return [x for x in mine if x is not None]
+
     def _over_ranks(self, call_name: str, every: bool) -> SumStats:
         squares, absmax, nonfinite = Squares(), 0.0, 0
-        mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
-        for x in mine if self._options.into in ("all", "shard", self.group.rank) else ():
-            if x is not None:
-                squares.add(x)
-                if every:
-                    one = _core.add_n([x], stats=True)[1]
-                    absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
+        for x in self._sums():
+            squares.add(x)
+            if every:
+                one = _core.add_n([x], stats=True)[1]
+                absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
         n, e = squares.total() if squares.finite else (0, 0)
         facts = {"squares": [f"{n:x}", e], "finite": squares.finite, "absmax": absmax, "nonfinite": nonfinite}
         headers: list[Header] = [facts]
@@ -717,11 +772,15 @@ class Reducer:
         )
 
 
-def _leaves(leaves: Iterable[Any], frozen: list[tuple[Any, Any]]) -> list[Any]:
+def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     made: list[Any] = []
+    torch = sys.modules.get("torch")
+    single = isinstance(leaves, _core.Leaf) or (torch is not None and isinstance(leaves, torch.Tensor))
+    if single or not isinstance(leaves, Iterable):
+        hint = ": give [leaf]" if single else ": give model.parameters()" if hasattr(leaves, "parameters") else ""
+        raise TypeError(f"Reducer: expected several leaves, got {type_of(leaves)}{hint}")
     for i, x in enumerate(leaves):
         name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
-        torch = sys.modules.get("torch")
         if torch is not None and isinstance(leaf, torch.Tensor):
             from fanin._interop.torch_leaves import TorchLeaf
 
@@ -746,7 +805,8 @@ def _leaves(leaves: Iterable[Any], frozen: list[tuple[Any, Any]]) -> list[Any]:
 def clip_norm(reducer: Reducer, max_norm: float) -> float:
     """Scale the sums in place so that their norm is at most `max_norm`, and return the norm before.
 
-    Nothing is scaled if the norm is inf. Unless into="all", every rank must call it.
+    Nothing is scaled if the norm is inf, and nothing on a rank that gets no sums. Unless into="all", every rank must
+    call it.
 
     Parameters
     ----------
@@ -772,8 +832,6 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     norm = reducer.norm()
     if norm > max_norm and norm != float("inf"):
-        mine = reducer.shards if reducer._options.into == "shard" else [leaf.grad for leaf in reducer.leaves]
-        for x in mine:
-            if x is not None:
-                _core.add_n([x], out=x, scale=max_norm / norm)
+        for x in reducer._sums():
+            _core.add_n([x], out=x, scale=max_norm / norm)
     return norm
