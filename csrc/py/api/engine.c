@@ -11,9 +11,7 @@ static int options_of(const fanin_pass_options *given, fanin_pass_options *o)
     fan_status status = fan_api_options(given, sizeof *o, sizeof *o, "fanin_pass_options", o, &err);
     if (status == FAN_OK)
         status = fan_api_flags(o->flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? 0 : -1;
+    return fan_check(status, &err);
 }
 
 /* root_of: (node, slot, gradient); new reference. */

@@ -40,7 +40,7 @@ static bool shape_given(int ndim, const int64_t *shape, fanin_error *err)
     return false;
 }
 
-static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
+fanin_status fan_api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
 {
     FAN_UNINITIALIZED fan_error e;
     fan_array *a;
@@ -57,7 +57,7 @@ static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape,
     return status_of(status, &e, err);
 }
 
-static fanin_status api_like(const fanin_value *v, fanin_value *out, fanin_error *err)
+fanin_status fan_api_like(const fanin_value *v, fanin_value *out, fanin_error *err)
 {
     fan_array *a = NULL;
     fanin_status status = FANIN_OK;
@@ -72,7 +72,7 @@ static fanin_status api_like(const fanin_value *v, fanin_value *out, fanin_error
     return status;
 }
 
-static void api_share(const fanin_value *v, fanin_value *out)
+void fan_api_share(const fanin_value *v, fanin_value *out)
 {
     if (v->array)
         fan_array_hold(fan_c_array(v));
@@ -96,8 +96,8 @@ static void wrapped_gone(fan_storage *s)
     fan_api_return(left);
 }
 
-static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                             void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err)
+fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                          void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err)
 {
     int64_t dense[FAN_MAX_NDIM], size;
     FAN_UNINITIALIZED fan_error e;
@@ -134,12 +134,9 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
     return status_of(status, &e, err);
 }
 
-static int api_may_write(const fanin_value *v)
-{
-    return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v)));
-}
+int fan_api_may_write(const fanin_value *v) { return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v))); }
 
-static void api_drop(fanin_value *v)
+void fan_api_drop(fanin_value *v)
 {
     fan_array *a = fan_c_array(v);
     fan_c_show(NULL, v);
@@ -148,9 +145,9 @@ static void api_drop(fanin_value *v)
 
 /* ---- objects ---- */
 
-static fanin_object *api_function_new(const fanin_function *f) { return (fanin_object *)fan_function_new(f); }
+fanin_object *fan_api_function_new(const fanin_function *f) { return (fanin_object *)fan_function_new(f); }
 
-static fanin_object *api_node_new(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name)
+fanin_object *fan_api_node_new(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name)
 {
     PyObject *fn = (PyObject *)function;
     if (!fn || !fan_is_function(fn))
@@ -159,7 +156,7 @@ static fanin_object *api_node_new(fanin_object *function, const fanin_edge *edge
     return (fanin_object *)fan_node_new((function_object *)fn, edges, nedges, (PyObject *)name);
 }
 
-static fanin_object *api_to_python(const fanin_value *v)
+fanin_object *fan_api_to_python(const fanin_value *v)
 {
     fan_device *d = fan_api_device_of(v);
     if (v->array && d->backend->has_streams)
@@ -167,7 +164,7 @@ static fanin_object *api_to_python(const fanin_value *v)
     return (fanin_object *)(v->array ? fan_export_array(fan_c_array(v)) : Py_NewRef(Py_None));
 }
 
-static int api_of_python(fanin_object *object, fanin_value *out)
+int fan_api_of_python(fanin_object *object, fanin_value *out)
 {
     PyObject *o = (PyObject *)object;
     fan_device *d;
@@ -185,61 +182,11 @@ static int api_of_python(fanin_object *object, fanin_value *out)
     return 0;
 }
 
-static const fanin_api table = {
-    .version = FANIN_API_VERSION,
-    .size = sizeof(fanin_api),
-    .empty = api_empty,
-    .like = api_like,
-    .share = api_share,
-    .wrap = api_wrap,
-    .may_write = api_may_write,
-    .drop = api_drop,
-    .function_new = api_function_new,
-    .node_new = api_node_new,
-    .to_python = api_to_python,
-    .of_python = api_of_python,
-    .of_managed = fan_api_of_managed,
-    .to_managed = fan_api_to_managed,
-    .buffer_new = fan_api_buffer_new,
-    .buffer_free = fan_api_buffer_free,
-    .buffer_add = fan_api_buffer_add,
-    .buffer_add_value = fan_api_buffer_add_value,
-    .buffer_add_many = fan_api_buffer_add_many,
-    .buffer_expect = fan_api_buffer_expect,
-    .buffer_ready = fan_api_buffer_ready,
-    .buffer_take = fan_api_buffer_take,
-    .buffer_take_one = fan_api_buffer_take_one,
-    .buffer_target = fan_api_buffer_target,
-    .target_end = fan_api_target_end,
-    .buffer_clear = fan_api_buffer_clear,
-    .buffer_stats = fan_api_buffer_stats,
-    .buffer_counters = fan_api_buffer_counters,
-    .buffer_explain = fan_api_buffer_explain,
-    .leaf_new = fan_api_leaf_new,
-    .leaf_grad = fan_api_leaf_grad,
-    .backward = fan_api_backward,
-    .grad = fan_api_grad,
-    .overlap = fan_api_overlap,
-    .event_record = fan_api_event_record,
-    .event_free = fan_api_event_free,
-    .stream_wait = fan_api_stream_wait,
-    .stream_sync = fan_api_stream_sync,
-    .value_read = fan_api_value_read,
-    .machine_new = fan_api_machine_new,
-    .machine_entered = fan_api_machine_entered,
-    .machine_free = fan_api_machine_free,
-    .machine_enter = fan_api_machine_enter,
-    .machine_leave = fan_api_machine_leave,
-    .machine_stream = fan_api_machine_stream,
-    .machine_array = fan_api_machine_array,
-    .machine_launch = fan_api_machine_launch,
-    .machine_synchronize = fan_api_machine_synchronize,
-    .machine_races = fan_api_machine_races,
-    .machine_spawn = fan_api_machine_spawn,
-    .machine_join = fan_api_machine_join,
-    .buffer_of_python = fan_api_buffer_of_python,
-    .buffer_to_python = fan_api_buffer_to_python,
-    .buffer_snapshot = fan_api_buffer_snapshot,
+static const fanin_api table = {.version = FANIN_API_VERSION,
+                                .size = sizeof(fanin_api),
+#define X(name) .name = fan_api_##name,
+                                FAN_API_LIST(X)
+#undef X
 };
 
 int fan_c_api_add(PyObject *m)

@@ -73,6 +73,7 @@
     X(PyObject, device_oom_error)                                                                           \
     X(PyObject, capture_error)                                                                              \
     X(PyObject, dtype_error)                                                                                \
+    X(PyObject, deadlock_error) /* fanin.sim.DeadlockError (fan_lazy) */                                    \
     X(PyObject, mismatch_warning)                                                                           \
     X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
     X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
@@ -176,13 +177,31 @@ static inline PyObject *fan_done(fan_status s, const fan_error *err)
 {
     return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
 }
+/* FAN_CHECK, FAN_DONE: fan_check and fan_done of a call of the core, which gets `&err`. _UNLOCKED: other threads of
+ * Python's run meanwhile. */
+#define FAN_CHECK(call)                  \
+    __extension__({                      \
+        FAN_UNINITIALIZED fan_error err; \
+        fan_error_clear(&err);           \
+        fan_status called = (call);      \
+        fan_check(called, &err);         \
+    })
+#define FAN_CHECK_UNLOCKED(call)                   \
+    __extension__({                                \
+        FAN_UNINITIALIZED fan_error err;           \
+        fan_error_clear(&err);                     \
+        PyThreadState *left = PyEval_SaveThread(); \
+        fan_status called = (call);                \
+        PyEval_RestoreThread(left);                \
+        fan_check(called, &err);                   \
+    })
+#define FAN_DONE(call) (FAN_CHECK(call) < 0 ? NULL : Py_NewRef(Py_None))
+#define FAN_DONE_UNLOCKED(call) (FAN_CHECK_UNLOCKED(call) < 0 ? NULL : Py_NewRef(Py_None))
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
 /* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
  * NULL, after an error. */
 void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
-/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
-PyObject *fan_raise_sim(fan_status s, const fan_error *err);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
 fan_status fan_check_signals(fan_error *err);
 /* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came

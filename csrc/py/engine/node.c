@@ -602,14 +602,11 @@ static PyObject *edges_subscript(PyObject *o, PyObject *which)
 static PyObject *edges_append(PyObject *o, PyObject *edge)
 {
     node_object *self = owner_of(o);
-    FAN_UNINITIALIZED fan_error err;
     fan_node *next;
     uint32_t slot;
     if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
         return NULL;
-    fan_error_clear(&err);
-    fan_status status = fan_node_append(&self->node, next, slot, &err);
-    return fan_done(status, &err);
+    return FAN_DONE(fan_node_append(&self->node, next, slot, &err));
 }
 
 static PyObject *edges_repr(PyObject *o)
