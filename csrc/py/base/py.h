@@ -59,8 +59,9 @@
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
     X(PyTypeObject, leaf_type)                                                                              \
-    X(PyTypeObject, edges_type)                                                                             \
-    X(PyTypeObject, hook_type)                                                                              \
+    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle, add_note (fan_lazy) */                      \
+    X(PyObject, hook_type)                                                                                  \
+    X(PyObject, add_note)                                                                                   \
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
@@ -250,8 +251,7 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
     fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec,
-    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec,
-    fan_backward_walk_spec, fan_event_count_spec;
+    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec;
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
