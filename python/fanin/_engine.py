@@ -84,7 +84,7 @@ class HookHandle:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note that the error does not have; of more than 16, count the rest: endless nested passes add a thousand."""
+    """Add a note that the error does not have; of more than 16, count the others: nested passes may add a thousand."""
     notes: object = getattr(error, "__notes__", None)
     if not isinstance(notes, list) or (note not in notes and len(notes) < MOST_NOTES):
         error.add_note(note)
