@@ -20,6 +20,7 @@ from typing import (
 import numpy as np
 from typing_extensions import TypeVar, disjoint_base
 
+from ._engine import Edges, HookHandle
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .graph.trees import GraphStats, Outcome
 from .options import Counters, ProcessCounters
@@ -383,32 +384,6 @@ def add_n(
 
 # ---------------------------------------------------------------- the engine
 
-@final
-class HookHandle:
-    """A registered hook: `remove()`, or the end of a `with`, removes it."""
-    def remove(self) -> None:  # step
-        """Remove the hook. Calling it again does nothing."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...  # step
-
-@final
-class Edges:
-    """The edges of a Node, as a sequence of (node, slot) and None."""
-    def append(self, edge: Edge, /) -> None:  # step
-        """Add (node, slot), or None; it counts from the next pass on.
-
-        Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
-        """
-    @overload
-    def __getitem__(self, index: int, /) -> Edge: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> list[Edge]: ...
-    def __iter__(self) -> Iterator[Edge]: ...
-    def __len__(self) -> int: ...
-    def __repr__(self) -> str: ...  # step
-
 @disjoint_base
 class Node:
     """An operation of a graph, which a pass runs backward.
@@ -533,6 +508,12 @@ class Node:
 
         Raises IndexError for a slot that does not exist.
         """
+    def _edges(self) -> list[Edge]:
+        """Where its gradients go, as a list."""
+    def _append_edge(self, edge: Edge, /) -> None:  # step
+        """Edges.append."""
+    def _remove_hook(self, hook: object, /) -> None:  # step
+        """HookHandle.remove."""
     def _free(self) -> None:  # step
         """Drop its function and call its release: fanin.free does this for a graph."""
     def _sum_into(self, arrays: tuple[object, ...], /) -> None:
@@ -650,6 +631,8 @@ class Leaf(Generic[_A]):
 
         Returns a handle with `remove()`.
         """
+    def _remove_hook(self, hook: object, /) -> None:  # step
+        """HookHandle.remove."""
 
 @final
 class Walk:
@@ -1013,6 +996,7 @@ _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None
 # Operators and methods of arrays on the CPU: of the functions of a graph tree. Outside they give ndarrays.
 class _OfNumPy:
     def __setitem__(self, index: _Index | tuple[_Index, ...], value: object, /) -> None: ...
+    def __delitem__(self, index: object, /) -> NoReturn: ...
     def __add__(self, other: object, /) -> Array: ...
     def __radd__(self, other: object, /) -> Array: ...
     def __iadd__(self, other: object, /) -> Self: ...

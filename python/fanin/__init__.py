@@ -19,6 +19,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from . import _array as _array  # completes a type of the core
+from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free

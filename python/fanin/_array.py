@@ -251,25 +251,36 @@ COMPARISONS = {
 }  # fmt: skip
 
 
-def unary(ufunc: str, what: str) -> Any:
-    """The method of an operator whose self is the first operand; on a device it raises."""
+def refusing(ufunc: str, what: str) -> tuple[Any, Any]:
+    """The methods of an operator of one operand and of a comparison; on a device they raise."""
 
-    def method(self: _core.Array, *others: object) -> object:
+    def of_one(self: _core.Array) -> object:
         check_on_cpu(self, what)
-        return getattr(np, ufunc)(self, *others)
+        return getattr(np, ufunc)(self)
 
-    return method
+    def of_two(self: _core.Array, other: object, /) -> object:
+        check_on_cpu(self, what)
+        return getattr(np, ufunc)(self, other)
+
+    return of_one, of_two
+
+
+def binary(ufunc: str) -> tuple[Any, Any, Any]:
+    """The methods x + y, y + x and x += y."""
+    return (
+        lambda self, other, /: by_ufunc(ufunc, self, other),
+        lambda self, other, /: by_ufunc(ufunc, other, self),
+        lambda self, other, /: by_ufunc(ufunc, self, other, self),
+    )
 
 
 def install() -> None:
     methods = {name: f for name, f in vars(Array).items() if callable(f) or isinstance(f, property)}
     for name, ufunc in BINARY.items():
-        methods[f"__{name}__"] = lambda self, other, ufunc=ufunc: by_ufunc(ufunc, self, other)
-        methods[f"__r{name}__"] = lambda self, other, ufunc=ufunc: by_ufunc(ufunc, other, self)
-        if name not in ("matmul", "divmod"):
-            methods[f"__i{name}__"] = lambda self, other, ufunc=ufunc: by_ufunc(ufunc, self, other, self)
-    methods |= {f"__{name}__": unary(ufunc, "computing with") for name, ufunc in UNARY.items()}
-    methods |= {f"__{name}__": unary(ufunc, "comparing") for name, ufunc in COMPARISONS.items()}
+        kinds = ("", "r") if name in ("matmul", "divmod") else ("", "r", "i")
+        methods |= {f"__{kind}{name}__": method for kind, method in zip(kinds, binary(ufunc), strict=False)}
+    methods |= {f"__{name}__": refusing(ufunc, "computing with")[0] for name, ufunc in UNARY.items()}
+    methods |= {f"__{name}__": refusing(ufunc, "comparing")[1] for name, ufunc in COMPARISONS.items()}
     for name, method in methods.items():
         setattr(_core.Array, name, method)
 

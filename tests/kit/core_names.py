@@ -12,6 +12,6 @@ SIGNATURES = CSRC / "py/core.pyi"
 def public() -> set[str]:
     """The names that the package shows, and the types of what their objects return."""
     shown = {id(getattr(module, name)) for module in (fanin, fanin.sim) for name in module.__all__}
-    return {"Target", "Machine", "HookHandle", "Edges", "Walk", "GraphFunction", "GraphStep"} | {
+    return {"Target", "Machine", "Walk", "GraphFunction", "GraphStep"} | {
         name for name in dir(_core) if id(getattr(_core, name)) in shown and not name.startswith("_")
     }

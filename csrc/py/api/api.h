@@ -31,71 +31,60 @@ fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out,
 /* fan_api_lend: lent memory, of which all is known. */
 fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                         fan_array **out, fan_error *err);
-fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_failure *why);
-fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin_failure *why);
 
-/* ---- buffer.c ---- */
+/* ---- the table ---- */
 
-fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
-                                fanin_failure *why);
-void fan_api_buffer_free(fanin_buffer *b);
-fanin_status fan_api_buffer_add(fanin_buffer *b, size_t slot, const fanin_tensor *gradient,
-                                const fanin_add_options *options, fanin_failure *why);
-fanin_status fan_api_buffer_add_value(fanin_buffer *b, size_t slot, const fanin_value *gradient,
-                                      const fanin_add_options *options, fanin_failure *why);
-fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *gradients, size_t n,
-                                     const fanin_add_options *options, fanin_failure *why);
-fanin_status fan_api_buffer_expect(fanin_buffer *b, size_t slot, int64_t n, fanin_failure *why);
-fanin_status fan_api_buffer_ready(fanin_buffer *b, size_t slot, int *ready, fanin_failure *why);
-fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *options, fanin_value *sums, size_t n,
-                                 fanin_failure *why);
-fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_take_options *options, fanin_value *sum,
-                                     fanin_failure *why);
-fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add_options *options, fanin_target **t,
-                                   fanin_value *out, fanin_failure *why);
-fanin_status fan_api_target_end(fanin_target *t, int good, fanin_failure *why);
-fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why);
-fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why);
-fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why);
-fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot);
-fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
-                                     fanin_failure *why);
-fanin_buffer *fan_api_buffer_of_python(fanin_object *o);
-fanin_object *fan_api_buffer_to_python(fanin_buffer *b);
+/* X(name): the entries of fanin_api, by file; fanin.h describes them, and the entry `name` is fan_api_name. */
+// clang-format off
+#define FAN_API_LIST(X) \
+    /* value.c */ X(empty) X(like) X(share) X(wrap) X(may_write) X(drop) X(of_managed) X(to_managed) \
+    /* buffer.c */ X(buffer_new) X(buffer_free) X(buffer_add) X(buffer_add_value) X(buffer_add_many) X(buffer_expect) \
+    X(buffer_ready) X(buffer_take) X(buffer_take_one) X(buffer_target) X(target_end) X(buffer_clear) X(buffer_stats) \
+    X(buffer_counters) X(buffer_explain) X(buffer_of_python) X(buffer_to_python) X(buffer_snapshot) \
+    /* engine.c */ X(leaf_new) X(leaf_grad) X(backward) X(grad) X(function_new) X(node_new) X(to_python) X(of_python) \
+    /* stream.c */ X(overlap) X(event_record) X(event_free) X(stream_wait) X(stream_sync) X(value_read) \
+    /* machine.c */ X(machine_new) X(machine_entered) X(machine_free) X(machine_enter) X(machine_leave) \
+    X(machine_stream) X(machine_array) X(machine_launch) X(machine_synchronize) X(machine_races) X(machine_spawn) \
+    X(machine_join)
+// clang-format on
+#define X(name) __typeof__(*((const fanin_api *)0)->name) fan_api_##name;
+FAN_API_LIST(X)
+#undef X
 
-/* ---- engine.c: inside the interpreter; NULL or not 0: an exception is set ---- */
+/* ---- calls that wait for devices (stream.c, machine.c): turns of a simulated machine's thread (base/thread.h, Calls
+ * and turns), without the interpreter ---- */
 
-fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name);
-int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out);
-int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options *options);
-int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out);
+typedef struct fan_api_call {
+    bool turn;
+    void *left;
+} fan_api_call;
 
-/* ---- stream.c ---- */
+static inline fan_status fan_api_call_begin(fan_api_call *call, fan_error *err)
+{
+    fan_error_clear(err);
+    *call = (fan_api_call){.turn = fan_sched_active()};
+    if (call->turn && !fan_sched_enter())
+        return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
+    call->left = fan_allow_threads_begin();
+    return FAN_OK;
+}
 
-fanin_status fan_api_event_record(const fanin_stream *stream, fanin_event **out, fanin_failure *why);
-void fan_api_event_free(fanin_event *e);
-fanin_status fan_api_stream_wait(const fanin_stream *stream, fanin_event *e, fanin_failure *why);
-fanin_status fan_api_stream_sync(const fanin_stream *stream, fanin_failure *why);
-fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
-                                fanin_failure *why);
-fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget, int64_t *at_a,
-                             int64_t *at_b, fanin_verdict *out, fanin_failure *why);
+static inline void fan_api_call_end(const fan_api_call *call)
+{
+    fan_allow_threads_end(call->left);
+    if (call->turn)
+        fan_sched_leave();
+}
 
-/* ---- machine.c ---- */
-
-fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out, fanin_failure *why);
-fanin_status fan_api_machine_entered(fanin_machine **out, fanin_failure *why);
-void fan_api_machine_free(fanin_machine *m);
-fanin_status fan_api_machine_enter(fanin_machine *m, fanin_failure *why);
-void fan_api_machine_leave(fanin_machine *m);
-fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why);
-fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
-                                   fanin_failure *why);
-fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
-                                    fanin_failure *why);
-fanin_status fan_api_machine_synchronize(fanin_machine *m, fanin_failure *why);
-uint64_t fan_api_machine_races(fanin_machine *m);
-fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why);
-fanin_status fan_api_machine_join(fanin_machine *m, fanin_failure *why);
+/* FAN_API_RUN: the body of such an entry: `run` is a fan_status and gets &err. */
+#define FAN_API_RUN(run)                                 \
+    FAN_UNINITIALIZED fan_error err;                     \
+    fan_api_call call;                                   \
+    fan_status status = fan_api_call_begin(&call, &err); \
+    if (status == FAN_OK) {                              \
+        status = (run);                                  \
+        fan_api_call_end(&call);                         \
+    }                                                    \
+    return fan_api_fail(why, status, &err)
 
 #endif

@@ -11,9 +11,7 @@ static int options_of(const fanin_pass_options *given, fanin_pass_options *o)
     fan_status status = fan_api_options(given, sizeof *o, sizeof *o, "fanin_pass_options", o, &err);
     if (status == FAN_OK)
         status = fan_api_flags(o->flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? 0 : -1;
+    return fan_check(status, &err);
 }
 
 /* root_of: (node, slot, gradient); new reference. */
@@ -157,4 +155,43 @@ int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out)
     int bad = grad ? fan_c_import(grad, NULL, out) : -1;
     Py_XDECREF(grad);
     return bad;
+}
+
+/* ---- objects ---- */
+
+fanin_object *fan_api_function_new(const fanin_function *f) { return (fanin_object *)fan_function_new(f); }
+
+fanin_object *fan_api_node_new(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name)
+{
+    PyObject *fn = (PyObject *)function;
+    if (!fn || !fan_is_function(fn))
+        return (fanin_object *)PyErr_Format(PyExc_TypeError, "node_new: expected a function of function_new, got %s",
+                                            fn ? FAN_TYPE_TEXT(fn) : "NULL");
+    return (fanin_object *)fan_node_new((function_object *)fn, edges, nedges, (PyObject *)name);
+}
+
+fanin_object *fan_api_to_python(const fanin_value *v)
+{
+    fan_device *d = fan_api_device_of(v);
+    if (v->array && d->backend->has_streams)
+        return (fanin_object *)fan_array_wrap(fan_c_array(v), d);
+    return (fanin_object *)(v->array ? fan_export_array(fan_c_array(v)) : Py_NewRef(Py_None));
+}
+
+int fan_api_of_python(fanin_object *object, fanin_value *out)
+{
+    PyObject *o = (PyObject *)object;
+    fan_device *d;
+    fan_c_show(NULL, out);
+    if (!o) {
+        PyErr_SetString(PyExc_TypeError, "of_python: expected an array or None, got NULL");
+        return -1;
+    }
+    fan_array *a = fan_array_arg(o, &d);
+    if (!a)
+        return fan_c_import(o, NULL, out);
+    if (fan_array_usable(a) < 0)
+        return -1;
+    fan_api_show(fan_array_hold(a), d, out);
+    return 0;
 }

@@ -39,30 +39,6 @@ static void machine_after_block(void *ctx, void *left)
 
 static const fan_sim_hooks hooks = {.before_block = machine_before_block, .after_block = machine_after_block};
 
-/* A call in progress: a turn of a machine's thread, without the interpreter. */
-typedef struct machine_call {
-    bool turn;
-    void *left;
-} machine_call;
-
-static fan_status call_begin(machine_call *call, fan_error *err)
-{
-    fan_error_clear(err);
-    call->turn = fan_sched_active();
-    call->left = NULL;
-    if (call->turn && !fan_sched_enter())
-        return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
-    call->left = fan_allow_threads_begin();
-    return FAN_OK;
-}
-
-static void call_end(const machine_call *call)
-{
-    fan_allow_threads_end(call->left);
-    if (call->turn)
-        fan_sched_leave();
-}
-
 /* ---- new, entered, free ---- */
 
 /* handle_new: takes the hold of m, also on failure. */
@@ -168,46 +144,40 @@ static fan_status machine_keep(fanin_machine *m, fan_stream *s, fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
+static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fan_error *err)
+{
+    fan_stream *s = NULL;
+    FAN_TRY(fan_sim_stream(m->m, device, true, &s, err));
+    fan_sim_list(m->m, s);
+    out->handle = (uintptr_t)s->handle;
+    return machine_keep(m, s, err);
+}
+
 fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    machine_call call;
-    fan_stream *s = NULL;
     *out = (fanin_stream){FANIN_DEVICE_SIM, device, 0};
-    fan_status status = call_begin(&call, &err);
-    if (status != FAN_OK)
-        return fan_api_fail(why, status, &err);
-    status = fan_sim_stream(m->m, device, true, &s, &err);
-    if (status == FAN_OK) {
-        fan_sim_list(m->m, s);
-        out->handle = (uintptr_t)s->handle;
-        status = machine_keep(m, s, &err);
-    }
-    call_end(&call);
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(machine_stream(m, device, out, &err));
+}
+
+static fan_status machine_array(const fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
+                                fan_error *err)
+{
+    fan_array *from, *a = NULL;
+    if (!fan_sim_device(m->m, device))
+        return fan_fail(err, FAN_ERR_VALUE, "machine_array: the machine has no device %d", (int)device);
+    FAN_TRY(fan_api_view(init, false, &from, err));
+    fan_status status = fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, err);
+    fan_array_drop(from);
+    if (status == FAN_OK)
+        fan_api_show(a, fan_sim_device(m->m, device), out);
+    return status;
 }
 
 fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
                                    fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    machine_call call;
-    fan_array *from = NULL, *a = NULL;
     fan_c_show(NULL, out);
-    fan_status status = call_begin(&call, &err);
-    if (status != FAN_OK)
-        return fan_api_fail(why, status, &err);
-    if (!fan_sim_device(m->m, device))
-        status = fan_fail(&err, FAN_ERR_VALUE, "machine_array: the machine has no device %d", (int)device);
-    if (status == FAN_OK)
-        status = fan_api_view(init, false, &from, &err);
-    if (status == FAN_OK)
-        status = fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, &err);
-    fan_array_drop(from);
-    if (status == FAN_OK)
-        fan_api_show(a, fan_sim_device(m->m, device), out);
-    call_end(&call);
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(machine_array(m, device, init, out, &err));
 }
 
 /* A kernel of the caller's, with holds on its arrays. */
@@ -292,28 +262,18 @@ static fan_status launch(const fanin_machine *m, const fanin_stream *stream, con
 fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
                                     fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    machine_call call;
-    fan_status status = call_begin(&call, &err);
-    if (status != FAN_OK)
-        return fan_api_fail(why, status, &err);
-    status = launch(m, stream, kernel, &err);
-    call_end(&call);
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(launch(m, stream, kernel, &err));
+}
+
+static fan_status machine_synchronize(const fanin_machine *m, fan_error *err)
+{
+    FAN_TRY(fan_sim_synchronize(m->m, err));
+    return fan_sim_pending(m->m, err);
 }
 
 fanin_status fan_api_machine_synchronize(fanin_machine *m, fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    machine_call call;
-    fan_status status = call_begin(&call, &err);
-    if (status != FAN_OK)
-        return fan_api_fail(why, status, &err);
-    status = fan_sim_synchronize(m->m, &err);
-    if (status == FAN_OK)
-        status = fan_sim_pending(m->m, &err);
-    call_end(&call);
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(machine_synchronize(m, &err));
 }
 
 /* ---- host threads ---- */
@@ -334,23 +294,17 @@ static void *spawned_main(void *arg)
     return NULL;
 }
 
-fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why)
+static fan_status machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fan_error *err)
 {
-    FAN_UNINITIALIZED fan_error err;
-    machine_call call;
-    fan_status status = call_begin(&call, &err);
-    if (status != FAN_OK)
-        return fan_api_fail(why, status, &err);
-    spawned *t = run ? fan_calloc(sizeof *t) : NULL;
+    if (!run)
+        return fan_fail(err, FAN_ERR_VALUE, "machine_spawn: expected a function, got NULL");
+    spawned *t = fan_calloc(sizeof *t);
     if (!t)
-        status = run ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
-                     : fan_fail(&err, FAN_ERR_VALUE, "machine_spawn: expected a function, got NULL");
-    if (status == FAN_OK)
-        status = fan_sim_spawn(m->m, &t->actor, &err);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = fan_sim_spawn(m->m, &t->actor, err);
     if (status != FAN_OK) {
         fan_free(t);
-        call_end(&call);
-        return fan_api_fail(why, status, &err);
+        return status;
     }
     t->m = fan_sim_hold(m->m);
     t->run = run;
@@ -358,15 +312,18 @@ fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), voi
     if (pthread_create(&t->thread, NULL, spawned_main, t) != 0) {
         fan_sim_thread_end(m->m, t->actor); /* join would wait for it */
         spawned_free(t);
-        status = fan_fail(&err, FAN_ERR_STATE, "a thread could not be started");
-    } else {
-        (void)pthread_mutex_lock(&m->lock);
-        t->next = m->threads;
-        m->threads = t;
-        (void)pthread_mutex_unlock(&m->lock);
+        return fan_fail(err, FAN_ERR_STATE, "a thread could not be started");
     }
-    call_end(&call);
-    return fan_api_fail(why, status, &err);
+    (void)pthread_mutex_lock(&m->lock);
+    t->next = m->threads;
+    m->threads = t;
+    (void)pthread_mutex_unlock(&m->lock);
+    return FAN_OK;
+}
+
+fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why)
+{
+    FAN_API_RUN(machine_spawn(m, run, ctx, &err));
 }
 
 fanin_status fan_api_machine_join(fanin_machine *m, fanin_failure *why)

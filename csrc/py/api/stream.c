@@ -7,20 +7,6 @@
 /* What stands under a fanin_event is a fan_event. */
 static fan_event *event_of(fanin_event *e) { return (fan_event *)(void *)e; }
 
-/* turn_begin: a call of a simulated machine's thread (base/thread.h, Calls and turns). */
-static fan_status turn_begin(bool *turn, fan_error *err)
-{
-    fan_error_clear(err);
-    *turn = fan_sched_active();
-    return !*turn || fan_sched_enter() ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
-}
-
-static void turn_end(bool turn)
-{
-    if (turn)
-        fan_sched_leave();
-}
-
 /* stream_arg: a hold on a stream that must be there. */
 static fan_status stream_arg(const fanin_stream *given, const char *what, fan_stream **out, fan_error *err)
 {
@@ -28,63 +14,51 @@ static fan_status stream_arg(const fanin_stream *given, const char *what, fan_st
     return *out ? FAN_OK : fan_fail(err, FAN_ERR_TYPE, "%s: expected a stream, got NULL", what);
 }
 
+static fan_status stream_record(const fanin_stream *stream, fanin_event **out, fan_error *err)
+{
+    fan_stream *s;
+    FAN_TRY(stream_arg(stream, "event_record", &s, err));
+    fan_status status = fan_event_record(s, (fan_event **)(void *)out, err);
+    fan_stream_drop(s);
+    return status;
+}
+
 fanin_status fan_api_event_record(const fanin_stream *stream, fanin_event **out, fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_stream *s = NULL;
-    fan_event *e = NULL;
-    bool turn;
-    fan_status status = turn_begin(&turn, &err);
-    if (status == FAN_OK) {
-        status = stream_arg(stream, "event_record", &s, &err);
-        void *left = fan_allow_threads_begin();
-        if (status == FAN_OK)
-            status = fan_event_record(s, &e, &err);
-        fan_allow_threads_end(left);
-        fan_stream_drop(s);
-        turn_end(turn);
-    }
-    *out = (void *)e;
-    return fan_api_fail(why, status, &err);
+    *out = NULL;
+    FAN_API_RUN(stream_record(stream, out, &err));
 }
 
 void fan_api_event_free(fanin_event *e) { fan_event_drop(event_of(e)); }
 
+static fan_status stream_wait(const fanin_stream *stream, fanin_event *e, fan_error *err)
+{
+    fan_stream *s;
+    if (!e)
+        return fan_fail(err, FAN_ERR_TYPE, "stream_wait: expected an event, got NULL");
+    FAN_TRY(stream_arg(stream, "stream_wait", &s, err));
+    fan_status status = fan_stream_wait(s, event_of(e), NULL, err);
+    fan_stream_drop(s);
+    return status;
+}
+
 fanin_status fan_api_stream_wait(const fanin_stream *stream, fanin_event *e, fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_stream *s = NULL;
-    bool turn;
-    fan_status status = turn_begin(&turn, &err);
-    if (status == FAN_OK) {
-        status = e ? stream_arg(stream, "stream_wait", &s, &err)
-                   : fan_fail(&err, FAN_ERR_TYPE, "stream_wait: expected an event, got NULL");
-        void *left = fan_allow_threads_begin();
-        if (status == FAN_OK)
-            status = fan_stream_wait(s, event_of(e), NULL, &err);
-        fan_allow_threads_end(left);
-        fan_stream_drop(s);
-        turn_end(turn);
-    }
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(stream_wait(stream, e, &err));
+}
+
+static fan_status stream_sync(const fanin_stream *stream, fan_error *err)
+{
+    fan_stream *s;
+    FAN_TRY(stream_arg(stream, "stream_sync", &s, err));
+    fan_status status = fan_stream_sync(s, err);
+    fan_stream_drop(s);
+    return status;
 }
 
 fanin_status fan_api_stream_sync(const fanin_stream *stream, fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_stream *s = NULL;
-    bool turn;
-    fan_status status = turn_begin(&turn, &err);
-    if (status == FAN_OK) {
-        status = stream_arg(stream, "stream_sync", &s, &err);
-        void *left = fan_allow_threads_begin();
-        if (status == FAN_OK)
-            status = fan_stream_sync(s, &err);
-        fan_allow_threads_end(left);
-        fan_stream_drop(s);
-        turn_end(turn);
-    }
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(stream_sync(stream, &err));
 }
 
 /* read_into: dst has the shape and dtype of the value. */
@@ -102,31 +76,28 @@ static fan_status read_into(const fanin_value *v, fan_stream *s, const fan_array
     return d->backend->read(s, dst, a, err);
 }
 
+static fan_status value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out, fan_error *err)
+{
+    fan_stream *s = NULL;
+    fan_array *dst;
+    fan_device *d = fan_api_device_of(v);
+    if (!v->array)
+        return fan_fail(err, FAN_ERR_VALUE, "value_read: the value is undefined");
+    FAN_TRY(fan_api_out(out, "value_read", &dst, err));
+    fan_status status = fan_api_stream(stream, d, &s, err);
+    if (status == FAN_OK && !s && d->backend->has_streams && !(s = fan_stream_current(d)))
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the current stream");
+    if (status == FAN_OK)
+        status = read_into(v, s, dst, err);
+    fan_array_drop(dst);
+    fan_stream_drop(s);
+    return status;
+}
+
 fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
                                 fanin_failure *why)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_stream *s = NULL;
-    fan_array *dst = NULL;
-    bool turn;
-    fan_status status = turn_begin(&turn, &err);
-    if (status == FAN_OK) {
-        fan_device *d = fan_api_device_of(v);
-        status = v->array ? fan_api_out(out, "value_read", &dst, &err)
-                          : fan_fail(&err, FAN_ERR_VALUE, "value_read: the value is undefined");
-        if (status == FAN_OK)
-            status = fan_api_stream(stream, d, &s, &err);
-        void *left = fan_allow_threads_begin();
-        if (status == FAN_OK && !s && d->backend->has_streams && !(s = fan_stream_current(d)))
-            status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for the current stream");
-        if (status == FAN_OK)
-            status = read_into(v, s, dst, &err);
-        fan_allow_threads_end(left);
-        fan_array_drop(dst);
-        fan_stream_drop(s);
-        turn_end(turn);
-    }
-    return fan_api_fail(why, status, &err);
+    FAN_API_RUN(value_read(v, stream, out, &err));
 }
 
 /* ---- overlap ---- */

@@ -27,24 +27,24 @@ static PyObject *array_view(PyObject *o, PyObject *const *values)
     fan_array *a = fan_array_self(o)->a, *made = NULL;
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     void *data = PyLong_AsVoidPtr(values[0]);
-    fan_error err = {0};
     int ndim = fan_shape_tuple(values[1], shape);
     if (PyErr_Occurred() || fan_shape_tuple(values[2], strides) != ndim || fan_array_usable(a) < 0)
         return NULL;
-    fan_status status = fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable, &made, &err);
-    return status == FAN_OK ? wrap_taken(made, fan_array_self(o)->d) : fan_raise(status, &err);
+    return FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable, &made, &err)) < 0
+               ? NULL
+               : wrap_taken(made, fan_array_self(o)->d);
 }
 
 static PyObject *array_broadcast(PyObject *o, PyObject *to)
 {
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM];
     fan_array *made = NULL;
-    fan_error err = {0};
     int n = fan_shape_tuple(to, shape);
     if (n < 0 || fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
-    fan_status status = fan_array_broadcast(fan_array_self(o)->a, n, shape, &made, &err);
-    return status == FAN_OK ? wrap_taken(made, fan_array_self(o)->d) : fan_raise(status, &err);
+    return FAN_CHECK(fan_array_broadcast(fan_array_self(o)->a, n, shape, &made, &err)) < 0
+               ? NULL
+               : wrap_taken(made, fan_array_self(o)->d);
 }
 
 /* ---- the type ---- */
@@ -88,7 +88,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     fan_status status = FAN_ERR_NOMEM;
     fan_stream *s;
     if (array_on_cpu(o) && fan_recording_here())
-        return fan_raise_sim(FAN_ERR_CAPTURE, &reads);
+        return fan_raise(FAN_ERR_CAPTURE, &reads);
     PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
     PyObject *made;
     if (!descr)
@@ -120,7 +120,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     fan_storage_drop(st);
     if (status != FAN_OK) {
         Py_DECREF(made);
-        return fan_raise_sim(status, &err);
+        return fan_raise(status, &err);
     }
     return made;
 }

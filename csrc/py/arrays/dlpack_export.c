@@ -252,8 +252,6 @@ static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_erro
 static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_request *q)
 {
     fan_array *copied = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (q->stream != Py_None)
         return PyErr_Format(PyExc_ValueError,
                             "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
@@ -261,11 +259,8 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    Py_BEGIN_ALLOW_THREADS
-        status = to_host(a, d, &copied, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK_UNLOCKED(to_host(a, d, &copied, &err)) < 0)
+        return NULL;
     PyObject *capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
     return capsule;

@@ -65,12 +65,9 @@ static bool unshared(void *object)
 static PyObject *shown(const fan_value *v)
 {
     fan_value copy;
-    fan_error err = {0};
-    fan_status status;
     if (v->object)
         return Py_NewRef((PyObject *)v->object);
-    status = fan_value_copy(&fan_python, v, &copy, &err);
-    return status == FAN_OK ? fan_export(&copy) : fan_raise(status, &err);
+    return FAN_CHECK(fan_value_copy(&fan_python, v, &copy, &err)) < 0 ? NULL : fan_export(&copy);
 }
 
 static fan_status combine(void *function, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err)

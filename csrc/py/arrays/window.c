@@ -148,17 +148,14 @@ static PyObject *message_new(PyObject *Py_UNUSED(module), PyObject *size)
 {
     fan_array *a = NULL;
     int64_t n;
-    FAN_UNINITIALIZED fan_error err;
     if (fan_index(size, "message_new: size", PyExc_ValueError, &n) < 0)
         return NULL;
     if (fan_storage_redirected()) { /* a message is no memory of a graph tree: sums into it are refused there */
         npy_intp dim = (npy_intp)n;
         return PyArray_SimpleNew(1, &dim, NPY_UINT8);
     }
-    fan_error_clear(&err);
-    fan_status status = fan_array_new(FAN_DT_UINT8, 1, &n, NULL, &a, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_array_new(FAN_DT_UINT8, 1, &n, NULL, &a, &err)) < 0)
+        return NULL;
     PyObject *made = fan_export_array(a);
     fan_array_drop(a);
     return made;

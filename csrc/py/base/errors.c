@@ -66,6 +66,10 @@ static PyObject *class_of(fan_status s)
     case FAN_ERR_CAPTURE:
         c = st ? st->capture_error : NULL;
         break;
+    case FAN_ERR_DEADLOCK:
+        if (st && !(c = fan_lazy(&fan_state_get()->deadlock_error, "fanin.sim.machine", "DeadlockError")))
+            PyErr_Clear();
+        break;
     default:
         break;
     }
@@ -157,20 +161,6 @@ fan_status fan_from_python(fan_error *err)
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
     return fan_fail(err, FAN_ERR_EXTERN, "%s", fan_status_word(FAN_ERR_EXTERN));
-}
-
-PyObject *fan_raise_sim(fan_status status, const fan_error *err)
-{
-    PyObject *sim, *type;
-    if (status != FAN_ERR_DEADLOCK)
-        return fan_raise(status, err);
-    sim = PyImport_ImportModule("fanin.sim");
-    type = sim ? PyObject_GetAttrString(sim, "DeadlockError") : NULL;
-    if (type)
-        PyErr_SetString(type, err->text);
-    Py_XDECREF(type);
-    Py_XDECREF(sim);
-    return NULL;
 }
 
 fan_status fan_check_signals(fan_error *err)

@@ -10,12 +10,7 @@ PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)
 
 PyObject *fan_stream_wrap(fan_stream *s) { return fan_stream_make(fan_state_get()->stream_type, s); }
 
-int fan_stream_open(const fan_stream *s)
-{
-    fan_error err = {0};
-    fan_status status = fan_stream_check_open(s, &err);
-    return fan_check(status, &err);
-}
+int fan_stream_open(const fan_stream *s) { return FAN_CHECK(fan_stream_check_open(s, &err)); }
 
 int fan_stream_arg(PyObject *o, fan_stream **out)
 {
@@ -91,9 +86,4 @@ PyObject *fan_kernel_running_set(PyObject *name)
 
 bool fan_wants_handles(const fan_array *a) { return outermost || (a && fan_memory_lent(a->storage)); }
 
-int fan_array_usable(const fan_array *a)
-{
-    fan_error err = {0};
-    fan_status status = fan_storage_check(a->storage, &err);
-    return fan_check(status, &err);
-}
+int fan_array_usable(const fan_array *a) { return FAN_CHECK(fan_storage_check(a->storage, &err)); }

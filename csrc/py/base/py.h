@@ -59,8 +59,9 @@
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
     X(PyTypeObject, leaf_type)                                                                              \
-    X(PyTypeObject, edges_type)                                                                             \
-    X(PyTypeObject, hook_type)                                                                              \
+    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle, add_note (fan_lazy) */                      \
+    X(PyObject, hook_type)                                                                                  \
+    X(PyObject, add_note)                                                                                   \
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
@@ -73,6 +74,7 @@
     X(PyObject, device_oom_error)                                                                           \
     X(PyObject, capture_error)                                                                              \
     X(PyObject, dtype_error)                                                                                \
+    X(PyObject, deadlock_error) /* fanin.sim.DeadlockError (fan_lazy) */                                    \
     X(PyObject, mismatch_warning)                                                                           \
     X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
     X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
@@ -176,13 +178,31 @@ static inline PyObject *fan_done(fan_status s, const fan_error *err)
 {
     return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
 }
+/* FAN_CHECK, FAN_DONE: fan_check and fan_done of a call of the core, which gets `&err`. _UNLOCKED: other threads of
+ * Python's run meanwhile. */
+#define FAN_CHECK(call)                  \
+    __extension__({                      \
+        FAN_UNINITIALIZED fan_error err; \
+        fan_error_clear(&err);           \
+        fan_status called = (call);      \
+        fan_check(called, &err);         \
+    })
+#define FAN_CHECK_UNLOCKED(call)                   \
+    __extension__({                                \
+        FAN_UNINITIALIZED fan_error err;           \
+        fan_error_clear(&err);                     \
+        PyThreadState *left = PyEval_SaveThread(); \
+        fan_status called = (call);                \
+        PyEval_RestoreThread(left);                \
+        fan_check(called, &err);                   \
+    })
+#define FAN_DONE(call) (FAN_CHECK(call) < 0 ? NULL : Py_NewRef(Py_None))
+#define FAN_DONE_UNLOCKED(call) (FAN_CHECK_UNLOCKED(call) < 0 ? NULL : Py_NewRef(Py_None))
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
 /* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
  * NULL, after an error. */
 void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
-/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
-PyObject *fan_raise_sim(fan_status s, const fan_error *err);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
 fan_status fan_check_signals(fan_error *err);
 /* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
@@ -231,8 +251,7 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
     fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec,
-    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec,
-    fan_backward_walk_spec, fan_event_count_spec;
+    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec;
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

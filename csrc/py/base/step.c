@@ -52,8 +52,7 @@ static void accessed(PyObject *o, PyObject *slots)
         fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
     else if (type == st->event_type)
         fan_sim_read_event(fan_event_of(o));
-    else if (type == st->edges_type || type == st->hook_type || type == st->walk_type ||
-             type == st->graph_function_type || PyType_IsSubtype(type, st->node_type))
+    else if (type == st->walk_type || type == st->graph_function_type || PyType_IsSubtype(type, st->node_type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 

@@ -130,9 +130,7 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
             fan_stream_pop(library);
     }
     fan_stream_drop(library);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? 0 : -1;
+    return fan_check(status, &err);
 }
 
 /* ---- plain contributions (buffer/plain.h) ---- */

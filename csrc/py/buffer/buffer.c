@@ -31,8 +31,6 @@ static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
     enum { SLOT, N };
     buffer_object *self = fan_buffer_self(o);
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     int64_t n = 0;
     size_t slot;
     int bad;
@@ -45,11 +43,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
     fan_error_context_pop(&w);
     if (bad)
         return NULL;
-    fan_error_clear(&err);
-    status = fan_buffer_expect(self->core, slot, n, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return FAN_DONE(fan_buffer_expect(self->core, slot, n, &err));
 }
 
 static PyObject *buffer_ready(PyObject *o, PyObject *which)
@@ -70,14 +64,10 @@ static PyObject *buffer_ready(PyObject *o, PyObject *which)
 static PyObject *buffer_getitem(PyObject *o, PyObject *which)
 {
     fan_value v = {.dtype = FAN_DT_NONE};
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     size_t slot;
     if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
         return NULL;
-    fan_error_clear(&err);
-    status = fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err);
-    return status == FAN_OK ? fan_export(&v) : fan_raise(status, &err);
+    return FAN_CHECK(fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err)) < 0 ? NULL : fan_export(&v);
 }
 
 static PyObject *buffer_stats(PyObject *o, PyObject *which)
@@ -88,13 +78,7 @@ static PyObject *buffer_stats(PyObject *o, PyObject *which)
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status;
-    fan_error_clear(&err);
-    status = fan_buffer_clear(fan_buffer_self(o)->core, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    Py_RETURN_NONE;
+    return FAN_DONE(fan_buffer_clear(fan_buffer_self(o)->core, &err));
 }
 
 static PyObject *buffer_reduce_ex(PyObject *o, PyObject *Py_UNUSED(protocol))

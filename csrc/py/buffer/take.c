@@ -309,14 +309,10 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
     bool some, bad;
     fan_stats s;
     int64_t bad_key;
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     if (!type)
         return NULL;
-    fan_error_clear(&err);
-    status = fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err)) < 0)
+        return NULL;
     if (!some)
         Py_RETURN_NONE;
     key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);

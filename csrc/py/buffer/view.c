@@ -86,7 +86,6 @@ PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const f
 PyObject *fan_buffer_explain(PyObject *o, PyObject *which)
 {
     const buffer_object *self = fan_buffer_self(o);
-    FAN_UNINITIALIZED fan_error err;
     PyObject *text;
     fan_slot_view v;
     fan_item_view *items;
@@ -94,10 +93,8 @@ PyObject *fan_buffer_explain(PyObject *o, PyObject *which)
     if (fan_slot_arg(self, which, &slot) < 0)
         return NULL;
     fan_buffer_seen_parked(self->core);
-    fan_error_clear(&err);
-    fan_status status = fan_slot_look(self->core, slot, &v, &items, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_slot_look(self->core, slot, &v, &items, &err)) < 0)
+        return NULL;
     text = fan_slot_text(fan_buffer_name(self->core), slot, fan_slot_name(self, slot), &v, items);
     fan_free(items);
     return text;

@@ -11,14 +11,9 @@
 static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *given = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_driver_use(given, &err);
-    Py_END_ALLOW_THREADS
-    return fan_done(status, &err);
+    return FAN_DONE_UNLOCKED(fan_driver_use(given, &err));
 }
 
 /* driver_open: the driver in use; a hold, or NULL with an exception. */

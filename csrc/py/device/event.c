@@ -75,20 +75,13 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
         if (status == FAN_OK && !done && e->device->backend->nudge)
             status = e->device->backend->nudge(e->device, &err);
     Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
+    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise(status, &err);
 }
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_event *e = fan_event_of(o);
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_event_sync(e, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
-    Py_RETURN_NONE;
+    return FAN_DONE_UNLOCKED(fan_event_sync(e, &err));
 }
 
 static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))

@@ -82,15 +82,10 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_event *e = NULL;
     PyObject *made = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (fan_stream_open(fan_stream_of(o)) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_event_record(fan_stream_of(o), &e, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK_UNLOCKED(fan_event_record(fan_stream_of(o), &e, &err)) < 0)
+        return NULL;
     made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
@@ -98,14 +93,7 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_stream_sync(fan_stream_of(o), &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
-    Py_RETURN_NONE;
+    return FAN_DONE_UNLOCKED(fan_stream_sync(fan_stream_of(o), &err));
 }
 
 static PyObject *stream_cuda_stream(PyObject *o, PyObject *Py_UNUSED(none))

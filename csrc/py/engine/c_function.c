@@ -69,7 +69,7 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
     } else {
         (void)fan_fail(&failed, core, "%s: %.500s", node_text(n, name, sizeof name),
                        err->text[0] ? err->text : "its function failed without a message");
-        (void)fan_raise_sim(core, &failed);
+        (void)fan_raise(core, &failed);
     }
     return -1;
 }
@@ -82,7 +82,7 @@ __attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
     (void)fan_fail(&err, FAN_ERR_CAPTURE,
                    "%s: a node's function in C cannot be recorded: a replay would not run it again",
                    node_text(n, name, sizeof name));
-    (void)fan_raise_sim(FAN_ERR_CAPTURE, &err);
+    (void)fan_raise(FAN_ERR_CAPTURE, &err);
     return -1;
 }
 

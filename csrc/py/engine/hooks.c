@@ -3,20 +3,12 @@
  *
  * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
 #include "py/engine/node_object.h"
-#include "py/base/args.h"
 
 #include "base/mem.h"
 
 #include <string.h>
 
-typedef struct hook_object {
-    PyObject_HEAD PyObject *fn; /* held; NULL: cleared by the garbage collector */
-    node_object *owner;         /* borrowed; NULL: it has ended, or the hook was removed */
-    fan_hook_when when;
-    uint32_t slot;
-} hook_object;
-
-static hook_object *hook_cast(PyObject *o) { return (hook_object *)o; }
+static PyObject *hook_fn(PyObject *hook) { return PyTuple_GET_ITEM(hook, 0); }
 
 /* ---- add and remove ---- */
 
@@ -39,63 +31,51 @@ static PyObject *tuple_quietly(Py_ssize_t n)
 
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
 {
-    PyTypeObject *type = fan_state_get()->hook_type;
+    PyObject *type = fan_lazy(&fan_state_get()->hook_type, "fanin._engine", "HookHandle");
     node_more *more;
-    PyObject *all, *before;
-    hook_object *self;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-    more = fan_node_more(owner);
-    self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
-    if (!self)
-        return NULL;
-    before = more->hooks[when]; /* read here: garbage collection may have run */
+    more = type ? fan_node_more(owner) : NULL;
+    PyObject *hook = more ? Py_BuildValue("(OI)", fn, slot) : NULL;
+    PyObject *node = hook ? PyWeakref_NewRef((PyObject *)owner, NULL) : NULL;
+    PyObject *handle = node ? PyObject_CallFunctionObjArgs(type, node, hook, NULL) : NULL;
+    PyObject *before = handle ? more->hooks[when] : NULL; /* read here: garbage collection may have run */
     Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
-    all = tuple_quietly(n + 1);
-    if (!all) {
-        Py_DECREF(self);
-        return NULL;
+    PyObject *all = handle ? tuple_quietly(n + 1) : NULL;
+    if (all) {
+        for (Py_ssize_t i = 0; i < n; i++)
+            PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+        PyTuple_SET_ITEM(all, n, Py_NewRef(hook));
+        more->hooks[when] = all;
+        Py_XDECREF(before);
+    } else {
+        Py_CLEAR(handle);
     }
-    for (Py_ssize_t i = 0; i < n; i++)
-        PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(before, i)));
-    PyTuple_SET_ITEM(all, n, Py_NewRef((PyObject *)self));
-    self->fn = Py_NewRef(fn);
-    self->owner = owner;
-    self->when = when;
-    self->slot = slot;
-    more->hooks[when] = all;
-    Py_XDECREF(before);
-    return (PyObject *)self;
+    Py_XDECREF(node);
+    Py_XDECREF(hook);
+    return handle;
 }
 
-static int hook_remove(hook_object *self)
+PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 {
-    node_more *more = self->owner ? self->owner->more : NULL;
-    PyObject *before = more ? more->hooks[self->when] : NULL, *all = NULL;
-    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;
-    while (at < n && PyTuple_GET_ITEM(before, at) != (PyObject *)self)
-        at++;
-    if (at == n)
-        return 0; /* the garbage collector has cleared the list */
-    if (n > 1 && !(all = tuple_quietly(n - 1)))
-        return -1;
-    for (Py_ssize_t i = 0, k = 0; i < n; i++)
-        if (all && i != at)
-            PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
-    self->owner = NULL;
-    more->hooks[self->when] = all;
-    Py_DECREF(before);
-    return 0;
-}
-
-void fan_hooks_leave(node_object *owner)
-{
-    for (int when = 0; when < FAN_HOOK_TIMES; when++) {
-        PyObject *all = owner->more ? owner->more->hooks[when] : NULL;
-        for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
-            hook_cast(PyTuple_GET_ITEM(all, i))->owner = NULL;
+    for (int when = 0; owner->more && when < FAN_HOOK_TIMES; when++) {
+        PyObject *before = owner->more->hooks[when], *all = NULL;
+        Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;
+        while (at < n && PyTuple_GET_ITEM(before, at) != hook)
+            at++;
+        if (at == n)
+            continue;
+        if (n > 1 && !(all = tuple_quietly(n - 1)))
+            return NULL;
+        for (Py_ssize_t i = 0, k = 0; i < n; i++)
+            if (all && i != at)
+                PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+        owner->more->hooks[when] = all;
+        Py_DECREF(before);
+        break;
     }
+    Py_RETURN_NONE;
 }
 
 /* ---- what functions and hooks return ---- */
@@ -235,22 +215,23 @@ int fan_hooks_slots(node_object *self, void **sums)
     char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
-        PyObject *sum = sums[hook->slot], *to;
+        PyObject *hook = PyTuple_GET_ITEM(all, i);
+        uint32_t slot = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(hook, 1));
+        PyObject *sum = sums[slot], *to;
         FAN_UNINITIALIZED fan_guards guards;
-        if (!sum || !hook->fn)
+        if (!sum)
             continue;
-        if (fan_guards_begin(&guards, &sums[hook->slot], 1) < 0)
+        if (fan_guards_begin(&guards, &sums[slot], 1) < 0)
             to = NULL;
-        else if ((to = PyObject_CallOneArg(hook->fn, sum)), fan_guards_end(&guards, &self->node) < 0)
+        else if ((to = PyObject_CallOneArg(hook_fn(hook), sum)), fan_guards_end(&guards, &self->node) < 0)
             Py_CLEAR(to);
         bad = !to;
         if (to == Py_None) {
             Py_DECREF(to);
         } else if (to) {
-            PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
+            PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", slot,
                           fan_node_name(&self->node, name, sizeof name));
-            bad = sum_replace(&sums[hook->slot], to, who, "") < 0;
+            bad = sum_replace(&sums[slot], to, who, "") < 0;
         }
     }
     Py_XDECREF(all);
@@ -323,16 +304,13 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     uint32_t n = self->node.inputs;
     char name[128], who[192], at[24];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *all_sums, *to = NULL;
         FAN_UNINITIALIZED fan_guards guards;
         if (fan_guards_begin(&guards, sums, n) < 0)
             return -1;
         all_sums = tuple_of(sums, n);
-        if (all_sums && hook->fn)
-            to = PyObject_CallOneArg(hook->fn, all_sums);
-        else if (all_sums)
-            to = Py_NewRef(Py_None);
+        if (all_sums)
+            to = PyObject_CallOneArg(hook_fn(PyTuple_GET_ITEM(all, i)), all_sums);
         if (fan_guards_end(&guards, &self->node) < 0)
             Py_CLEAR(to);
         Py_XDECREF(all_sums);
@@ -407,11 +385,8 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
     PyObject *all = hooks_in(node_hooks, 1);
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *were, *to;
-        if (!hook->fn)
-            continue;
-        to = call_post(self, hook->fn, sums, gradients, ngradients, &were);
+        to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
         if (to == Py_None)
             Py_DECREF(to);
         else if (to)
@@ -427,65 +402,10 @@ int fan__hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
-        PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);
+        PyObject *ignored = PyObject_CallOneArg(hook_fn(PyTuple_GET_ITEM(all, i)), (PyObject *)self);
         if (!ignored)
             return -1;
         Py_DECREF(ignored);
     }
     return 0;
 }
-
-/* ---- HookHandle ---- */
-
-static int hook_traverse(PyObject *o, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(o));
-    Py_VISIT(hook_cast(o)->fn);
-    return 0;
-}
-
-static int hook_clear(PyObject *o)
-{
-    Py_CLEAR(hook_cast(o)->fn);
-    return 0;
-}
-
-static void hook_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    PyObject_GC_UnTrack(o);
-    hook_clear(o);
-    type->tp_free(o);
-    Py_DECREF(type);
-}
-
-static PyObject *handle_remove(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    if (hook_remove(hook_cast(o)) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *handle_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
-
-static PyObject *handle_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
-{
-    if (hook_remove(hook_cast(o)) < 0)
-        return NULL;
-    Py_RETURN_FALSE;
-}
-
-#include "py/declared/HookHandle.h"
-
-static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)handle_doc}, {Py_tp_dealloc, hook_dealloc},   {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},       {Py_tp_methods, handle_methods}, {0, NULL},
-};
-
-PyType_Spec fan_hook_spec = {
-    .name = "fanin._core.HookHandle",
-    .basicsize = sizeof(hook_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = slots,
-};

@@ -775,6 +775,8 @@ static PyObject *leaf_repr(PyObject *o)
                                 fan_dtype_name(spec->dtype));
 }
 
+static PyObject *leaf_remove_hook(PyObject *o, PyObject *hook) { return fan_hooks_remove(&leaf_cast(o)->base, hook); }
+
 static PyObject *leaf_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
 static PyObject *leaf_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
 static PyObject *leaf_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }

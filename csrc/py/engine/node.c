@@ -1,4 +1,4 @@
-/* node: fanin.Node, and the view of its edges. */
+/* node: fanin.Node. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
 
@@ -67,7 +67,6 @@ void fan_node_free_parts(node_object *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     node_more *more = self->more;
-    fan_hooks_leave(self);
     self->more = NULL;
     Py_CLEAR(self->fn);
     Py_CLEAR(self->release);
@@ -561,99 +560,6 @@ int fan_node_release(node_object *self)
     return ignored ? 0 : -1;
 }
 
-/* ---- Edges ---- */
-
-typedef struct edges_object {
-    PyObject_HEAD node_object *owner; /* held */
-} edges_object;
-
-static node_object *owner_of(PyObject *o) { return ((edges_object *)o)->owner; }
-
-static Py_ssize_t edges_length(PyObject *o) { return owner_of(o)->node.nedges; }
-
-static PyObject *edges_item(PyObject *o, Py_ssize_t i)
-{
-    const fan_node *n = &owner_of(o)->node;
-    if (i < 0 || i >= (Py_ssize_t)n->nedges) {
-        PyErr_Format(PyExc_IndexError, "expected an edge below %u, got %zd", n->nedges, i);
-        return NULL;
-    }
-    if (!n->edges[i].next)
-        Py_RETURN_NONE;
-    return Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot);
-}
-
-/* edges_subscript: an edge, or a list of those of a slice. */
-static PyObject *edges_subscript(PyObject *o, PyObject *which)
-{
-    if (PySlice_Check(which)) {
-        PyObject *all = PySequence_List(o), *some = all ? PyObject_GetItem(all, which) : NULL;
-        Py_XDECREF(all);
-        return some;
-    }
-    if (!PyIndex_Check(which))
-        return PyErr_Format(PyExc_TypeError, "edge: expected an integer or a slice, got %s", FAN_TYPE_TEXT(which));
-    Py_ssize_t at = PyNumber_AsSsize_t(which, PyExc_IndexError), n = edges_length(o);
-    if (at == -1 && PyErr_Occurred())
-        return NULL;
-    return edges_item(o, at < 0 && at >= -n ? at + n : at);
-}
-
-static PyObject *edges_append(PyObject *o, PyObject *edge)
-{
-    node_object *self = owner_of(o);
-    FAN_UNINITIALIZED fan_error err;
-    fan_node *next;
-    uint32_t slot;
-    if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
-        return NULL;
-    fan_error_clear(&err);
-    fan_status status = fan_node_append(&self->node, next, slot, &err);
-    return fan_done(status, &err);
-}
-
-static PyObject *edges_repr(PyObject *o)
-{
-    PyObject *list = PySequence_List(o), *text = list ? PyObject_Repr(list) : NULL;
-    Py_XDECREF(list);
-    return text;
-}
-
-static int edges_traverse(PyObject *o, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(o));
-    Py_VISIT((PyObject *)owner_of(o));
-    return 0;
-}
-
-static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* fan_node_clear breaks cycles */
-
-static void edges_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    PyObject_GC_UnTrack(o);
-    Py_DECREF((PyObject *)owner_of(o));
-    type->tp_free(o);
-    Py_DECREF(type);
-}
-
-#include "py/declared/Edges.h"
-
-static PyType_Slot edges_slots[] = {
-    {Py_tp_doc, (void *)edges_doc},     {Py_tp_dealloc, edges_dealloc},
-    {Py_tp_traverse, edges_traverse},   {Py_tp_clear, edges_clear},
-    {Py_tp_repr, edges_repr_step},      {Py_tp_methods, edges_methods},
-    {Py_sq_length, edges_length},       {Py_sq_item, edges_item},
-    {Py_mp_subscript, edges_subscript}, {0, NULL},
-};
-
-PyType_Spec fan_edges_spec = {
-    .name = "fanin._core.Edges",
-    .basicsize = sizeof(edges_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = edges_slots,
-};
-
 /* ---- Node ---- */
 
 static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
@@ -684,11 +590,33 @@ static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
 {
-    PyTypeObject *type = fan_state_get()->edges_type;
-    edges_object *self = (edges_object *)type->tp_alloc(type, 0);
-    if (self)
-        self->owner = node_cast(Py_NewRef(o));
-    return (PyObject *)self;
+    PyObject *type = fan_lazy(&fan_state_get()->edges_type, "fanin._engine", "Edges");
+    return type ? PyObject_CallOneArg(type, o) : NULL;
+}
+
+static PyObject *node_edges(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    const fan_node *n = &node_cast(o)->node;
+    PyObject *all = PyList_New(0);
+    for (uint32_t i = 0; all && i < n->nedges; i++) {
+        PyObject *edge = n->edges[i].next
+                             ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot)
+                             : Py_NewRef(Py_None);
+        if (!edge || PyList_Append(all, edge) < 0)
+            Py_CLEAR(all);
+        Py_XDECREF(edge);
+    }
+    return all;
+}
+
+static PyObject *node_append_edge(PyObject *o, PyObject *edge)
+{
+    node_object *self = node_cast(o);
+    fan_node *next;
+    uint32_t slot;
+    if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
+        return NULL;
+    return FAN_DONE(fan_node_append(&self->node, next, slot, &err));
 }
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
@@ -826,6 +754,7 @@ static PyObject *node_repr(PyObject *o)
                                 FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 
+static PyObject *node_remove_hook(PyObject *o, PyObject *hook) { return fan_hooks_remove(node_cast(o), hook); }
 static PyObject *node_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
 static PyObject *node_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
 static PyObject *node_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }

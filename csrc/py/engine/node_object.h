@@ -16,7 +16,7 @@ typedef struct node_more {
     fan_slot_specs slots;            /* the declarations; specs NULL: none */
     PyObject *names;                 /* of the slots: a tuple of str or None; NULL: no slot has a name */
     PyObject *group;                 /* nodes with the same one run one at a time; NULL: none */
-    PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
+    PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of pairs (function, slot); NULL: none. Replaced, never changed */
     PyObject *call_site;             /* where it was made, "file.py:3"; NULL: without set_options(detect=True) */
     PyObject *kept;                  /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
     PyObject *out_buffers;           /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
@@ -126,9 +126,10 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
 
 node_more *fan_node_more(node_object *self); /* allocates it if needed; NULL with an exception */
 
-/* fan_hooks_add: a new HookHandle. fan_hooks_leave: at the end of the node: its handles do nothing from then on. */
+/* fan_hooks_add: a new HookHandle. fan_hooks_remove: removes its pair, if it is there; None, or NULL with an exception.
+ */
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
-void fan_hooks_leave(node_object *owner);
+PyObject *fan_hooks_remove(node_object *owner, PyObject *hook);
 /* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. node_hooks: of fan_engine_frontend.hooks. */
 int fan_hooks_slots(node_object *self, void **sums);
 int fan_hooks_keep(node_object *self, void **sums); /* retain_grad */

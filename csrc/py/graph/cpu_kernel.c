@@ -330,7 +330,7 @@ static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
         return NULL;
     fan_status status = fan_device_array(fan_cpu(), NULL, d, ndim, dims, NULL, &a, &err);
     if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
+        return fan_raise(status, &err);
     made = fan_array_wrap(a, fan_cpu());
     fan_array_drop(a);
     return made;

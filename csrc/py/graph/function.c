@@ -485,7 +485,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     else
         self->scratch = result;
     if (status != FAN_OK) {
-        fan_raise_sim(status, &err);
+        fan_raise(status, &err);
         if (status == FAN_ERR_EXTERN)
             add_note(self);
     }

@@ -66,10 +66,8 @@ static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *const *
     if (fan_number_arg(a[0], "entries", &entries) < 0 || fan_number_arg(a[1], "rows", &rows) < 0)
         return NULL;
     fan_cuda *c;
-    fan_error err = {0};
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_driver_open(&c, &err)) < 0)
+        return NULL;
     fan_cuda_bound_sorts(c, entries, rows);
     Py_BEGIN_ALLOW_THREADS
         fan_cuda_drop(c);
@@ -101,7 +99,7 @@ static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
 {
     fan_error err = {0};
     fan_sim *m = machine_arg(machine);
-    return m ? fan_sim_done(fan_sim_unsafe(m, "an unsafe call", false, &err), &err) : NULL;
+    return m ? fan_done(fan_sim_unsafe(m, "an unsafe call", false, &err), &err) : NULL;
 }
 
 static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -159,7 +157,7 @@ static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
     Py_BEGIN_ALLOW_THREADS
         status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
     Py_END_ALLOW_THREADS
-    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
+    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 done:
     while (n-- > 0)
         fan_stream_drop(on[n]);

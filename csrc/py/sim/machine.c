@@ -166,14 +166,11 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status;
     PyObject *made;
     if (device < 0)
         return NULL;
-    status = fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
+        return NULL;
     fan_sim_list(self->m, s);
     made = fan_stream_wrap(s);
     fan_stream_drop(s);
@@ -184,14 +181,11 @@ static PyObject *machine_event(PyObject *o, PyObject *which)
 {
     int device = device_arg(fan_machine_self(o), which);
     fan_event *e = NULL;
-    fan_error err = {0};
-    fan_status status;
     PyObject *made;
     if (device < 0)
         return NULL;
-    status = fan_event_new(fan_sim_device(fan_machine_self(o)->m, device), &e, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_event_new(fan_sim_device(fan_machine_self(o)->m, device), &e, &err)) < 0)
+        return NULL;
     made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
@@ -251,29 +245,19 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
 
 static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
-    Py_END_ALLOW_THREADS
-    return fan_sim_done(status, &err);
+    return FAN_DONE_UNLOCKED(fan_sim_synchronize(fan_machine_self(o)->m, &err));
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
-    fan_status status;
     bool ran = false;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
-    Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
+    return FAN_CHECK_UNLOCKED(fan_sim_step(fan_machine_self(o)->m, &ran, &err)) < 0 ? NULL : PyBool_FromLong(ran);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    return fan_sim_done(fan_sim_pending(fan_machine_self(o)->m, &err), &err);
+    return fan_done(fan_sim_pending(fan_machine_self(o)->m, &err), &err);
 }
 
 static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
@@ -308,10 +292,8 @@ static int actor_arg(PyObject *o, int *actor)
 
 static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
     int actor = -1;
-    fan_status status = fan_sim_spawn(fan_machine_self(o)->m, &actor, &err);
-    return status == FAN_OK ? PyLong_FromLong(actor) : fan_raise(status, &err);
+    return FAN_CHECK(fan_sim_spawn(fan_machine_self(o)->m, &actor, &err)) < 0 ? NULL : PyLong_FromLong(actor);
 }
 
 static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
@@ -349,12 +331,7 @@ static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
 static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
 {
     machine_object *self = fan_machine_self(o);
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_join(self->m, &err);
-    Py_END_ALLOW_THREADS
-    return fan_sim_done(status, &err);
+    return FAN_DONE_UNLOCKED(fan_sim_join(self->m, &err));
 }
 
 static PyObject *machine_stuck(PyObject *o, PyObject *arg)
@@ -395,7 +372,7 @@ static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
     int actor;
     if (actor_arg(arg, &actor) < 0)
         return NULL;
-    return fan_sim_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
+    return fan_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
 }
 
 static PyObject *machine_follow(PyObject *o, PyObject *capsule)
@@ -460,7 +437,7 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
 static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    return fan_sim_done(fan_sim_enter(fan_machine_self(o)->m, &err), &err);
+    return fan_done(fan_sim_enter(fan_machine_self(o)->m, &err), &err);
 }
 
 static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
@@ -506,7 +483,7 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
         return NULL;
     fan_status status = fan_sim_capture_begin(fan_machine_self(o)->m, s, (int)mode, &err);
     fan_stream_drop(s);
-    return fan_sim_done(status, &err);
+    return fan_done(status, &err);
 }
 
 static PyObject *machine_end_capture(PyObject *o, PyObject *where)
@@ -519,7 +496,7 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
     fan_status status = fan_sim_capture_end(fan_machine_self(o)->m, s, &g, &err);
     fan_stream_drop(s);
     if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
+        return fan_raise(status, &err);
     PyObject *made = PyCapsule_New(g, GRAPH, graph_drop);
     if (!made)
         fan_sim_graph_drop(g);
@@ -538,7 +515,7 @@ static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
         status = fan_sim_graph_launch(g, s, &err);
     Py_END_ALLOW_THREADS
     fan_stream_drop(s);
-    return fan_sim_done(status, &err);
+    return fan_done(status, &err);
 }
 
 #include "py/declared/Machine.h"

@@ -35,12 +35,6 @@ struct machine_object {
 
 static inline machine_object *fan_machine_self(PyObject *o) { return (machine_object *)o; }
 
-/* fan_sim_done: None, or NULL with the exception. */
-static inline PyObject *fan_sim_done(fan_status status, const fan_error *err)
-{
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, err);
-}
-
 /* ---- kernel.c ---- */
 
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */

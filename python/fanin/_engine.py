@@ -1,0 +1,97 @@
+"""The parts of the engine that need no C: edges as a sequence, handles of hooks, notes of errors."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, final, overload
+from weakref import ReferenceType
+
+from ._words import type_of
+
+if TYPE_CHECKING:
+    from ._core import Edge, Leaf, Node
+
+MOST_NOTES = 16
+
+
+@final
+class Edges:
+    """The edges of a Node, as a sequence of (node, slot) and None."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node, /) -> None:
+        self._node = node
+
+    def append(self, edge: Edge, /) -> None:
+        """Add (node, slot), or None; it counts from the next pass on.
+
+        Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
+        """
+        self._node._append_edge(edge)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Edge: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> list[Edge]: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Edge | list[Edge]:
+        edges = self._node._edges()
+        if isinstance(index, slice):
+            return edges[index]
+        if not hasattr(type(index), "__index__"):
+            raise TypeError(f"edge: expected an integer or a slice, got {type_of(index)}")
+        try:
+            return edges[operator.index(index)]
+        except IndexError:
+            raise IndexError(f"expected an edge below {len(edges)}, got {index}") from None
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self._node._edges())
+
+    def __len__(self) -> int:
+        return len(self._node._edges())
+
+    def __repr__(self) -> str:
+        return repr(self._node._edges())
+
+
+@final
+class HookHandle:
+    """A registered hook: `remove()`, or the end of a `with`, removes it."""
+
+    __slots__ = ("__weakref__", "_hook", "_node")
+
+    def __init__(self, node: ReferenceType[Node | Leaf], hook: object, /) -> None:
+        self._node, self._hook = node, hook
+
+    def remove(self) -> None:
+        """Remove the hook. Calling it again does nothing."""
+        node = self._node()
+        if node is not None:
+            node._remove_hook(self._hook)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]:
+        self.remove()
+        return False
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note that the error does not have; of more than 16, count the others: nested passes may add a thousand."""
+    notes: object = getattr(error, "__notes__", None)
+    if not isinstance(notes, list) or (note not in notes and len(notes) < MOST_NOTES):
+        error.add_note(note)
+    elif note not in notes:
+        more = ".. and {} notes more, of the passes around these"
+        folded = [at for at, text in enumerate(notes) if re.match(r"\.\. and \d+ notes more", str(text))]
+        if folded:
+            notes[folded[-1]] = more.format(int(notes[folded[-1]].split()[2]) + 1)
+        else:
+            notes.append(more.format(1))
