@@ -1247,6 +1247,11 @@ def cpu_wants_handles() -> bool:
 
 # Recorded steps of fanin.tape: a capsule with the work of the CPU on this thread from recording_begin to recording_end.
 
+_Arrays = tuple[NDArray, ...]
+_Grads = tuple[NDArray | None, ...]
+_Bound = tuple[_Arrays, _Arrays, _Grads]
+_Writes = tuple[tuple[NDArray, str], ...]
+
 def recording_new() -> object: ...
 def recording_begin(recording: object, /) -> None: ...
 def recording_end(recording: object, /) -> None:
@@ -1282,23 +1287,21 @@ def recording_writes(recording: object, array: NDArray, /) -> str | None:
     """The name of the first kernel that writes into an array, or None."""
 
 def recording_fits(
-    recording: object, bound: tuple[object, ...], copied: tuple[NDArray, ...], static: tuple[NDArray, ...],
-    grads: tuple[object, ...], /
+    recording: object, bound: _Bound, copied: _Arrays, static: _Arrays,
+    grads: _Grads, /
 ) -> bool:  # fmt: skip
     """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones, three such tuples of views,
     and, unless they are copied, their addresses.
     """
 
-def recording_overlaps(
-    writes: tuple[tuple[NDArray, str], ...], copied: tuple[NDArray, ...], grads: tuple[object, ...], /
-) -> tuple[int, str | int] | None:
+def recording_overlaps(writes: _Writes, copied: _Arrays, grads: _Grads, /) -> tuple[int, str | int] | None:
     """None, or (index of a copied array, name of the kernel that writes into its memory, or index of a gradient that
     shares it). `writes`: operands, each with a kernel that writes into it.
     """
 
 def recording_replay(
-    recording: object, bound: tuple[object, ...], writes: tuple[tuple[NDArray, str], ...],
-    copied: tuple[NDArray, ...], grads: tuple[object, ...], /
+    recording: object, bound: _Bound, writes: _Writes,
+    copied: _Arrays, grads: _Grads, /
 ) -> tuple[int, str | int] | None:  # fmt: skip
     """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
     `recording_overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with

@@ -980,6 +980,7 @@ Label = tuple[object, ...]  # ("argument", 0, "key")
 Key = tuple[tuple[Label, object], ...]
 Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
+Overlap = tuple[int, str | int]  # of which argument; the kernel that writes it, or the gradient that shares it
 R = TypeVar("R")  # the result of a step
 
 
@@ -1054,6 +1055,7 @@ class _Recorded:
     recording: _Recording
     form: Key  # of the arguments that are no arrays
     key: Key  # of a call, to be compared with the next one in words
+    core: object  # the recording's
     bound: tuple[Arrays, Arrays, Grads]  # copied in; static; gradients
     overwritten: tuple[tuple[NDArray, str], ...]  # operands, each with a kernel that writes into it
     places: list[int]  # of gradients that share no memory, or share it as those of the recording do
@@ -1136,7 +1138,7 @@ class Compiled(Generic[R]):
             for entry in self._recorded:
                 if (
                     entry.form == form
-                    and _core.recording_fits(entry.recording.core, entry.bound, arrays, static, grads)
+                    and _core.recording_fits(entry.core, entry.bound, arrays, static, grads)
                     and (not entry.places or self._shares_alike(entry, static, grads))
                 ):
                     if entry.unverified:
@@ -1259,8 +1261,9 @@ class Compiled(Generic[R]):
         renewed = [(i, now) for i, (was, now) in each if not _same(was, now)]
         written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
         return _Recorded(
-            recording, form, key, bound, overwritten, places, shared, renewed, written, result, trace, self.verify
-        )
+            recording, form, key, recording.core, bound, overwritten, places, shared, renewed, written, result, trace,
+            self.verify,
+        )  # fmt: skip
 
     def _check(self, entry: _Recorded, call: _Call) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
@@ -1286,7 +1289,7 @@ class Compiled(Generic[R]):
                 " would overwrite: return what is wanted later, and keep nothing else"
             )
 
-    def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
+    def _check_apart(self, entry: _Recorded, found: Overlap | None) -> None:
         """Check that no argument shares memory with a written array: the plain step would read the write, a copied
         argument not.
         """
@@ -1306,9 +1309,7 @@ class Compiled(Generic[R]):
             for leaf, g in zip(self._leaves, grads, strict=True):
                 if g is not None:  # it is written, which explore must record
                     leaf.grad = g
-        self._check_apart(
-            entry, _core.recording_replay(entry.recording.core, entry.bound, entry.overwritten, arrays, grads)
-        )
+        self._check_apart(entry, _core.recording_replay(entry.core, entry.bound, entry.overwritten, arrays, grads))
         self._replays += 1
         return self._finish(entry, grads)
 
