@@ -70,14 +70,13 @@ void fan_recording_free(fan_recording *r)
     fan_free(r);
 }
 
-static const char twice[] = "this thread records already: end that recording first";
-
 fan_status fan_recording_begin(fan_recording *r, fan_error *err)
 {
     if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
+        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
     here = r;
-    r->was = fan_storage_redirect(make_here);
+    if (!r->defers)
+        r->was = fan_storage_redirect(make_here);
     return FAN_OK;
 }
 
@@ -245,13 +244,11 @@ static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
     fan_recording *r = fan_recording_new();
     if (!r)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    if (here) {
-        fan_recording_free(r);
-        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
-    }
     r->defers = true;
-    here = r;
-    return FAN_OK;
+    fan_status status = fan_recording_begin(r, err);
+    if (status != FAN_OK)
+        fan_recording_free(r);
+    return status;
 }
 
 static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
@@ -272,11 +269,7 @@ static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out
 static void cpu_abort(fan_device *d, fan_stream *origin)
 {
     (void)d, (void)origin;
-    fan_recording *r = here;
-    if (r) {
-        (void)fan_recording_end(r, NULL);
-        fan_recording_free(r);
-    }
+    fan_recording_free(here);
 }
 
 static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *err)
