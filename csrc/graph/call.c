@@ -25,7 +25,7 @@ static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
     p->rules |= stays[c->path];
     if (stays[c->path] && c->repeats && !c->warned) {
         p->warn_repeats = true;
-        p->rules |= FAN_T(20);
+        p->rules |= FAN_T(19);
     }
     return c->path;
 }
@@ -65,8 +65,6 @@ static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_pl
         p->demote = at->over_limit;
         p->rules |= FAN_T(14);
     }
-    if (at->fit == FAN_TREE_FIT_HELD)
-        p->rules |= FAN_T(19);
     p->outcome = FAN_TREE_RECORD;
     p->rules |= FAN_T(16);
 }

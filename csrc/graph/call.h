@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FAN_TREE_RULES 20
+#define FAN_TREE_RULES 19
 #define FAN_T(n) (UINT32_C(1) << ((n) - 1))
 
 typedef enum fan_tree_path {
@@ -42,8 +42,7 @@ typedef enum fan_tree_path {
     X(FITS, "a recording fits")                                      \
     X(OPERAND, "an operand that lies in the pool lies elsewhere")    \
     X(ALIVE, "an output lives that was gone when this was recorded") \
-    X(STATIC, "a static operand lies elsewhere")                     \
-    X(HELD, "an operand has other references and is overwritten once it has been read")
+    X(STATIC, "a static operand lies elsewhere")
 
 typedef enum fan_tree_fit {
 #define X(NAME, words) FAN_TREE_FIT_##NAME,

@@ -45,7 +45,7 @@ typedef struct fan_tree_signature {
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
     int64_t *words; /* dtypes, shapes and strides (signature_write) */
-    size_t n;
+    size_t nwords, n;
     bool warm, known;
     bool warned_writes;
     bool evicted;                    /* the function no longer lists it: freed with its last recording */
@@ -75,8 +75,7 @@ struct fan_tree_function {
     unsigned warned; /* FAN_TREE_WARN bits */
     size_t recordings;
     fan_tree_signature *signatures; /* the one used last comes first */
-    size_t nsignatures;
-    fan_tree_function *next; /* in the tree's list of dropped functions */
+    size_t nsignatures, kept;       /* listed; with the evicted ones, whose last frees a dropped function */
 };
 
 /* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
@@ -148,8 +147,7 @@ struct fan_tree {
     fan_tree_node *current; /* &root: the path is empty */
     fan_tree_path path;
     fan_tree_node *nodes;
-    fan_tree_function *functions;
-    fan_tree_signature *evicted;
+    fan_tree_signature *evicted; /* by newer ones of the function, or because it was dropped */
     int numbers;
     uint64_t reach; /* the end of the memory that the path uses */
     unsigned depth; /* open steps */
@@ -244,13 +242,15 @@ void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
 
 void fan__tree_signature_free(fan_tree_signature *sig);
 void fan__tree_function_free(fan_tree_function *f);
+/* fan__tree_signature_drop: frees an evicted one, and its function with the last one if that was dropped. */
+void fan__tree_signature_drop(fan_tree_signature *sig);
 /* fan__tree_launch: replays n's recording, with a line in the traces; number: n's. */
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
 void fan__tree_node_free(fan_tree_node *n, const char *why);
 /* fan__tree_evict: removes the function's signature that was not called for longest from its list. */
 void fan__tree_evict(fan_tree_function *f);
-/* fan__tree_give_back: frees the recordings of dropped functions and evicted signatures, and all recordings after them,
- * except on the path; then such functions and signatures without recordings. */
+/* fan__tree_give_back: frees the recordings of evicted signatures, and all recordings after them, except on the path;
+ * then such signatures without recordings. */
 void fan__tree_give_back(fan_tree *t);
 /* fan__tree_step_ended: ends the outputs that the path handed out. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);

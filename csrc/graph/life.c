@@ -69,7 +69,7 @@ static void close_all(fan_tree *t, const char *why)
     while (t->evicted) {
         fan_tree_signature *k = t->evicted;
         t->evicted = k->next;
-        fan__tree_signature_free(k);
+        fan__tree_signature_drop(k);
     }
     for (size_t i = 0; i < t->root.nplaces; i++)
         fan_free(t->root.places[i].children);
@@ -93,11 +93,6 @@ void fan_tree_drop(fan_tree *t)
     if (t->fork_invalid)
         return; /* another thread's half-done work cannot be freed */
     close_all(t, "this is memory of a graph tree that was freed");
-    while (t->functions) {
-        fan_tree_function *f = t->functions;
-        t->functions = f->next;
-        fan__tree_function_free(f);
-    }
     fan_graph_pool_fini(&t->pool);
     fan_device_poll(t->device);
     fan_device_drop(t->device);
@@ -158,10 +153,15 @@ fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *r
     return FAN_OK;
 }
 
-void fan_tree_result_fini(fan_tree_result *r)
+void fan_tree_result_clear(fan_tree_result *r)
 {
     while (r->n > 0)
         fan_array_drop(r->at[--r->n]);
+}
+
+void fan_tree_result_fini(fan_tree_result *r)
+{
+    fan_tree_result_clear(r);
     fan_free(r->at);
     *r = (fan_tree_result){0};
 }
@@ -172,9 +172,11 @@ void fan_tree_function_drop(fan_tree_function *f)
         return;
     fan_tree *t = f->tree;
     bool locked = fan__tree_lock(t);
-    f->next = t->functions; /* freed with its last recording */
-    t->functions = f;
-    if (locked && !t->fork_invalid)
+    while (f->nsignatures)
+        fan__tree_evict(f);
+    if (!f->kept)
+        fan__tree_function_free(f);
+    else if (locked && !t->fork_invalid)
         fan__tree_give_back(t);
     fan__tree_unlock(t, locked);
     fan_tree_drop(t);

@@ -214,15 +214,18 @@ void fan__tree_signature_free(fan_tree_signature *k)
 
 void fan__tree_function_free(fan_tree_function *f)
 {
-    while (f->signatures) {
-        fan_tree_signature *k = f->signatures;
-        f->signatures = k->next;
-        fan__tree_signature_free(k);
-    }
     fan_free(f->name);
     fan_free(f->roles);
     fan_free(f->keep);
     fan_free(f);
+}
+
+void fan__tree_signature_drop(fan_tree_signature *k)
+{
+    fan_tree_function *f = k->function;
+    fan__tree_signature_free(k);
+    if (--f->kept == 0 && atomic_load(&f->refs) == 0)
+        fan__tree_function_free(f);
 }
 
 #define TAKEOVER 0x80000000u /* added to owner_generation while one thread of the child remakes the lock */
@@ -311,7 +314,7 @@ bool fan__tree_all_dead(const fan_tree *t)
     return true;
 }
 
-/* ---- dropped functions and evicted signatures ---- */
+/* ---- evicted signatures ---- */
 
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature)
 {
@@ -319,11 +322,6 @@ fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *s
         if (n->places[i].signature == signature)
             return &n->places[i];
     return NULL;
-}
-
-static bool function_gone(const fan_tree_function *f)
-{
-    return atomic_load(&f->refs) == 0 && !FAN_FAULT(TREE_GONE_STAYS);
 }
 
 static bool on_path(const fan_tree *t, const fan_tree_node *n)
@@ -350,54 +348,46 @@ static void leave_parent(const fan_tree_node *n)
             place->children[i] = place->children[--place->n];
 }
 
-/* is_gone: whether the recording cannot be called any more: its function is dropped or its signature evicted, or those
- * of a recording before it. */
+/* is_gone: whether the recording cannot be called any more: its signature is evicted, or that of a recording before it.
+ */
 static bool is_gone(const fan_tree_node *n)
 {
-    for (; n->signature; n = n->parent)
-        if (n->signature->evicted || function_gone(n->signature->function))
-            return true;
-    return false;
+    while (n->signature && !n->signature->evicted)
+        n = n->parent;
+    return n->signature && !FAN_FAULT(TREE_GONE_STAYS);
 }
 
-static bool is_of(const fan_tree_signature *k, const fan_tree_function *f, const fan_tree_signature *signature)
+/* forget_place: removes the place of a signature, which has no recording after n. */
+static void forget_place(fan_tree_node *n, const fan_tree_signature *signature)
 {
-    return signature ? k == signature : k->function == f;
+    fan_tree_children *place = fan__tree_place(n, signature);
+    if (!place)
+        return;
+    fan_free(place->children);
+    *place = n->places[--n->nplaces];
 }
 
-/* forget_places: removes the places of a function (or of `signature`, if not NULL), which has no recording after n. */
-static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_signature *signature)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < n->nplaces; i++)
-        if (is_of(n->places[i].signature, f, signature))
-            fan_free(n->places[i].children);
-        else
-            n->places[kept++] = n->places[i];
-    n->nplaces = kept;
-}
-
-/* forget: true if no recording of the function (or signature) is left; then removes its places. */
-static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_signature *signature)
+/* forget: true if no recording of the signature is left; then removes its places. */
+static bool forget(fan_tree *t, const fan_tree_signature *signature)
 {
     for (const fan_tree_node *n = t->nodes; n; n = n->next)
-        if (is_of(n->signature, f, signature))
+        if (n->signature == signature)
             return false;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        if (is_of(n->signature, f, signature))
+        if (n->signature == signature)
             return false;
-    forget_places(&t->root, f, signature);
+    forget_place(&t->root, signature);
     for (fan_tree_node *n = t->nodes; n; n = n->next)
-        forget_places(n, f, signature);
+        forget_place(n, signature);
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        forget_places(n, f, signature);
+        forget_place(n, signature);
     return true;
 }
 
 void fan__tree_evict(fan_tree_function *f)
 {
     fan_tree *t = f->tree;
-    fan_tree_signature **at = &f->signatures; /* the first is this call's */
+    fan_tree_signature **at = &f->signatures;
     for (fan_tree_signature **next = &f->signatures->next; *next; next = &(*next)->next)
         at = next;
     fan_tree_signature *k = *at;
@@ -410,7 +400,7 @@ void fan__tree_evict(fan_tree_function *f)
 
 void fan__tree_give_back(fan_tree *t)
 {
-    bool some = t->functions || t->evicted;
+    bool some = t->evicted != NULL;
     while (some) { /* freeing a recording may leave its parent without children */
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
@@ -429,21 +419,12 @@ void fan__tree_give_back(fan_tree *t)
     }
     for (fan_tree_signature **at = &t->evicted; *at;) {
         fan_tree_signature *k = *at;
-        if (!forget(t, NULL, k)) {
+        if (!forget(t, k)) {
             at = &k->next;
             continue;
         }
         *at = k->next;
-        fan__tree_signature_free(k);
-    }
-    for (fan_tree_function **at = &t->functions; *at;) {
-        fan_tree_function *f = *at;
-        if (!forget(t, f, NULL)) {
-            at = &f->next;
-            continue;
-        }
-        *at = f->next;
-        fan__tree_function_free(f);
+        fan__tree_signature_drop(k);
     }
 }
 

@@ -256,12 +256,6 @@ static void put_back(fan_tree *t, fan_graph_ranges *saved, bool is_saved)
     fan__tree_relist(t);
 }
 
-static void drop_result(fan_tree_result *r)
-{
-    while (r->n > 0)
-        fan_array_drop(r->at[--r->n]);
-}
-
 static const char failed_words[] = "this was made by a function of a graph tree in a call that failed";
 
 /* wait_scope: the tree's stream waits for all users of what the body allocated. */
@@ -314,7 +308,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
 done:
     if (status != FAN_OK) {
         (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
-        drop_result(r->result);
+        fan_tree_result_clear(r->result);
         (void)wait_scope(r, &s, NULL);
         fan__tree_node_free(n, failed_words);
         fan__tree_scope_fini(&s, false, failed_words);
@@ -495,7 +489,7 @@ done:
     t->reach = reach > t->reach ? reach : t->reach;
     if (!*out) {
         (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
-        drop_result(r->result);
+        fan_tree_result_clear(r->result);
         fan__tree_node_free(n, failed_words);
         fan__tree_scope_fini(&s, false, failed_words);
         put_back(t, &saved, is_saved);

@@ -224,8 +224,7 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     fan_tree_result *out = r->result;
     if (fan_grow((void **)&out->at, &out->cap, n->nout, sizeof(fan_array *)))
         return fan__tree_no_memory(err);
-    while (out->n > 0)
-        fan_array_drop(out->at[--out->n]);
+    fan_tree_result_clear(out);
     out->form = n->signature->form;
     for (size_t i = 0; i < n->nblocks; i++)
         if (n->blocks[i]->lease)

@@ -86,31 +86,14 @@ static fan_status signature_new(fan_tree_function *f, const fan_tree_args *a, si
         memcpy(sig->words, f->tree->words, n * sizeof *sig->words);
     sig->function = f;
     sig->n = a->n;
+    sig->nwords = n;
     sig->key = a->key;
     sig->next = f->signatures;
     f->signatures = sig;
     f->nsignatures++;
+    f->kept++;
     *out = sig;
     return FAN_OK;
-}
-
-/* signature_matches: whether the operands are what signature_write wrote. */
-static bool signature_matches(const fan_tree_signature *sig, const fan_tree_args *a)
-{
-    const int64_t *w = sig->words;
-    if (sig->key != a->key || sig->n != a->n)
-        return false;
-    for (size_t i = 0; i < a->n; i++) {
-        const fan_array *x = a->in[i];
-        int ndim = x ? x->ndim : 0;
-        if (w[0] != (x ? (int64_t)x->dtype : -1) || w[1] != ndim)
-            return false;
-        w += 2;
-        for (int k = 0; k < ndim; k++, w += 2)
-            if (w[0] != x->shape[k] || w[1] != x->strides[k])
-                return false;
-    }
-    return true;
 }
 
 /* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an older one made
@@ -120,15 +103,17 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, f
                                  fan_error *err)
 {
     size_t n = 0;
-    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next)
-        if (signature_matches(*at, a)) {
-            fan_tree_signature *sig = *at;
-            *at = sig->next;
-            sig->next = f->signatures;
-            f->signatures = *out = sig;
-            return FAN_OK;
-        }
     FAN_TRY(signature_write(f->tree, a, &n, err));
+    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next) {
+        fan_tree_signature *sig = *at;
+        if (sig->key != a->key || sig->n != a->n || sig->nwords != n ||
+            (n && memcmp(sig->words, f->tree->words, n * sizeof *sig->words) != 0))
+            continue;
+        *at = sig->next;
+        sig->next = f->signatures;
+        f->signatures = *out = sig;
+        return FAN_OK;
+    }
     FAN_TRY(signature_new(f, a, n, out, err));
     *evicted = f->nsignatures > FAN_TREE_SIGNATURES;
     if (*evicted)
@@ -304,13 +289,13 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
                    plan->demote ? "; it keeps moving, and is copied from now on" : "");
 }
 
-/* warn_once: warns the function's owner, once for each kind of warning. */
-static void warn_once(const fan_tree_run *r, fan_tree_warning what, const char *text)
+/* warn: warns the function's owner, once for each kind of warning (0: each time). */
+static void warn(const fan_tree_run *r, unsigned what, const char *text)
 {
     char message[512];
-    if (!r->args->body.warn || r->function->warned & (unsigned)what)
+    if (!r->args->body.warn || r->function->warned & what)
         return;
-    r->function->warned |= (unsigned)what;
+    r->function->warned |= what;
     snprintf(message, sizeof message, "%s %s", r->function->name, text);
     r->args->body.warn(r->args->body.ctx, message);
 }
@@ -320,30 +305,26 @@ static void warn_of_plan(const fan_tree_run *r, const fan_tree_plan *plan, const
 {
     char text[FAN_TREE_REASON + 64];
     snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
-    if (plan->warn_writes && r->args->body.warn) {
-        char message[512];
-        snprintf(message, sizeof message, "%s %s", r->function->name, text);
-        r->args->body.warn(r->args->body.ctx, message);
-    } else if (plan->outcome == FAN_TREE_EAGER && o->rules & FAN_T(7)) {
-        warn_once(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES,
-                  text);
-    }
+    if (plan->warn_writes)
+        warn(r, 0, text);
+    else if (plan->outcome == FAN_TREE_EAGER && o->rules & FAN_T(7))
+        warn(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES, text);
     if (plan->warn_repeats)
-        warn_once(r, FAN_TREE_WARN_REPEATS,
-                  "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
-                  "anew: end the step, delete outputs, or copy them with keep=True");
+        warn(r, FAN_TREE_WARN_REPEATS,
+             "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
+             "anew: end the step, delete outputs, or copy them with keep=True");
     if (plan->demote) {
         snprintf(text, sizeof text,
                  "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
                  "or give the operand the role copy",
                  p->which, r->tree->options.limit);
-        warn_once(r, FAN_TREE_WARN_DEMOTED, text);
+        warn(r, FAN_TREE_WARN_DEMOTED, text);
     }
     if (r->evicted)
-        warn_once(r, FAN_TREE_WARN_SIGNATURES,
-                  "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
-                  "of the "
-                  "least recently used one: pad to fewer shapes, and pass what changes as an array");
+        warn(r, FAN_TREE_WARN_SIGNATURES,
+             "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
+             "of the "
+             "least recently used one: pad to fewer shapes, and pass what changes as an array");
 }
 
 /* ---- a call ---- */
@@ -513,7 +494,7 @@ static fan_status run_without_room(fan_tree_run *r, fan_tree_report *o, fan_erro
              "delete outputs earlier",
              r->signature->full);
     FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
-    warn_once(r, FAN_TREE_WARN_ROOM, reason);
+    warn(r, FAN_TREE_WARN_ROOM, reason);
     return FAN_OK;
 }
 

@@ -42,6 +42,7 @@ typedef struct fan_tree_result {
     int form;
 } fan_tree_result;
 
+void fan_tree_result_clear(fan_tree_result *r); /* drops the arrays; their room stays */
 void fan_tree_result_fini(fan_tree_result *r);
 
 /* The frontend's functions of a call. run: the function, with in[i] (NULL: the caller's argument) as the i-th operand;

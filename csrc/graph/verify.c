@@ -117,8 +117,7 @@ static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
     fan_status status = r->args->body.run(r->args->body.ctx, r->args->in, &v->made, err);
     if (status == FAN_OK)
         status = read_function(r, v, err);
-    while (v->made.n > 0)
-        fan_array_drop(v->made.at[--v->made.n]);
+    fan_tree_result_clear(&v->made);
     fan_status back = put_back_operands(r, v, status == FAN_OK ? err : NULL);
     r->entered = false; /* the replay must wait for all this */
     return status == FAN_OK ? back : status;

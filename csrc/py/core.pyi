@@ -1229,6 +1229,69 @@ def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array:
 def cpu_wants_handles() -> bool:
     """Whether this thread is in a function of a graph tree on the CPU."""
 
+# Recorded steps of fanin.tape: a capsule with the work of the CPU on this thread from recording_begin to recording_end.
+
+_Arrays = tuple[NDArray, ...]
+_Grads = tuple[NDArray | None, ...]
+_Bound = tuple[_Arrays, _Arrays, _Grads]
+_Writes = tuple[tuple[NDArray, str], ...]
+
+def recording_new() -> object: ...
+def recording_begin(recording: object, /) -> None: ...
+def recording_end(recording: object, /) -> None:
+    """Raises CaptureError if something could not be recorded."""
+
+def recording_counts(recording: object, /) -> tuple[int, int, int]:
+    """(kernels, bytes of its memory, arrays in it that have references)."""
+
+def recording_lock(arrays: list[NDArray], locks: bool, /) -> None:
+    """Only kernels may write into the arrays, until they are unlocked as often."""
+
+def recording_operand(recording: object, array: NDArray, /) -> bool:
+    """Declare an array that kernels may read and write, which the caller holds. Whether it could be written before it
+    was locked.
+    """
+
+def recording_knows(recording: object, array: NDArray, /) -> bool:
+    """Whether a kernel may use it."""
+
+def recording_empty(like: NDArray, /) -> NDArray:
+    """A new array in the memory of this thread's recording, with the dtype, shape and strides of `like`."""
+
+def recording_view(recording: object, array: NDArray, /) -> NDArray:
+    """Another view of the array, which does not keep its memory from being reused."""
+
+def recording_launch(
+    recording: object, calls: list[object], fn: Callable[..., object], name: str, reads: tuple[object, ...],
+    writes: tuple[object, ...], /
+) -> None:  # fmt: skip
+    """Call fn(*reads, *writes), now and in each replay; the call is appended to `calls`."""
+
+def recording_writes(recording: object, array: NDArray, /) -> str | None:
+    """The name of the first kernel that writes into an array, or None."""
+
+def recording_fits(
+    recording: object, bound: _Bound, copied: _Arrays, static: _Arrays,
+    grads: _Grads, /
+) -> bool:  # fmt: skip
+    """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones, three such tuples of views,
+    and, unless they are copied, their addresses.
+    """
+
+def recording_overlaps(writes: _Writes, copied: _Arrays, grads: _Grads, /) -> tuple[int, str | int] | None:
+    """None, or (index of a copied array, name of the kernel that writes into its memory, or index of a gradient that
+    shares it). `writes`: operands, each with a kernel that writes into it.
+    """
+
+def recording_replay(
+    recording: object, bound: _Bound, writes: _Writes,
+    copied: _Arrays, grads: _Grads, /
+) -> tuple[int, str | int] | None:  # fmt: skip
+    """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
+    `recording_overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
+    bytes that are NaN as floats.
+    """
+
 # ---------------------------------------------------------------- the simulated machine
 
 @disjoint_base
@@ -1550,59 +1613,6 @@ def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[i
 
 def address(a: NDArray, /) -> int:
     """The address of the first element of an ndarray."""
-
-# ---------------------------------------------------------------- recorded steps
-
-@final
-class Recording:
-    """The work of the CPU on this thread from `begin` to `end`, which `replay` repeats."""
-    def __new__(cls) -> Recording: ...
-    @property
-    def kernels(self) -> int:
-        """The number of its kernels."""
-    @property
-    def bytes(self) -> int:
-        """Bytes of its memory."""
-    @property
-    def live(self) -> int:
-        """The number of arrays in its memory that have references."""
-    def begin(self) -> None:
-        """Begin to record on this thread; until `end`, only kernels may write into operands."""
-    def end(self) -> None:
-        """End the recording. Raises CaptureError if something could not be recorded."""
-    def empty(self, like: NDArray, /) -> NDArray:
-        """A new array in the recording's memory, with the dtype, shape and strides of `like`."""
-    def operand(self, array: NDArray, /) -> None:
-        """Declare an array that kernels may read and write; the recording holds it."""
-    def knows(self, array: NDArray, /) -> bool:
-        """Whether a kernel may use it."""
-    def view(self, array: NDArray, /) -> NDArray:
-        """Another view of the array, which does not keep its memory from being reused."""
-    def writes(self, array: NDArray, /) -> str | None:
-        """The name of the first kernel that writes into an array, or None."""
-    def launch(
-        self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
-    ) -> None:
-        """Call fn(*reads, *writes), now and in each replay."""
-    def bind(
-        self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
-    ) -> None:
-        """Set the arrays of its call, as tuples of views; None among grads: there was none."""
-    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
-        """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones and, unless they are
-        copied, their addresses.
-        """
-    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
-        """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
-        shares it).
-        """
-    def replay(
-        self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
-    ) -> tuple[int, str | int] | None:
-        """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
-        `overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
-        bytes that are NaN as floats.
-        """
 
 # ---------------------------------------------------------------- analysis
 

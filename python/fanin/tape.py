@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,6 @@ from fanin import _core
 from fanin._interop.protocols import DType, NDArray
 from fanin._overlap import overlaps
 from fanin._words import counted, type_of
-
-if TYPE_CHECKING:
-    from fanin._core import Recording  # of fanin.graph, without which nothing is compiled
 
 #: Whether a function of a graph tree is running; never without fanin.graph.
 _in_graph_tree: Callable[[], bool] = getattr(_core, "cpu_wants_handles", lambda: False)
@@ -101,7 +98,7 @@ class Device:
         if _in_graph_tree():
             return _core.cpu_empty(shape, np.dtype(dtype))
         made = np.empty(shape, dtype)
-        return made if _here.recording is None else _here.recording.empty(made)
+        return made if _here.recording is None else _core.recording_empty(made)
 
     def of(self, x: Array) -> Device:
         """The device on which an array lies, this one or another of its machine."""
@@ -123,7 +120,7 @@ class _Here(threading.local):
     device: Device = cpu
     name: str = "kernel"
     back: bool = False  # in the backward of an operation, which does not record itself
-    recording: Recording | None = None  # into which kernels on the CPU go as well (6)
+    recording: _Recording | None = None  # into which kernels on the CPU go as well (6)
     trace: list[Traced] | None = None  # and which they are
 
 
@@ -177,7 +174,7 @@ class Traced:
 
 
 def record(
-    recording: Recording, fn: Callable[..., object], name: str, reads: Sequence[object], writes: Sequence[object],
+    recording: _Recording, fn: Callable[..., object], name: str, reads: Sequence[object], writes: Sequence[object],
     fixed: object = None,
 ) -> None:  # fmt: skip
     """Do `fn(*reads, *writes)`, now and in each replay. `fixed`: what `fn` has besides."""
@@ -188,12 +185,12 @@ def record(
         captured = [(k, cell.cell_contents) for k, cell in cells if fixed is None]
         numbers += [f"{k}={x!r}" for k, x in captured if plain(x)]
         _here.trace.append(Traced(name, arrays, numbers))
-    recording.launch(fn, name, tuple(reads), tuple(writes))
+    _core.recording_launch(recording.core, recording.calls, fn, name, tuple(reads), tuple(writes))
 
 
 def constant(value: npt.ArrayLike) -> Array:
     """A copy of a host array while a step is recorded: an argument of the step, or numbers written in it."""
-    x, recording = np.asarray(value), cast("Recording", _here.recording)
+    x, recording = np.asarray(value), cast("_Recording", _here.recording)
     if plain(value):
         recording.operand(x)
     elif isinstance(value, np.generic):
@@ -203,7 +200,7 @@ def constant(value: npt.ArrayLike) -> Array:
             f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
             " show the values of now: pass it to the step, or make it outside"
         )
-    out = recording.empty(np.empty_like(x))  # laid out as np.array(x) is
+    out = _core.recording_empty(np.empty_like(x))  # laid out as np.array(x) is
     record(recording, copy, "copy", [x], [out], value if plain(value) else None)
     return locked(out)
 
@@ -551,7 +548,7 @@ class Op:
 
         return kernel
 
-    def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
+    def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: _Recording) -> Array:
         """The result on the CPU while a step is recorded, made by a kernel in the layout of `forward`, so that later
         operations give the same bits.
         """
@@ -562,7 +559,7 @@ class Op:
         like = np.asarray(self.compute(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
             return like
-        out = recording.empty(like)
+        out = _core.recording_empty(like)
         if isinstance(self.forward, np.ufunc):
             record(recording, self.forward, self.name, xs, [out])
             return locked(out)
@@ -983,6 +980,7 @@ Label = tuple[object, ...]  # ("argument", 0, "key")
 Key = tuple[tuple[Label, object], ...]
 Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
+Overlap = tuple[int, str | int]  # of which argument; the kernel that writes it, or the gradient that shares it
 R = TypeVar("R")  # the result of a step
 
 
@@ -1020,14 +1018,46 @@ class _Call(NamedTuple):
     grads: Grads
 
 
+class _Recording:
+    """Work of the CPU on this thread inside a `with` block, which can be replayed. In the block only kernels may write
+    into its operands.
+    """
+
+    def __init__(self) -> None:
+        self.core = _core.recording_new()
+        self.calls: list[object] = []  # of its kernels, which it holds
+        self.operands: list[NDArray] = []
+        self.writable: list[NDArray] = []  # .. those that are
+        self.knows: Callable[[NDArray], bool] = partial(_core.recording_knows, self.core)
+        self.view: Callable[[NDArray], NDArray] = partial(_core.recording_view, self.core)
+        self.writes: Callable[[NDArray], str | None] = partial(_core.recording_writes, self.core)
+
+    def operand(self, x: NDArray) -> None:
+        """Declare an array that kernels may read and write."""
+        self.operands.append(x)
+        if _core.recording_operand(self.core, x):
+            self.writable.append(x)
+
+    def __enter__(self) -> None:
+        _core.recording_begin(self.core)
+        _core.recording_lock(self.writable, True)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _core.recording_lock(self.writable, False)
+        with nullcontext() if kind is None else suppress(fanin.CaptureError):  # `kind` is more specific
+            _core.recording_end(self.core)
+
+
 @dataclass
 class _Recorded:
     """A recording, and its own memory as views that hold nothing."""
 
-    recording: Recording
+    recording: _Recording
     form: Key  # of the arguments that are no arrays
     key: Key  # of a call, to be compared with the next one in words
-    inputs: Arrays  # copied in
+    core: object  # the recording's
+    bound: tuple[Arrays, Arrays, Grads]  # copied in; static; gradients
+    overwritten: tuple[tuple[NDArray, str], ...]  # operands, each with a kernel that writes into it
     places: list[int]  # of gradients that share no memory, or share it as those of the recording do
     shared: list[int]  # which do
     renewed: list[tuple[int, NDArray | None]]  # gradients that the step leaves in another array, or takes away
@@ -1108,7 +1138,7 @@ class Compiled(Generic[R]):
             for entry in self._recorded:
                 if (
                     entry.form == form
-                    and entry.recording.fits(arrays, static, grads)
+                    and _core.recording_fits(entry.core, entry.bound, arrays, static, grads)
                     and (not entry.places or self._shares_alike(entry, static, grads))
                 ):
                     if entry.unverified:
@@ -1148,8 +1178,8 @@ class Compiled(Generic[R]):
     @property
     def stats(self) -> CompiledStats:
         """How often it was recorded and replayed, and what that takes."""
-        made = [e.recording for e in self._recorded]
-        kernels, size = sum(r.kernels for r in made), sum(r.bytes for r in made)
+        made = [_core.recording_counts(e.recording.core) for e in self._recorded]
+        kernels, size = sum(n for n, _, _ in made), sum(n for _, n, _ in made)
         return CompiledStats(len(made), self._replays, self._raw, kernels, size)
 
     def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Grads) -> bool:
@@ -1183,7 +1213,7 @@ class Compiled(Generic[R]):
     # ---- recorded
 
     def _record(self, call: _Call, key: Key) -> tuple[_Recorded, R]:
-        recording, were = _core.Recording(), _State(self, call)
+        recording, were = _Recording(), _State(self, call)
         try:
             entry = self._run(recording, call, key)
             self._check(entry, call)
@@ -1194,7 +1224,7 @@ class Compiled(Generic[R]):
             were.restore(recording.view)
             raise
 
-    def _run(self, recording: Recording, call: _Call, key: Key) -> _Recorded:
+    def _run(self, recording: _Recording, call: _Call, key: Key) -> _Recorded:
         """The step runs, and is recorded."""
         (args, kwargs, arrays, form, static, grads), before = call, _here.__dict__.copy()
         shared = _sharing(static, grads)
@@ -1202,42 +1232,48 @@ class Compiled(Generic[R]):
         places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
         for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
             recording.operand(x)
-        recording.begin()
-        _here.__dict__.update(recording=recording, trace=trace)
         try:
-            inside = [locked(_copied(recording, x)) for x in arrays]
-            own = [
-                None if g is None else recording.view(g) if i in shared else _copied(recording, g)
-                for i, g in enumerate(grads)
-            ]
-            for leaf, g in zip(self._leaves, own, strict=True):
-                leaf.grad = g
-            passed, names = _with(args, kwargs, iter(inside))
-            result = _mapped(self.step(*passed, **names), partial(_returned, recording))
-            after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
-        except BaseException as e:
-            with suppress(fanin.CaptureError):  # the pending exception is more specific
-                recording.end()
-            if isinstance(e, ValueError) and (said := _by_numpy(e)) is not e:
-                raise said from e
-            raise
+            with recording:
+                _here.__dict__.update(recording=recording, trace=trace)
+                inside = [locked(_copied(x)) for x in arrays]
+                own = [
+                    None if g is None else recording.view(g) if i in shared else _copied(g) for i, g in enumerate(grads)
+                ]
+                for leaf, g in zip(self._leaves, own, strict=True):
+                    leaf.grad = g
+                passed, names = _with(args, kwargs, iter(inside))
+                result = _mapped(self.step(*passed, **names), partial(_returned, recording))
+                after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
+        except ValueError as e:
+            if "read-only" not in str(e):
+                raise
+            raise fanin.CaptureError(
+                f"compiled: {e}: what NumPy alone writes in a step, no replay would write again: name it among the"
+                " writes of tape.update(fn, reads, writes), which have to be arrays that can be written"
+            ) from e
         finally:
             _here.__dict__.clear()
             _here.__dict__.update(before)
-        recording.end()
-        inputs = tuple([recording.view(x) for x in inside])
         first = tuple([None if g is None else recording.view(g) for g in own])
-        recording.bind(inputs, tuple([recording.view(x) for x in static]), first)
+        bound = tuple(map(recording.view, inside)), tuple(map(recording.view, static)), first
+        overwritten = tuple([(x, by) for x in recording.operands if (by := recording.writes(x)) is not None])
         each = list(enumerate(zip(first, after, strict=True)))
         renewed = [(i, now) for i, (was, now) in each if not _same(was, now)]
         written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
-        return _Recorded(recording, form, key, inputs, places, shared, renewed, written, result, trace, self.verify)
+        return _Recorded(
+            recording, form, key, recording.core, bound, overwritten, places, shared, renewed, written, result, trace,
+            self.verify,
+        )  # fmt: skip
 
     def _check(self, entry: _Recorded, call: _Call) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
         recording = entry.recording
-        self._check_apart(entry, recording.overlaps(call.arrays, call.grads))
-        for i, x in enumerate(entry.inputs):
+
+        def live() -> int:
+            return _core.recording_counts(recording.core)[2]
+
+        self._check_apart(entry, _core.recording_overlaps(entry.overwritten, call.arrays, call.grads))
+        for i, x in enumerate(entry.bound[0]):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
                     f"compiled: {by!r} writes into {_array_label(entry.key, i)}, of which the step has a copy: name it"
@@ -1245,15 +1281,15 @@ class Compiled(Generic[R]):
                 )
         for leaf in self._leaves:
             leaf.grad = None
-        if recording.live:
+        if live():
             gc.collect()
-        if recording.live:
+        if live():
             raise fanin.CaptureError(
-                f"compiled: {counted(recording.live, 'array')} of the step's own memory outlived it, which a replay"
+                f"compiled: {counted(live(), 'array')} of the step's own memory outlived it, which a replay"
                 " would overwrite: return what is wanted later, and keep nothing else"
             )
 
-    def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
+    def _check_apart(self, entry: _Recorded, found: Overlap | None) -> None:
         """Check that no argument shares memory with a written array: the plain step would read the write, a copied
         argument not.
         """
@@ -1273,7 +1309,7 @@ class Compiled(Generic[R]):
             for leaf, g in zip(self._leaves, grads, strict=True):
                 if g is not None:  # it is written, which explore must record
                     leaf.grad = g
-        self._check_apart(entry, entry.recording.replay(arrays, grads))
+        self._check_apart(entry, _core.recording_replay(entry.core, entry.bound, entry.overwritten, arrays, grads))
         self._replays += 1
         return self._finish(entry, grads)
 
@@ -1313,7 +1349,7 @@ class Compiled(Generic[R]):
 
     def _cause(self, entry: _Recorded, call: _Call) -> str:
         """Why, in words: how the step is recorded now, in a recording that is thrown away."""
-        recording, were = _core.Recording(), _State(self, call)
+        recording, were = _Recording(), _State(self, call)
         try:
             now = self._run(recording, call, entry.key).trace or []
         except Exception as e:
@@ -1510,20 +1546,10 @@ def _said(kind: object) -> str:
     return f"an array {shape} of {dtype} with strides {strides}"
 
 
-def _copied(recording: Recording, x: NDArray) -> NDArray:
-    made = recording.empty(x)
+def _copied(x: NDArray) -> NDArray:
+    made = _core.recording_empty(x)
     np.copyto(made, x)
     return made
-
-
-def _by_numpy(error: ValueError) -> BaseException:
-    """The error for an array made by NumPy alone while a step is recorded."""
-    if "read-only" not in str(error):
-        return error
-    return fanin.CaptureError(
-        f"compiled: {error}: what NumPy alone writes in a step, no replay would write again: name it among"
-        " the writes of tape.update(fn, reads, writes), which have to be arrays that can be written"
-    )
 
 
 def _dense(leaf: object, g: object) -> NDArray:
@@ -1532,7 +1558,7 @@ def _dense(leaf: object, g: object) -> NDArray:
     raise fanin.CaptureError(f"compiled: the step leaves {type_of(g)} in .grad of {leaf!r}: expected an ndarray")
 
 
-def _left(recording: Recording, leaf: object, g: object) -> NDArray:
+def _left(recording: _Recording, leaf: object, g: object) -> NDArray:
     """A view of the `.grad` that a step left, while it is recorded."""
     if not recording.knows(_dense(leaf, g)):
         raise fanin.CaptureError(
@@ -1549,7 +1575,7 @@ def _mapped(x: object, fn: Callable[[object], object]) -> object:
     return {k: _mapped(y, fn) for k, y in x.items()} if isinstance(x, dict) else fn(x)
 
 
-def _returned(recording: Recording, x: object) -> object:
+def _returned(recording: _Recording, x: object) -> object:
     """A view of a step's result, while it is recorded."""
     data = _data(x)
     if x is None:

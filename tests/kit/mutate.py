@@ -199,8 +199,7 @@ NEAR = {
     "py/engine/carry": ["engine/test_workers.py"],
     "py/graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/graph/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
-    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
+    "py/graph/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
     "py/engine/c_": ["engine/test_c_nodes.py"],
     "py/arrays/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/base/errors": ["buffer/test_interrupt.py"],

@@ -151,11 +151,10 @@ uint64_t fan_blocks_bytes(fan_blocks *b)
     return bytes;
 }
 
-void fan_blocks_poison(fan_blocks *b, bool free_only)
+void fan_blocks_poison(fan_blocks *b)
 {
     fan_mutex_lock(&b->lock);
     for (size_t i = 0; i < b->n; i++)
-        if (!free_only || !b->at[i].live)
-            memset(b->at[i].data, FAN_CPU_POISON, b->at[i].bytes);
+        memset(b->at[i].data, FAN_CPU_POISON, b->at[i].bytes);
     fan_mutex_unlock(&b->lock);
 }

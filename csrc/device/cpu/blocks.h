@@ -23,7 +23,6 @@ fan_storage *fan_blocks_storage(fan_blocks *b, size_t n);
 bool fan_blocks_have(fan_blocks *b, const void *data, size_t bytes);
 size_t fan_blocks_live(fan_blocks *b);    /* how many are in use */
 uint64_t fan_blocks_bytes(fan_blocks *b); /* of all */
-/* fan_blocks_poison: fills all of them with FAN_CPU_POISON, except those in use if `free_only`. */
-void fan_blocks_poison(fan_blocks *b, bool free_only);
+void fan_blocks_poison(fan_blocks *b);    /* fills all of them with FAN_CPU_POISON */
 
 #endif

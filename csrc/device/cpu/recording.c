@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "device/job.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 /* A kernel of the core or of a frontend. */
@@ -13,13 +14,17 @@ typedef struct kernel {
     fan_cpu_call call;
 } kernel;
 
+typedef struct operand {
+    fan_extent at;
+    bool writable;
+} operand;
+
 struct fan_recording {
     fan_blocks *blocks;
     kernel *kernels;
     size_t n, cap;
-    fan_extent *operands;
+    operand *operands; /* none: any memory is one */
     size_t operand_count, operand_cap;
-    bool knows_operands;  /* false: any memory is an operand */
     bool defers;          /* kernels do not run while it is made */
     fan_storage_make was; /* .. else: the previous allocator of the thread's memory */
     fan_error why;        /* the first reason why it is invalid; empty: valid */
@@ -55,6 +60,8 @@ void fan_recording_free(fan_recording *r)
 {
     if (!r)
         return;
+    if (here == r)
+        (void)fan_recording_end(r, NULL);
     for (size_t i = r->n; i-- > 0;)
         kernel_free(&r->kernels[i]);
     fan_free(r->kernels);
@@ -63,14 +70,13 @@ void fan_recording_free(fan_recording *r)
     fan_free(r);
 }
 
-static const char twice[] = "this thread records already: end that recording first";
-
 fan_status fan_recording_begin(fan_recording *r, fan_error *err)
 {
     if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
+        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
     here = r;
-    r->was = fan_storage_redirect(make_here);
+    if (!r->defers)
+        r->was = fan_storage_redirect(make_here);
     return FAN_OK;
 }
 
@@ -88,63 +94,58 @@ fan_status fan_recording_end(fan_recording *r, fan_error *err)
 
 /* ---- valid memory, and refusals ---- */
 
-fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, fan_error *err)
+fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, bool writable, fan_error *err)
 {
     if (fan_grow((void **)&r->operands, &r->operand_cap, r->operand_count + 1, sizeof *r->operands) < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    r->operands[r->operand_count++] = fan_extent_flat(data, bytes);
-    r->knows_operands = true;
+    r->operands[r->operand_count++] = (operand){fan_extent_flat(data, bytes), writable};
     return FAN_OK;
 }
 
-bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes)
+bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes, bool write)
 {
-    if (bytes == 0 || !r->knows_operands || FAN_FAULT(RECORDS_ANYTHING) || fan_blocks_have(r->blocks, data, bytes))
+    bool any = bytes == 0 || !r->operand_count || FAN_FAULT(RECORDS_ANYTHING);
+    if (any || fan_blocks_have(r->blocks, data, bytes))
         return true;
     for (size_t i = 0; i < r->operand_count; i++)
-        if (fan_extent_within(fan_extent_flat(data, bytes), r->operands[i]))
+        if ((!write || r->operands[i].writable) && fan_extent_within(fan_extent_flat(data, bytes), r->operands[i].at))
             return true;
     return false;
 }
 
-/* recording_refuse: makes the recording invalid, for a reason in `err`, which may be NULL. */
-static fan_status recording_refuse(fan_recording *r, fan_status status, fan_error *err)
+/* recording_refuse: makes the recording invalid, for a reason, which `err` (may be NULL) gets. */
+__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r, fan_error *err,
+                                                                         fan_status status, const char *fmt, ...)
 {
-    if (r->why.status == FAN_OK) {
-        r->why = err ? *err : (fan_error){.status = status};
-        r->why.status = status;
-    }
-    return status;
-}
-
-static fan_status recording_unknown(fan_recording *r, const char *name, bool write, fan_error *err)
-{
-    fan_error why = {0};
-    fan_status status =
-        fan_fail(&why, FAN_ERR_CAPTURE,
-                 "%s %s memory that is neither allocated in the recording nor an operand: a replay would use "
-                 "its contents at that time; "
-                 "compute it in the recording, or pass it as an operand",
-                 name, write ? "writes" : "reads");
-    if (err)
-        *err = why;
-    return recording_refuse(r, status, &why);
+    char text[FAN_ERROR_TEXT];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (r->why.status == FAN_OK)
+        (void)fan_fail(&r->why, status, "%s", text);
+    return fan_fail(err, status, "%s", text);
 }
 
 void fan_recording_fail(fan_recording *r, const char *why)
 {
-    fan_error err = {0};
-    (void)recording_refuse(r, fan_fail(&err, FAN_ERR_CAPTURE, "%s", why), &err);
+    (void)recording_refuse(r, NULL, FAN_ERR_CAPTURE, "%s", why);
 }
 
-/* recording_refuse_job: reports a job that cannot be recorded, and an alternative. */
-static fan_status recording_refuse_job(fan_recording *r, const char *what, const char *instead, fan_error *err)
+static fan_status recording_no_memory(fan_recording *r, fan_error *err)
 {
-    fan_error why = {0};
-    fan_status status = fan_fail(&why, FAN_ERR_CAPTURE, "%s cannot be recorded: %s", what, instead);
-    if (err)
-        *err = why;
-    return recording_refuse(r, status, &why);
+    return recording_refuse(r, err, FAN_ERR_NOMEM, "out of memory");
+}
+
+static fan_status check_access(fan_recording *r, const char *name, fan_cpu_access access, fan_error *err)
+{
+    return fan_recording_knows(r, access.data, access.bytes, false)
+               ? FAN_OK
+               : recording_refuse(r, err, FAN_ERR_CAPTURE,
+                                  "%s %s memory that is neither allocated in the recording nor an operand: a replay "
+                                  "would use its contents at that time; compute it in the recording, or pass it as an "
+                                  "operand",
+                                  name, access.write ? "writes" : "reads");
 }
 
 /* ---- kernels ---- */
@@ -152,7 +153,7 @@ static fan_status recording_refuse_job(fan_recording *r, const char *what, const
 static fan_status recording_put(fan_recording *r, const kernel *k, fan_error *err)
 {
     if (fan_grow((void **)&r->kernels, &r->cap, r->n + 1, sizeof *r->kernels) < 0)
-        return recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+        return recording_no_memory(r, err);
     r->kernels[r->n++] = *k;
     return FAN_OK;
 }
@@ -161,12 +162,11 @@ fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_er
 {
     kernel k = {.call = *call};
     fan_cpu_access *copies = fan_alloc(call->n * sizeof *copies);
-    fan_status status = copies ? FAN_OK : recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+    fan_status status = copies ? FAN_OK : recording_no_memory(r, err);
     k.call.accesses = copies;
     for (size_t i = 0; i < call->n && status == FAN_OK; i++) {
         copies[i] = call->accesses[i];
-        if (!fan_recording_knows(r, copies[i].data, copies[i].bytes))
-            status = recording_unknown(r, call->name, copies[i].write, err);
+        status = check_access(r, call->name, copies[i], err);
     }
     if (status == FAN_OK)
         status = recording_put(r, &k, err);
@@ -182,26 +182,22 @@ static fan_cpu_access access_of(const fan_array *a, bool write)
     return (fan_cpu_access){a->size ? a->data + lo : a->data, (size_t)(hi - lo), write};
 }
 
-static fan_status check_array(fan_recording *r, const fan_job *job, const fan_array *a, bool write, fan_error *err)
-{
-    fan_cpu_access access = access_of(a, write);
-    return fan_recording_knows(r, access.data, access.bytes)
-               ? FAN_OK
-               : recording_unknown(r, job->label ? job->label : fan_job_word(job->kind), write, err);
-}
-
 static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err)
 {
+    const char *name = job->label ? job->label : fan_job_word(job->kind);
     if (job->kind == FAN_JOB_EXACT)
-        return recording_refuse_job(r, "an exact sum", "record with another accumulate=", err);
+        return recording_refuse(r, err, FAN_ERR_CAPTURE,
+                                "an exact sum cannot be recorded: record with another accumulate=");
     if (job->kind == FAN_JOB_SCATTER)
-        return recording_refuse_job(r, "a sum of sparse gradients", "make them dense: its size depends on their values",
-                                    err);
+        return recording_refuse(r, err, FAN_ERR_CAPTURE,
+                                "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
+                                "their values");
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return recording_refuse_job(r, "the statistics of a sum (stats=True)", "measure it outside", err);
+        return recording_refuse(r, err, FAN_ERR_CAPTURE,
+                                "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
     for (size_t i = 0; i < job->n; i++)
-        FAN_TRY(check_array(r, job, job->in[i].array, false, err));
-    return job->out ? check_array(r, job, job->out, true, err) : FAN_OK;
+        FAN_TRY(check_access(r, name, access_of(job->in[i].array, false), err));
+    return job->out ? check_access(r, name, access_of(job->out, true), err) : FAN_OK;
 }
 
 fan_status fan_recording_job(const fan_job *job, fan_error *err)
@@ -214,7 +210,7 @@ fan_status fan_recording_job(const fan_job *job, fan_error *err)
     (void)fan__pack_jobs(&p, job, 1);
     kernel k = {.job = fan_alloc(p.used)};
     if (!k.job)
-        return recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+        return recording_no_memory(r, err);
     p = (fan__packer){(char *)k.job, 0};
     (void)fan__pack_jobs(&p, job, 1);
     fan_status status = recording_put(r, &k, err);
@@ -248,13 +244,11 @@ static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
     fan_recording *r = fan_recording_new();
     if (!r)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    if (here) {
-        fan_recording_free(r);
-        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
-    }
     r->defers = true;
-    here = r;
-    return FAN_OK;
+    fan_status status = fan_recording_begin(r, err);
+    if (status != FAN_OK)
+        fan_recording_free(r);
+    return status;
 }
 
 static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
@@ -275,11 +269,7 @@ static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out
 static void cpu_abort(fan_device *d, fan_stream *origin)
 {
     (void)d, (void)origin;
-    fan_recording *r = here;
-    if (r) {
-        (void)fan_recording_end(r, NULL);
-        fan_recording_free(r);
-    }
+    fan_recording_free(here);
 }
 
 static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *err)

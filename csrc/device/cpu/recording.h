@@ -51,9 +51,9 @@ fan_status fan_recording_begin(fan_recording *r, fan_error *err);
 fan_status fan_recording_end(fan_recording *r, fan_error *err);
 /* fan_recording_operand: declares that kernels may access these bytes; until the first such call they may access any.
  * The caller keeps the memory in place. FAN_ERR_NOMEM. */
-fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, fan_error *err);
-/* fan_recording_knows: returns whether a kernel may access these bytes. */
-bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes);
+fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, bool writable, fan_error *err);
+/* fan_recording_knows: returns whether a kernel may access these bytes; `write`: whether it may write them. */
+bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes, bool write);
 /* fan_recording_call: appends a kernel, which has run, or runs next; takes ctx, also on failure. FAN_ERR_CAPTURE: it
  * accesses memory that is not allowed. */
 fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_error *err);

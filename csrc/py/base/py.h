@@ -55,7 +55,6 @@
     X(PyTypeObject, trace_type)                                                                             \
     X(PyTypeObject, target_type)                                                                            \
     X(PyTypeObject, exporter_type)                                                                          \
-    X(PyTypeObject, recording_type)                                                                         \
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
     X(PyTypeObject, leaf_type)                                                                              \
@@ -250,8 +249,8 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
-    fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec,
-    fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec;
+    fan_exporter_spec, fan_target_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
+    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec;
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

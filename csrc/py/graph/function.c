@@ -103,8 +103,7 @@ enum { FORM_NONE, FORM_ONE, FORM_TUPLE, FORM_LIST };
 
 static int result_read(body *b, PyObject *o, fan_tree_result *out)
 {
-    while (out->n > 0)
-        fan_array_drop(out->at[--out->n]);
+    fan_tree_result_clear(out);
     out->form = o == Py_None            ? FORM_NONE
                 : PyTuple_CheckExact(o) ? FORM_TUPLE
                 : PyList_CheckExact(o)  ? FORM_LIST
@@ -478,8 +477,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         else
             made = result_of(b, &result);
     }
-    while (result.n > 0)
-        fan_array_drop(result.at[--result.n]);
+    fan_tree_result_clear(&result);
     if (self->scratch.at)
         fan_tree_result_fini(&result);
     else

@@ -192,80 +192,51 @@ static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
                                  (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
 }
 
-/* A list of structs, collected without the interpreter's lock, which a body on another thread may need. */
-typedef struct structs {
-    char *all;
-    size_t n, cap;
-    bool failed;
-} structs;
-
-static void structs_add(structs *found, const void *one, size_t size)
+/* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's; takes `one`. */
+static void list_append(PyObject **list, PyObject *one)
 {
-    if (fan_grow((void **)&found->all, &found->cap, found->n + 1, size))
-        found->failed = true;
-    else
-        memcpy(found->all + found->n++ * size, one, size);
+    if (!*list || !one || PyList_Append(*list, one) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(one);
 }
 
-/* structs_list: a Python list of show(struct); frees the structs. */
-static PyObject *structs_list(structs *found, size_t size, PyObject *(*show)(const void *one))
+static void recording_show(void *ctx, const fan_tree_recording_info *s)
 {
-    PyObject *list = found->failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)found->n);
-    for (size_t i = 0; list && i < found->n; i++) {
-        PyObject *one = show(found->all + i * size);
-        if (one)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(list);
-    }
-    fan_free(found->all);
-    return list;
-}
-
-static void recording_add(void *ctx, const fan_tree_recording_info *s) { structs_add(ctx, s, sizeof *s); }
-
-static PyObject *recording_show(const void *one)
-{
-    const fan_tree_recording_info *s = one;
-    return Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
-                         (unsigned long long)s->reaches, (unsigned long long)s->replays,
-                         s->current ? Py_True : Py_False);
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    list_append(ctx, Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
+                                   (unsigned long long)s->reaches, (unsigned long long)s->replays,
+                                   s->current ? Py_True : Py_False));
+    fan_gil_leave(&gil);
 }
 
 static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    structs found = {.n = 0};
+    PyObject *list = PyList_New(0);
     Py_BEGIN_ALLOW_THREADS
-        fan_tree_visit(tree_self(o)->t, recording_add, &found);
+        fan_tree_visit(tree_self(o)->t, recording_show, &list);
     Py_END_ALLOW_THREADS
-    return structs_list(&found, sizeof(fan_tree_recording_info), recording_show);
+    return list;
 }
 
-typedef struct piece {
-    int node;
-    bool owns;
-    uint64_t lo, hi;
-} piece;
-
-static void piece_add(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
+static void piece_show(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
 {
-    structs_add(ctx, &(piece){node, owns, lo, hi}, sizeof(piece));
-}
-
-static PyObject *piece_show(const void *one)
-{
-    const piece *s = one;
-    return Py_BuildValue("(iKKO)", s->node, (unsigned long long)s->lo, (unsigned long long)s->hi,
-                         s->owns ? Py_True : Py_False);
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    list_append(
+        ctx, Py_BuildValue("(iKKO)", node, (unsigned long long)lo, (unsigned long long)hi, owns ? Py_True : Py_False));
+    fan_gil_leave(&gil);
 }
 
 static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    structs found = {.n = 0};
+    PyObject *list = PyList_New(0);
     Py_BEGIN_ALLOW_THREADS
-        fan_tree_visit_memory(tree_self(o)->t, piece_add, &found);
+        fan_tree_visit_memory(tree_self(o)->t, piece_show, &list);
     Py_END_ALLOW_THREADS
-    return structs_list(&found, sizeof(piece), piece_show);
+    return list;
 }
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))

@@ -7,7 +7,6 @@
  * Then these addresses are NULL, and the module has neither their types nor their functions. */
 #pragma weak fan_machine_spec
 #pragma weak fan_search_functions
-#pragma weak fan_recording_spec
 #pragma weak fan_graph_tree_spec
 #pragma weak fan_graph_function_spec
 #pragma weak fan_graph_step_spec
@@ -24,7 +23,6 @@
     X(fan_trace_spec, trace_type, "Trace")                           \
     X(fan_target_spec, target_type, "Target")                        \
     X(fan_exporter_spec, exporter_type, "_Exporter")                 \
-    X(fan_recording_spec, recording_type, "Recording")               \
     X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
     X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
     X(fan_graph_step_spec, graph_step_type, "GraphStep")             \
