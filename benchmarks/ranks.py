@@ -24,6 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fanin
+from fanin import _core
+from fanin.dist import layout
+from fanin.dist.layout import Layout, Leaf
+from fanin.dist.sums import Partial
 
 from .common import size_text
 from .timing import Result, at_most, cores, measure, peer, pinned
@@ -327,7 +331,7 @@ ONE, SEVERAL = 1.0, 1.5
 
 class Sum(NamedTuple):
     """What one rank does for an all-reduce, or a part of one: messages, bytes sent, bytes of gradients summed, headers
-    read; and the share of its messages and bytes that travels to other nodes.
+    read; the share of its messages and bytes that travels to other nodes; and how it sums.
     """
 
     messages: float
@@ -335,6 +339,7 @@ class Sum(NamedTuple):
     summed: float
     headers: float
     far: float = 0.0
+    work: str = "key"
 
     @property
     def level(self) -> Level:
@@ -342,26 +347,27 @@ class Sum(NamedTuple):
         return Level(*(self.far * b + (1 - self.far) * a for a, b in zip(INSIDE, BETWEEN, strict=True)))
 
 
-def flat(size: float, ranks: int, to_owner: float = ONE, summed: float = 1.0, node: int = NODE) -> Sum:
+def flat(
+    size: float, ranks: int, to_owner: float = ONE, summed: float = 1.0, node: int = NODE, work: str = "key"
+) -> Sum:
     """Every rank sends to every rank: a header, its part, the sum. `summed`: passes over the gradients."""
     part = size * (ranks - 1) / ranks
     far = max(0, ranks - node) / (ranks - 1)
-    return Sum(3 * (ranks - 1), (to_owner + 1) * part + HEADER * (ranks - 1), summed * size, ranks, far)
+    return Sum(3 * (ranks - 1), (to_owner + 1) * part + HEADER * (ranks - 1), summed * size, ranks, far, work)
 
 
-def two_levels(
-    size: float, ranks: int, to_owner: float, summed: float, node: int = NODE, several: float = SEVERAL
-) -> list[Sum]:
+def two_levels(size: float, ranks: int, to_owner: float = ONE, node: int = NODE, several: float = SEVERAL) -> list[Sum]:
     """Headers travel as in one level. The ranks of a node make a sum first, then those of one place in all nodes, which
     send each other the sizes of their messages, too; the sum comes back the same way. `several`: bytes between nodes
     for a byte of the node's exact sum.
     """
     headers = flat(0, ranks, node=node)
     nodes, share = ranks // node, size / node
+    between = (several + 1) * share * (nodes - 1) / nodes + 8 * (nodes - 1)
     return [
         headers._replace(messages=headers.messages / 3),
-        Sum(2 * (node - 1), (to_owner + 1) * (size - share), summed * size, 0),
-        Sum(3 * (nodes - 1), (several + 1) * share * (nodes - 1) / nodes + 8 * (nodes - 1), share, 0, 1.0),
+        Sum(2 * (node - 1), (to_owner + 1) * (size - share), size, 0, work="pack" if to_owner == ONE else "merge"),
+        Sum(3 * (nodes - 1), between, share, 0, 1.0, "merge"),
     ]
 
 
@@ -369,16 +375,19 @@ def sums(order: str, size: int, ranks: int, each: int) -> dict[str, list[Sum]]:
     """The parts of an all-reduce to which a rank brings `each` contributions, in one level and, if it is exact, in two:
     a fold in the order of keys has no partial sums, and one by ranks would have other bits.
     """
-    to_owner = {"key": float(each), "exact": ONE if each == 1 else SEVERAL, "rank": ONE}[order]
-    passes = each + (each > 1 and order != "key")  # a rank's own sum, and the owner's
-    made = {"flat": [flat(size, ranks, to_owner, passes)]}
+    if order == "key":
+        return {"flat": [flat(size, ranks, each, each)]}
+    several = order == "exact" and each > 1
+    to_owner = SEVERAL if several else ONE
+    own = [Sum(0, 0, each * size, 0, work="pack" if several else "rank")] if each > 1 else []
+    made = {"flat": [*own, flat(size, ranks, to_owner, work="merge" if several else order)]}
     if ranks > NODE and order == "exact":
-        made["two levels"] = two_levels(size, ranks, to_owner, passes)
+        made["two levels"] = [*own, *two_levels(size, ranks, to_owner)]
     return made
 
 
 def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Result:
-    """Milliseconds of an all-reduce of so many bytes of float32; `work`: seconds to sum a byte, for each order."""
+    """Milliseconds of an all-reduce of so many bytes of float32; `work`: seconds to sum a byte, in each way."""
     # One rank of each node uses its link.
     ring = 2 * (ranks - 1) * BETWEEN.message + 2 * size * BETWEEN.byte / NODE + each * size * work["rank"]
     rows: dict[str, Any] = {"a ring": {"min": 1e3 * ring, "median": 1e3 * ring}}
@@ -386,7 +395,7 @@ def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Resul
     for order in NAMES:
         for path, parts in sums(order, size, ranks, each).items():
             seconds = sum(
-                s.messages * s.level.message + s.sent * s.level.byte + s.summed * work[order] + s.headers * READ
+                s.messages * s.level.message + s.sent * s.level.byte + s.summed * work[s.work] + s.headers * READ
                 for s in parts
             )
             rows[f"{order}, {path}"] = {"min": 1e3 * seconds, "median": 1e3 * seconds}
@@ -402,15 +411,32 @@ def model(size: int, ranks: int, work: dict[str, float], each: int = 1) -> Resul
 
 
 def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
-    """The sums of one process that owners make, and from them the seconds to sum a byte, for each order."""
+    """The sums of one process that ranks make, and from them the seconds to sum a byte in each way."""
     size = 1 << 16 if quick else 1 << 24
     terms, out = [gradient(size // 4, k) for k in range(4)], np.empty(size // 4, "f4")
+    segment = Layout([Leaf("", (size // 4,), "float32")], 1).segments[0]
+    other = layout.Level(team=(1,), shards=((0,),))  # of another rank, which owns all elements
     fold, exact = "fanin.add_n", 'fanin.add_n, accumulate="exact"'
+    pack, merge = "an exact partial sum, packed", "packed sums, added and rounded"
+
+    def packed() -> Any:
+        return Partial(segment, [x.view(np.uint8) for x in terms]).pack(other, 0)[0]
+
+    message = packed()
+
+    def merged() -> None:
+        partial = Partial(segment)
+        partial.packed = [message] * len(terms)
+        for start, stop, window in partial.windows(0):
+            _core.window_round(window, out[start:stop], None)
+
     made = measure(
         f"sums of 4 x {size_text(size)} of float32, core {where}",
         {
             fold: lambda: fanin.add_n(terms, out=out),
             exact: lambda: fanin.add_n(terms, out=out, accumulate="exact"),
+            pack: packed,
+            merge: merged,
         },
         base=fold,
         unit="ms",
@@ -418,7 +444,7 @@ def summing(quick: bool, where: str) -> tuple[Result, dict[str, float]]:
         longest=math.inf,
     )
     each = {name: row["min"] / 1e3 / (len(terms) * size) for name, row in made["rows"].items()}
-    return made, {"key": each[fold], "exact": each[exact], "rank": each[fold]}
+    return made, {"key": each[fold], "exact": each[exact], "rank": each[fold], "pack": each[pack], "merge": each[merge]}
 
 
 def fitted(measured: list[Result], work: dict[str, float]) -> tuple[list[float], dict[str, float]]:

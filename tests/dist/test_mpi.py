@@ -255,6 +255,8 @@ if comm.rank == 1:
     with pytest.raises(KeyboardInterrupt):
         {call}
     assert "rank 1 was interrupted" in group.closed
+    [one] = group._engine.open  # the answer of rank 0 is on its way to its buffers
+    assert one.keep
     comm.send(True, 0)
 else:
     comm.recv(source=1)

@@ -284,7 +284,7 @@ def test_the_model_has_the_messages_and_bytes_that_a_sum_counts_also_between_nod
     several = packed_bytes(each * node, 512) / 2048
     parts = [ranks.flat(4 * size, n, to_owner, node=node)]
     if nodes > 1:
-        parts = ranks.two_levels(4 * size, n, to_owner, 1, node, several)
+        parts = ranks.two_levels(4 * size, n, to_owner, node, several)
     expected = [sum(s.messages for s in parts), sum(s.sent for s in parts)]
     expected += [sum(s.messages * s.far for s in parts), sum(s.sent * s.far for s in parts)]
     for c in counted(n, nodes, each, size):

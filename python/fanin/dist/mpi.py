@@ -28,17 +28,16 @@ _PROBE = 1e-3  #: seconds between two looks for such a message, and at the time 
 
 
 class _Request:
-    """Operations in progress, each with the rank at its other end; `keep`: their buffers, until they are complete."""
+    """Operations in progress, each with the rank at its other end; `keep`: their buffers.
 
-    def __init__(
-        self,
-        engine: MPIEngine,
-        requests: list[Any],
-        peers: list[int],
-        result: Callable[[], Any],
-        keep: tuple[Any, ...],
-    ) -> None:
-        self.engine, self.requests, self.peers, self.result, self.keep = engine, requests, peers, result, keep
+    The engine holds it until it is complete: after an error, too, as MPI may still write to the buffers.
+    """
+
+    def __init__(self, engine: MPIEngine, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
+        self.engine, self.result, self.keep = engine, result, keep
+        self.requests: list[Any] = []
+        self.peers: list[int] = []
+        engine.open.append(self)
 
     def wait(self, timeout: float) -> Any:
         begin = probed = time.monotonic()
@@ -52,6 +51,7 @@ class _Request:
                     time.sleep(1e-3)
                 else:  # MPI makes progress in Test alone, and another rank may need this core to answer
                     _core.yield_thread()
+        self.engine.open.remove(self)
         return self.result()
 
     def check(self, over: bool) -> None:
@@ -93,6 +93,7 @@ class MPIEngine:
         self.nodes: list[int] = comm.allgather(node.bcast(self.rank))
         node.Free()
         self._sent: list[Any] = []
+        self.open: list[_Request] = []  #: operations that are not complete
         self._gone: dict[int, str] = {}
         atexit.register(self._at_exit)
 
@@ -118,16 +119,16 @@ class MPIEngine:
         """Point to point: a rank that does not come has a name, and waits are as few as they can be. MPI's own
         collectives wait in several steps, each a change of processes where cores are fewer than ranks.
         """
-        comm, requests, peers = self._alive(), [], []
+        comm, made = self._alive(), _Request(self, result, (sends, receives))
         for step in range(1, self.size):
             to, origin = (self.rank + step) % self.size, (self.rank - step) % self.size
             if len(receives[origin]):
-                requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin, _DATA))
-                peers.append(origin)
+                made.requests.append(comm.Irecv([receives[origin], MPI.BYTE], origin, _DATA))
+                made.peers.append(origin)
             if len(sends[to]):
-                requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
-                peers.append(to)
-        return _Request(self, requests, peers, result, (sends, receives))
+                made.requests.append(comm.Isend([sends[to], MPI.BYTE], to, _DATA))
+                made.peers.append(to)
+        return made
 
     def exchange(self, data: bytes) -> _Request:
         send = np.frombuffer(data, np.uint8)
