@@ -231,6 +231,16 @@ int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the bo
 /* fan_set_error: PyErr_Format that returns -1. */
 int fan_set_error(PyObject *type, const char *fmt, ...);
 
+/* FAN_DEALLOC: tp_dealloc: the statement ends what `o` has. */
+#define FAN_DEALLOC(name, statement)     \
+    static void name(PyObject *o)        \
+    {                                    \
+        PyTypeObject *type = Py_TYPE(o); \
+        statement;                       \
+        type->tp_free(o);                \
+        Py_DECREF(type);                 \
+    }
+
 /* dtype.c (numpy <-> fan): */
 /* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
  * reference; TypeError for a dtype of ml_dtypes that the caller has not imported. */

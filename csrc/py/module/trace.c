@@ -26,13 +26,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
     return (PyObject *)self;
 }
 
-static void trace_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    fan_trace_free(trace_of(o));
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(trace_dealloc, fan_trace_free(trace_of(o)))
 
 static PyObject *trace_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
