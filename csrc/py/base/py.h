@@ -94,7 +94,7 @@
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
     X(PyObject, zero)        /* the int 0 */                                                                \
-    X(PyObject, site_cache)
+    X(PyObject, site_name)   /* fanin._words.site_name (fan_lazy) */
 
 #define FAN_FREELIST 8
 #define FAN_CALL_SITES 64

@@ -1,6 +1,7 @@
 /* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
 #include "py/base/args.h"
 #include "py/base/handles.h"
+#include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 
 #include "device/cuda/driver.h"
@@ -109,36 +110,26 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
     PyArrayObject *from = (PyArrayObject *)values[1];
     fan_device *d = NULL;
     bool empty = values[2] == Py_True;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     fan_array *init = NULL, *a = NULL;
     fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
+    fan_status status;
     if (fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
-        fan_device_drop(d);
-        return PyErr_Format(PyExc_ValueError,
-                            "device_array: expected a device with streams and an array of numbers, got %R and dtype %R",
-                            where, PyArray_DESCR(from));
-    }
-    for (int i = 0; i < PyArray_NDIM(from); i++) {
-        shape[i] = PyArray_DIM(from, i);
-        strides[i] = PyArray_STRIDE(from, i);
-    }
-    fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
-    if (st)
-        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    Py_BEGIN_ALLOW_THREADS
-        if (status == FAN_OK)
+        PyErr_Format(PyExc_ValueError,
+                     "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where,
+                     PyArray_DESCR(from));
+    } else if (fan_view_ndarray(from, dtype, false, &init) == 0) {
+        Py_BEGIN_ALLOW_THREADS
             status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
-        if (status == FAN_OK && !empty)
-            status = fill(d, a, init, &err);
-    Py_END_ALLOW_THREADS
-    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+            if (status == FAN_OK && !empty)
+                status = fill(d, a, init, &err);
+        Py_END_ALLOW_THREADS
+        made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    }
     fan_array_drop(a);
     fan_array_drop(init);
-    fan_storage_drop(st);
     fan_device_drop(d);
     return made;
 }
