@@ -213,10 +213,7 @@ static PyObject *array_getattr(PyObject *o, PyObject *name)
         PyUnicode_READ_CHAR(name, 0) == '_')
         return made;
     PyErr_Clear();
-    PyObject *module = PyImport_ImportModule("fanin.graph.cpu_arrays");
-    made = module ? PyObject_CallMethod(module, "method", "OO", o, name) : NULL;
-    Py_XDECREF(module);
-    return made;
+    return fan_call("fanin.graph.cpu_arrays", "method", "(OO)", o, name);
 }
 
 static PyMemberDef members[] = {

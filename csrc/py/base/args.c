@@ -12,16 +12,13 @@
  * position, and `given`, which is taken. */
 static int refuse(const fan_decl *d, const char *words, PyObject *given)
 {
-    PyObject *names = PyTuple_New(d->n), *module = names && given ? PyImport_ImportModule("fanin._words") : NULL;
+    PyObject *names = PyTuple_New(d->n), *text = NULL;
     for (Py_ssize_t i = 0; names && i < d->n; i++)
         PyTuple_SET_ITEM(names, i, PyUnicode_FromString(d->names[i]));
-    PyObject *text = module && !PyErr_Occurred()
-                         ? PyObject_CallMethod(module, words, "sOiO", d->call, names, (int)d->by_place, given)
-                         : NULL;
-    if (text)
+    if (!PyErr_Occurred() &&
+        (text = fan_call("fanin._words", words, "(sOiO)", d->call, names, (int)d->by_place, given)))
         PyErr_SetObject(PyExc_TypeError, text);
     Py_XDECREF(text);
-    Py_XDECREF(module);
     Py_XDECREF(names);
     Py_XDECREF(given);
     return -1;

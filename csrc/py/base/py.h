@@ -133,6 +133,8 @@ void fan_state_unlink(fan_state *st);
 PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
+/* fan_call: calls module.<name> with a tuple, as Py_BuildValue formats it; new reference; NULL with an exception. */
+PyObject *fan_call(const char *module, const char *name, const char *format, ...);
 
 /* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {

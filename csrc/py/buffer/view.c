@@ -75,12 +75,8 @@ static PyObject *view_of(const char *buffer, size_t slot, PyObject *name, const 
 PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
                         const fan_item_view *items)
 {
-    PyObject *view = view_of(buffer, slot, name, v, items),
-             *module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL,
-             *text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
-    Py_XDECREF(module);
-    Py_XDECREF(view);
-    return text;
+    PyObject *view = view_of(buffer, slot, name, v, items);
+    return view ? fan_call("fanin._trace.explain", "explain", "(N)", view) : NULL;
 }
 
 PyObject *fan_buffer_explain(PyObject *o, PyObject *which)

@@ -158,9 +158,7 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
     Py_buffer code;
     fan_status status;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
-    if (module)
-        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, err->text);
+    PyObject *made = fan_call("fanin._kernels", "image", "(siis)", api->path, api->version, compute, err->text);
     if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
         status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
         PyBuffer_Release(&code);
@@ -168,7 +166,6 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
         status = fan_from_python(err);
     }
     Py_XDECREF(made);
-    Py_XDECREF(module);
     PyGILState_Release(gil);
     return status;
 }

@@ -15,13 +15,9 @@ enum { CONTEXT, MACHINE, TRACES, PARTS };
 /* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
 static PyObject *rings_beside(void)
 {
-    PyObject *module, *rings;
     if (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on())
         Py_RETURN_NONE;
-    module = PyImport_ImportModule("fanin._trace.recording");
-    rings = module ? PyObject_CallMethod(module, "beside", NULL) : NULL;
-    Py_XDECREF(module);
-    return rings;
+    return fan_call("fanin._trace.recording", "beside", "()");
 }
 
 static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
