@@ -188,19 +188,13 @@ static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 {
-    PyObject *list = PyList_New(0), *made = NULL;
+    PyObject *list = PyList_New(0);
     fan_stream *user;
     for (size_t i = 0; list && (user = fan_memory_user(fan_array_self(o)->a->storage, i)); i++) {
-        PyObject *s = fan_stream_wrap(user);
-        if (!s || PyList_Append(list, s) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(s);
+        fan_list_add(&list, fan_stream_wrap(user));
         fan_stream_drop(user);
     }
-    if (list)
-        made = PyList_AsTuple(list);
-    Py_XDECREF(list);
-    return made;
+    return fan_tuple_of(list);
 }
 
 #include "py/declared/Array.h"

@@ -243,6 +243,21 @@ int fan_set_error(PyObject *type, const char *fmt, ...);
         Py_DECREF(type);                 \
     }
 
+/* fan_list_add: appends an item, whose reference it takes; without an item or room *list becomes NULL. */
+static inline void fan_list_add(PyObject **list, PyObject *item)
+{
+    if (!item || PyList_Append(*list, item) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(item);
+}
+/* fan_tuple_of: the tuple of a list, which it takes; NULL of NULL. */
+static inline PyObject *fan_tuple_of(PyObject *list)
+{
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
+
 /* dtype.c (numpy <-> fan): */
 /* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
  * reference; TypeError for a dtype of ml_dtypes that the caller has not imported. */

@@ -42,14 +42,9 @@ fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_it
 
 static PyObject *list_of_items(const fan_item_view *items, size_t n)
 {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *item = view_of_item(&items[i]);
-        if (!item)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
-    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < n; i++)
+        fan_list_add(&list, view_of_item(&items[i]));
     return list;
 }
 

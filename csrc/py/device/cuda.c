@@ -1,7 +1,6 @@
 /* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
 #include "py/base/args.h"
 #include "py/base/handles.h"
-#include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 
 #include "device/cuda/driver.h"
@@ -50,10 +49,7 @@ static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
         fan_error err = {0};
         if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
             snprintf(text, sizeof text, "%.250s", err.text);
-        PyObject *one = PyUnicode_FromString(text);
-        if (!one || PyList_Append(devices, one) < 0)
-            Py_CLEAR(devices);
-        Py_XDECREF(one);
+        fan_list_add(&devices, PyUnicode_FromString(text));
     }
     for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
         if (!api->has[i]) {
@@ -84,53 +80,6 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
         return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
-    return made;
-}
-
-/* fill: `init`'s values onto the device, and there when the call returns. */
-static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
-{
-    fan_operand from = {.array = init, .acc = init->dtype};
-    fan_stream *s = d->backend->current(d);
-    if (!s)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_status status =
-        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
-    if (status == FAN_OK)
-        status = fan_stream_sync(s, err);
-    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
-        (void)fan_memory_record_stream(a->storage, s, NULL);
-    fan_stream_drop(s);
-    return status;
-}
-
-static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *values)
-{
-    PyObject *where = values[0], *made = NULL;
-    PyArrayObject *from = (PyArrayObject *)values[1];
-    fan_device *d = NULL;
-    bool empty = values[2] == Py_True;
-    fan_array *init = NULL, *a = NULL;
-    fan_error err = {0};
-    fan_status status;
-    if (fan_device_arg(where, &d) < 0)
-        return NULL;
-    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError,
-                     "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where,
-                     PyArray_DESCR(from));
-    } else if (fan_view_ndarray(from, dtype, false, &init) == 0) {
-        Py_BEGIN_ALLOW_THREADS
-            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
-            if (status == FAN_OK && !empty)
-                status = fill(d, a, init, &err);
-        Py_END_ALLOW_THREADS
-        made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
-    }
-    fan_array_drop(a);
-    fan_array_drop(init);
-    fan_device_drop(d);
     return made;
 }
 

@@ -389,9 +389,8 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
     size_t at = 0;
     fan_status status = FAN_ERR_EXTERN;
     for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
-        if (PyList_Append(list, (PyObject *)fan_node_object(n)) < 0)
-            Py_CLEAR(list);
-    ready = list ? PyList_AsTuple(list) : NULL;
+        fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
+    ready = fan_tuple_of(list);
     one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
     at = 0;
     for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++)
@@ -404,7 +403,6 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
                      one);
     Py_XDECREF(one);
     Py_XDECREF(ready);
-    Py_XDECREF(list);
     return status == FAN_OK ? FAN_OK : fan_from_python(err);
 }
 

@@ -383,18 +383,13 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     size_t n = 0;
     fan_error err = {0};
     fan_status status = fan_sim_listed(sim_of(o), &all, &n, &err);
-    PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *s = fan_stream_wrap(all[i]);
-        if (!s)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
-    }
+    PyObject *made = status == FAN_OK ? PyList_New(0) : fan_raise(status, &err);
+    for (size_t i = 0; made && i < n; i++)
+        fan_list_add(&made, fan_stream_wrap(all[i]));
     while (n > 0)
         fan_stream_drop(all[--n]);
     fan_free(all);
-    return made;
+    return fan_tuple_of(made);
 }
 
 static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
