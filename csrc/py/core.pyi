@@ -1193,9 +1193,6 @@ def cuda_holding(address: int, /) -> int:
 def cuda_use(path: str | None, /) -> None:
     """Use this CUDA driver from now on; None: the system's. It is opened at its first use."""
 
-def device_array(device: str, array: NDArray, empty: bool, /) -> Array:
-    """A new array like an ndarray on a device with streams, with its values unless `empty`."""
-
 class _CudaInfo(TypedDict, total=False):
     why: str
     code: int
@@ -1528,6 +1525,9 @@ FROM_SPARSE: Final[int]
 FROM_FOREIGN: Final[int]
 
 # exchange.c
+def device_array(device: str, array: NDArray, empty: bool, /) -> Array:
+    """A new array like an ndarray on a device with streams, with its values unless `empty`."""
+
 def table_known(table: object, origin: int, /) -> bool:
     """Allocate sums of this origin by this exchange table from now on (None: by the core); return whether the
     table is known.

@@ -9,10 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, final, overload
 from weakref import ReferenceType
 
+from ._core import InputBuffer
+from ._interop.protocols import DTypeLike
 from ._words import type_of
+from .slots import Slot
 
 if TYPE_CHECKING:
-    from ._core import Edge, Leaf, Node
+    from ._core import Edge, Leaf, Node, Stream
 
 MOST_NOTES = 16
 
@@ -81,6 +84,23 @@ class HookHandle:
     ) -> Literal[False]:
         self.remove()
         return False
+
+
+def slot_like(like: object) -> Slot:
+    """What Leaf(like=) declares."""
+    if type(like) is Slot:
+        return like
+    if isinstance(like, tuple) and len(like) == 3:
+        return Slot(*like)
+    raise TypeError(f"like: expected a tuple (shape, dtype, device) or a fanin.Slot, got {like!r}")
+
+
+def wide(
+    shape: tuple[int, ...], dtype: str, device: str, accumulate: DTypeLike, stream: Stream | None
+) -> tuple[InputBuffer, list[Slot]]:
+    """The buffer of Leaf(accumulate=dtype), which sums over passes, and its declarations."""
+    slots = [Slot(shape, dtype, device, accumulate)]
+    return InputBuffer(slots, stream=stream), slots
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
+#: Folders and files of the package that run as programs of their own: the user's code, in messages.
+PROGRAMS = ("cli", "demo", "testing", "conformance", "__main__")
+#: Arguments of other libraries, and ours of the same meaning.
+ELSEWHERE = {"retain_graph": "keep_graph"}
 S_RULES = 22  # the first bits of a set of rules are S, the rest A
 
 
@@ -42,3 +49,41 @@ def size(n: float) -> str:
         if n >= unit:
             return f"{n / unit:.4g} {name}"
     return f"{n:.0f} B"
+
+
+@functools.cache
+def site_name(path: str) -> str:
+    """The short name by which messages cite a file of code; "" for plumbing: fanin itself and frozen modules."""
+    home = os.path.dirname(__file__) + "/"
+    if path.startswith("<frozen ") or (path.startswith(home) and not path[len(home) :].startswith(PROGRAMS)):
+        return ""
+    return path.rpartition("/")[2] or path
+
+
+def changes(a: str, b: str) -> int:
+    """How many letters must be changed, added or removed to make b of a."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, row = row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(above[j - 1] if x == y else 1 + min(above[j - 1], above[j], row[-1]))
+    return row[-1]
+
+
+def unknown_argument(call: str, names: tuple[str, ...], by_place: int, name: str) -> str:
+    """The message for an argument that a call of the core does not have, with a name near it."""
+    near = ELSEWHERE.get(name)
+    if near not in names:
+        least, near = min(((changes(name, one), one) for one in names), key=lambda pair: pair[0], default=(99, ""))
+        if not name or len(name) > 31 or least >= (2 if len(name) < 4 else 3):
+            near = None
+    return f"{call}() has no argument '{name}'" + (f": did you mean '{near}'?" if near else "")
+
+
+def too_many_arguments(call: str, names: tuple[str, ...], by_place: int, given: int) -> str:
+    """The message for more arguments by position than a call of the core takes."""
+    if not by_place:
+        return f"{call}() takes {'arguments by name only' if names else 'no arguments'}, got {given} by position"
+    first = " and ".join(filter(None, [", ".join(names[: by_place - 1]), names[by_place - 1]]))
+    rest = ", and the rest by name" if len(names) > by_place else ""
+    return f"{call}() takes {first} by position{rest}; got {given} by position"

@@ -34,14 +34,9 @@ static PyObject *root_of(const fanin_root *given)
 
 static PyObject *roots_of(const fanin_root *roots, size_t n)
 {
-    PyObject *all = PyTuple_New((Py_ssize_t)n);
-    for (size_t i = 0; all && i < n; i++) { /* each is as long as its author's version had it */
-        PyObject *one = root_of((const void *)((const char *)roots + i * roots->struct_size));
-        if (one)
-            PyTuple_SET_ITEM(all, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(all);
-    }
+    PyObject *all = PyList_New(0);
+    for (size_t i = 0; all && i < n; i++) /* each is as long as its author's version had it */
+        fan_list_add(&all, root_of((const void *)((const char *)roots + i * roots->struct_size)));
     return all;
 }
 
@@ -49,15 +44,10 @@ static PyObject *inputs_of(const fanin_pass_options *o)
 {
     if (!o->inputs)
         return Py_NewRef(Py_None);
-    PyObject *all = PyTuple_New((Py_ssize_t)o->ninputs);
-    for (size_t i = 0; all && i < o->ninputs; i++) {
-        PyObject *one = Py_BuildValue("(OI)", o->inputs[i].next ? (PyObject *)o->inputs[i].next : Py_None,
-                                      (unsigned)o->inputs[i].slot);
-        if (one)
-            PyTuple_SET_ITEM(all, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(all);
-    }
+    PyObject *all = PyList_New(0);
+    for (size_t i = 0; all && i < o->ninputs; i++)
+        fan_list_add(&all, Py_BuildValue("(OI)", o->inputs[i].next ? (PyObject *)o->inputs[i].next : Py_None,
+                                         (unsigned)o->inputs[i].slot));
     return all;
 }
 

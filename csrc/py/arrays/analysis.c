@@ -31,20 +31,12 @@ static PyObject *layout_places(PyObject *capsule)
 {
     const recorded *self = layout_of(capsule);
     size_t n = self->was.n;
-    PyObject *components = PyTuple_New((Py_ssize_t)n), *offsets = PyTuple_New((Py_ssize_t)n), *made = NULL;
-    bool good = components && offsets;
-    for (size_t i = 0; good && i < n; i++) {
-        PyObject *component = PyLong_FromSize_t(fan_layout_component(self->l, i));
-        PyObject *offset = PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i));
-        good = component && offset;
-        PyTuple_SET_ITEM(components, (Py_ssize_t)i, component);
-        PyTuple_SET_ITEM(offsets, (Py_ssize_t)i, offset);
+    PyObject *components = PyList_New(0), *offsets = PyList_New(0);
+    for (size_t i = 0; components && offsets && i < n; i++) {
+        fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->l, i)));
+        fan_list_add(&offsets, PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i)));
     }
-    if (good)
-        made = PyTuple_Pack(3, capsule, components, offsets);
-    Py_XDECREF(components);
-    Py_XDECREF(offsets);
-    return made;
+    return Py_BuildValue("(ONN)", capsule, fan_tuple_of(components), fan_tuple_of(offsets));
 }
 
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -202,15 +194,6 @@ static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *ca
                          (Py_ssize_t)self->was.n - 1);
 }
 
-/* append_index: 0, or -1 with an exception. */
-static int append_index(PyObject *list, Py_ssize_t i)
-{
-    PyObject *x = PyLong_FromSsize_t(i);
-    int result = x ? PyList_Append(list, x) : -1;
-    Py_XDECREF(x);
-    return result;
-}
-
 static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     PyObject *which = a[1], *numbers = NULL, *found;
@@ -232,8 +215,8 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *
         bool changed = fan_snapshot_changed(self->s, (size_t)i);
         if (left)
             PyEval_RestoreThread(left);
-        if (changed && append_index(found, i) < 0)
-            Py_CLEAR(found);
+        if (changed)
+            fan_list_add(&found, PyLong_FromSsize_t(i));
     }
     Py_XDECREF(numbers);
     return found;
@@ -281,8 +264,8 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
     found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
         const fan_layout_item *was = &self->was.items[i], *is = &now.items[i];
-        if ((!is_there(&is->region, &was->region) || is->dtype != was->dtype) && append_index(found, (Py_ssize_t)i) < 0)
-            Py_CLEAR(found);
+        if (!is_there(&is->region, &was->region) || is->dtype != was->dtype)
+            fan_list_add(&found, PyLong_FromSize_t(i));
     }
     fan_regions_fini(&now);
     return found;

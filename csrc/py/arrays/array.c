@@ -81,48 +81,34 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_array_object *self = fan_array_self(o);
     fan_array *a = self->a, *dst = NULL;
-    fan_storage *st = NULL;
-    npy_intp dims[FAN_MAX_NDIM];
-    int64_t strides[FAN_MAX_NDIM];
     fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
+    fan_status status;
     fan_stream *s;
     if (array_on_cpu(o) && fan_recording_here())
         return fan_raise(FAN_ERR_CAPTURE, &reads);
     PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
-    PyObject *made;
     if (!descr)
         return NULL;
-    for (int i = 0; i < a->ndim; i++)
-        dims[i] = (npy_intp)a->shape[i];
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, NULL, NULL, 0, NULL);
-    if (!made)
+    PyObject *made =
+        PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape, NULL, NULL, 0, NULL);
+    if (!made || fan_view_ndarray((PyArrayObject *)made, a->dtype, true, &dst) < 0) {
+        Py_XDECREF(made);
         return NULL;
-    for (int i = 0; i < a->ndim; i++)
-        strides[i] = PyArray_STRIDE((PyArrayObject *)made, i);
-    st = fan_storage_wrap(PyArray_DATA((PyArrayObject *)made), (size_t)PyArray_NBYTES((PyArrayObject *)made), NULL,
-                          NULL);
-    if (st)
-        status = fan_array_view(st, PyArray_BYTES((PyArrayObject *)made), a->dtype, a->ndim, a->shape, strides, true,
-                                &dst, &err);
-    if (status == FAN_OK) {
-        Py_BEGIN_ALLOW_THREADS
-            s = fan_stream_current(self->d);
-            status = s || array_on_cpu(o) ? FAN_OK : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-            if (status == FAN_OK && self->d->backend->use)
-                status = self->d->backend->use(self->d, a, "read", false, &err);
-            if (status == FAN_OK)
-                status = self->d->backend->read(s, dst, a, &err);
-            fan_stream_drop(s);
-        Py_END_ALLOW_THREADS
     }
+    Py_BEGIN_ALLOW_THREADS
+        s = fan_stream_current(self->d);
+        status = s || array_on_cpu(o) ? FAN_OK : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (status == FAN_OK && self->d->backend->use)
+            status = self->d->backend->use(self->d, a, "read", false, &err);
+        if (status == FAN_OK)
+            status = self->d->backend->read(s, dst, a, &err);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
     fan_array_drop(dst);
-    fan_storage_drop(st);
-    if (status != FAN_OK) {
-        Py_DECREF(made);
-        return fan_raise(status, &err);
-    }
-    return made;
+    if (status == FAN_OK)
+        return made;
+    Py_DECREF(made);
+    return fan_raise(status, &err);
 }
 
 static PyObject *array_record_stream(PyObject *o, PyObject *arg)
@@ -202,19 +188,13 @@ static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 {
-    PyObject *list = PyList_New(0), *made = NULL;
+    PyObject *list = PyList_New(0);
     fan_stream *user;
     for (size_t i = 0; list && (user = fan_memory_user(fan_array_self(o)->a->storage, i)); i++) {
-        PyObject *s = fan_stream_wrap(user);
-        if (!s || PyList_Append(list, s) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(s);
+        fan_list_add(&list, fan_stream_wrap(user));
         fan_stream_drop(user);
     }
-    if (list)
-        made = PyList_AsTuple(list);
-    Py_XDECREF(list);
-    return made;
+    return fan_tuple_of(list);
 }
 
 #include "py/declared/Array.h"
@@ -227,10 +207,7 @@ static PyObject *array_getattr(PyObject *o, PyObject *name)
         PyUnicode_READ_CHAR(name, 0) == '_')
         return made;
     PyErr_Clear();
-    PyObject *module = PyImport_ImportModule("fanin.graph.cpu_arrays");
-    made = module ? PyObject_CallMethod(module, "method", "OO", o, name) : NULL;
-    Py_XDECREF(module);
-    return made;
+    return fan_call("fanin.graph.cpu_arrays", "method", "(OO)", o, name);
 }
 
 static PyMemberDef members[] = {

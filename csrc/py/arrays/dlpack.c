@@ -1,5 +1,6 @@
 /* dlpack: DLPack's dtypes and exchange tables, and arrays of other libraries by DLPack or by address. */
 #include "py/arrays/dlpack.h"
+#include "py/arrays/arrays.h"
 
 #include "base/mem.h"
 
@@ -339,18 +340,7 @@ int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64
     return result;
 }
 
-static void release_owner(void *owner)
-{
-    fan_gil gil;
-    if (!fan_gil_enter(&gil))
-        return;
-    PyObject *live = fan_exception_take();
-    Py_DECREF((PyObject *)owner);
-    fan_exception_put(live);
-    fan_gil_leave(&gil);
-}
-
-static void release_host_owner(fan_storage *s) { release_owner(s->ctx); }
+static void release_host_owner(fan_storage *s) { fan_object_drop(s->ctx); }
 
 int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                      bool writable, PyObject *owner, fan_device *d, fan_array **out)
@@ -369,7 +359,7 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
         fan_dense_strides(ndim, shape, fan_dtype_size(dtype), NULL, dense);
         strides = dense;
     }
-    st = storage_for(d, release_host_owner, release_owner, owner);
+    st = storage_for(d, release_host_owner, fan_object_drop, owner);
     if (!st)
         return -1;
     Py_INCREF(owner);

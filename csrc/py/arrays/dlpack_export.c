@@ -373,13 +373,7 @@ PyObject *fan_exporter_new(fan_array *a)
     return (PyObject *)self;
 }
 
-static void exporter_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    fan_array_drop(((exporter *)o)->a);
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(exporter_dealloc, fan_array_drop(((exporter *)o)->a))
 
 static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
 {

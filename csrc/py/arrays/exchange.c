@@ -3,6 +3,7 @@
 #include "py/arrays/arrays.h"
 #include "py/arrays/dlpack_export.h"
 #include "py/arrays/library.h"
+#include "py/device/backends.h"
 
 /* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */
 static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kind)
@@ -50,6 +51,53 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
     st->torch_origin = (uint8_t)origin;
     st->torch_api = api;
     Py_RETURN_TRUE;
+}
+
+/* fill: `init`'s values onto the device, and there when the call returns. */
+static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
+{
+    fan_operand from = {.array = init, .acc = init->dtype};
+    fan_stream *s = d->backend->current(d);
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status =
+        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
+    if (status == FAN_OK)
+        status = fan_stream_sync(s, err);
+    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
+        (void)fan_memory_record_stream(a->storage, s, NULL);
+    fan_stream_drop(s);
+    return status;
+}
+
+static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *values)
+{
+    PyObject *where = values[0], *made = NULL;
+    PyArrayObject *from = (PyArrayObject *)values[1];
+    fan_device *d = NULL;
+    bool empty = values[2] == Py_True;
+    fan_array *init = NULL, *a = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
+    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError,
+                     "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where,
+                     PyArray_DESCR(from));
+    } else if (fan_view_ndarray(from, dtype, false, &init) == 0) {
+        Py_BEGIN_ALLOW_THREADS
+            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+            if (status == FAN_OK && !empty)
+                status = fill(d, a, init, &err);
+        Py_END_ALLOW_THREADS
+        made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    }
+    fan_array_drop(a);
+    fan_array_drop(init);
+    fan_device_drop(d);
+    return made;
 }
 
 /* ---- queries of _interop and fanin.slots ---- */

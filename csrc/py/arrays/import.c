@@ -16,26 +16,17 @@
 
 /* ---- memory ---- */
 
-static void release_object(fan_storage *s)
-{
-    fan_gil gil;
-    if (!fan_gil_enter(&gil))
-        return;
-    PyObject *live = fan_exception_take();
-    Py_DECREF((PyObject *)s->ctx);
-    fan_exception_put(live);
-    fan_gil_leave(&gil);
-}
+static void release_object(fan_storage *s) { fan_object_drop(s->ctx); }
 
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
     FAN_UNINITIALIZED fan_error err;
-    fan_status status;
-    err.text[0] = '\0';
+    fan_error_clear(&err);
     const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};
-    status = fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
-                               (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
+    fan_status status =
+        fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
+                          (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     Py_INCREF(a);

@@ -181,16 +181,7 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 }
 
 /* fan_release_library_array: an array that a library allocated for a sum. */
-void fan_release_library_array(void *ctx)
-{
-    fan_gil gil;
-    if (!fan_gil_enter(&gil))
-        return;
-    PyObject *live = fan_exception_take();
-    Py_DECREF((PyObject *)ctx);
-    fan_exception_put(live);
-    fan_gil_leave(&gil);
-}
+void fan_release_library_array(void *ctx) { fan_object_drop(ctx); }
 
 /* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,

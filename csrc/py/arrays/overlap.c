@@ -107,14 +107,10 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
         fan_raise(status, &err);
         goto done;
     }
-    numbers = PyTuple_New((Py_ssize_t)r.n);
-    for (size_t i = 0; numbers && i < r.n; i++) {
-        PyObject *label = PyLong_FromUnsignedLong(labels[i]);
-        if (label)
-            PyTuple_SET_ITEM(numbers, (Py_ssize_t)i, label);
-        else
-            Py_CLEAR(numbers);
-    }
+    numbers = PyList_New(0);
+    for (size_t i = 0; numbers && i < r.n; i++)
+        fan_list_add(&numbers, PyLong_FromUnsignedLong(labels[i]));
+    numbers = fan_tuple_of(numbers);
     capsule = numbers ? PyCapsule_New(list, CAPSULE, free_list) : NULL;
     if (capsule) {
         list = NULL;

@@ -8,66 +8,25 @@
 
 /* ---- the arguments of a call ---- */
 
-#define WORD_MAX 32 /* bytes of a parameter's name */
-
-/* distance: how many letters must be changed, added or removed to make b of a; both are shorter than WORD_MAX. */
-static size_t distance(const char *a, const char *b)
+/* refuse: TypeError with the text of a function of fanin._words: of the call, all parameters, how many may be given by
+ * position, and `given`, which is taken. */
+static int refuse(const fan_decl *d, const char *words, PyObject *given)
 {
-    size_t row[WORD_MAX + 1], n = strlen(b);
-    for (size_t j = 0; j <= n; j++)
-        row[j] = j;
-    for (size_t i = 1; a[i - 1]; i++) {
-        size_t left_above = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= n; j++) {
-            size_t above = row[j], best = above < row[j - 1] ? above : row[j - 1];
-            row[j] = a[i - 1] == b[j - 1] ? left_above : 1 + (left_above < best ? left_above : best);
-            left_above = above;
-        }
-    }
-    return row[n];
-}
-
-/* Arguments of other libraries, and ours of the same meaning. */
-static const char *const elsewhere[][2] = {{"retain_graph", "keep_graph"}};
-
-static int refuse_unknown(const fan_decl *d, PyObject *name)
-{
-    const char *text = PyUnicode_AsUTF8(name), *near = NULL;
-    if (!text) {
-        PyErr_Clear(); /* a lone surrogate: no name of ours is near */
-        text = "";
-    }
-    size_t n = strlen(text), least = n < 4 ? 2 : 3; /* a name is near if fewer letters differ */
-    for (size_t i = 0; n > 0 && n < WORD_MAX && i < d->n; i++) {
-        size_t changes = distance(text, d->names[i]);
-        if (changes < least) {
-            least = changes;
-            near = d->names[i];
-        }
-    }
-    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
-        for (size_t j = 0; strcmp(text, elsewhere[i][0]) == 0 && j < d->n; j++)
-            near = strcmp(d->names[j], elsewhere[i][1]) == 0 ? d->names[j] : near;
-    if (near)
-        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U': did you mean '%s'?", d->call, name, near);
-    else
-        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U'", d->call, name);
+    PyObject *names = PyTuple_New(d->n), *text = NULL;
+    for (Py_ssize_t i = 0; names && i < d->n; i++)
+        PyTuple_SET_ITEM(names, i, PyUnicode_FromString(d->names[i]));
+    if (!PyErr_Occurred() &&
+        (text = fan_call("fanin._words", words, "(sOiO)", d->call, names, (int)d->by_place, given)))
+        PyErr_SetObject(PyExc_TypeError, text);
+    Py_XDECREF(text);
+    Py_XDECREF(names);
+    Py_XDECREF(given);
     return -1;
 }
 
 static int refuse_positional(const fan_decl *d, Py_ssize_t given)
 {
-    char names[256] = "";
-    for (size_t i = 0; i < d->by_place; i++)
-        fan_append(names, sizeof names, "%s%s", i == 0 ? "" : i + 1 == d->by_place ? " and " : ", ", d->names[i]);
-    if (d->by_place == 0)
-        PyErr_Format(PyExc_TypeError, "%s() takes %s, got %zd by position", d->call,
-                     d->n ? "arguments by name only" : "no arguments", given);
-    else
-        PyErr_Format(PyExc_TypeError, "%s() takes %s by position%s; got %zd by position", d->call, names,
-                     d->n > d->by_place ? ", and the rest by name" : "", given);
-    return -1;
+    return refuse(d, "too_many_arguments", PyLong_FromSsize_t(given));
 }
 
 /* by_name: writes the value that the caller gave by this name. */
@@ -77,7 +36,7 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
     while (i < d->n && PyUnicode_CompareWithASCIIString(name, d->names[i]) != 0)
         i++;
     if (i == d->n)
-        return refuse_unknown(d, name);
+        return refuse(d, "unknown_argument", Py_NewRef(name));
     if (i < d->by_place_only)
         return fan_set_error(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
     if (values[i])

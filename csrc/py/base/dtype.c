@@ -3,41 +3,22 @@
 
 #include <string.h>
 
+/* SIZED, INTEGER: a type of C, and its unsigned one, by size. */
+#define SIZED(type, what)                    \
+    (sizeof(type) == 1   ? FAN_DT_##what##8  \
+     : sizeof(type) == 2 ? FAN_DT_##what##16 \
+     : sizeof(type) == 4 ? FAN_DT_##what##32 \
+                         : FAN_DT_##what##64)
+#define INTEGER(NAME, type) [NPY_##NAME] = 1 + SIZED(type, INT), [NPY_U##NAME] = 1 + SIZED(type, UINT)
+
 static fan_dtype of_number(int type_num)
 {
-    switch (type_num) {
-    case NPY_BOOL:
-        return FAN_DT_BOOL;
-    case NPY_HALF:
-        return FAN_DT_FLOAT16;
-    case NPY_FLOAT:
-        return FAN_DT_FLOAT32;
-    case NPY_DOUBLE:
-        return FAN_DT_FLOAT64;
-    case NPY_CFLOAT:
-        return FAN_DT_COMPLEX64;
-    case NPY_CDOUBLE:
-        return FAN_DT_COMPLEX128;
-#define INTEGER(NAME, type)                        \
-    case NPY_##NAME:                               \
-        return sizeof(type) == 1   ? FAN_DT_INT8   \
-               : sizeof(type) == 2 ? FAN_DT_INT16  \
-               : sizeof(type) == 4 ? FAN_DT_INT32  \
-                                   : FAN_DT_INT64; \
-    case NPY_U##NAME:                              \
-        return sizeof(type) == 1   ? FAN_DT_UINT8  \
-               : sizeof(type) == 2 ? FAN_DT_UINT16 \
-               : sizeof(type) == 4 ? FAN_DT_UINT32 \
-                                   : FAN_DT_UINT64
-        INTEGER(BYTE, npy_byte);
-        INTEGER(SHORT, npy_short);
-        INTEGER(INT, npy_int);
-        INTEGER(LONG, npy_long);
-        INTEGER(LONGLONG, npy_longlong);
-#undef INTEGER
-    default:
-        return FAN_DT_NONE;
-    }
+    static const uint8_t more_by_one[NPY_USERDEF] = {
+        [NPY_BOOL] = 1 + FAN_DT_BOOL,      [NPY_HALF] = 1 + FAN_DT_FLOAT16,     [NPY_FLOAT] = 1 + FAN_DT_FLOAT32,
+        [NPY_DOUBLE] = 1 + FAN_DT_FLOAT64, [NPY_CFLOAT] = 1 + FAN_DT_COMPLEX64, [NPY_CDOUBLE] = 1 + FAN_DT_COMPLEX128,
+        INTEGER(BYTE, npy_byte),           INTEGER(SHORT, npy_short),           INTEGER(INT, npy_int),
+        INTEGER(LONG, npy_long),           INTEGER(LONGLONG, npy_longlong)};
+    return more_by_one[type_num] ? (fan_dtype)(more_by_one[type_num] - 1) : FAN_DT_NONE;
 }
 
 /* ml_types: the scalar types of ml_dtypes, by dtype; NULL where it has none, or the caller has not imported it. Never

@@ -39,40 +39,24 @@ void fan_exception_put(PyObject *e)
 /* class_of: borrowed. */
 static PyObject *class_of(fan_status s)
 {
-    const fan_state *st = fan_state_get();
-    PyObject *c = NULL;
-    switch (s) {
-    case FAN_ERR_INDEX:
-        return PyExc_IndexError;
-    case FAN_ERR_TYPE:
-        return PyExc_TypeError;
-    case FAN_ERR_VALUE:
-        return PyExc_ValueError;
-    case FAN_ERR_OVERFLOW:
-        return PyExc_OverflowError;
-    case FAN_ERR_BUFFER:
-        return PyExc_BufferError;
-    case FAN_ERR_NOMEM:
-        return PyExc_MemoryError;
-    case FAN_ERR_RACE:
-        c = st ? st->race_error : NULL;
-        break;
-    case FAN_ERR_DEVICE:
-        c = st ? st->device_error : NULL;
-        break;
-    case FAN_ERR_DEVICE_NOMEM:
-        c = st ? st->device_oom_error : NULL;
-        break;
-    case FAN_ERR_CAPTURE:
-        c = st ? st->capture_error : NULL;
-        break;
-    case FAN_ERR_DEADLOCK:
-        if (st && !(c = fan_lazy(&fan_state_get()->deadlock_error, "fanin.sim.machine", "DeadlockError")))
-            PyErr_Clear();
-        break;
-    default:
-        break;
-    }
+    static PyObject **const builtin[] = {[FAN_ERR_INDEX] = &PyExc_IndexError,
+                                         [FAN_ERR_TYPE] = &PyExc_TypeError,
+                                         [FAN_ERR_VALUE] = &PyExc_ValueError,
+                                         [FAN_ERR_OVERFLOW] = &PyExc_OverflowError,
+                                         [FAN_ERR_BUFFER] = &PyExc_BufferError,
+                                         [FAN_ERR_NOMEM] = &PyExc_MemoryError,
+                                         [FAN_ERR_EXTERN] = NULL};
+    fan_state *st = fan_state_get();
+    PyObject *c = builtin[s]                  ? *builtin[s]
+                  : !st                       ? NULL
+                  : s == FAN_ERR_RACE         ? st->race_error
+                  : s == FAN_ERR_DEVICE       ? st->device_error
+                  : s == FAN_ERR_DEVICE_NOMEM ? st->device_oom_error
+                  : s == FAN_ERR_CAPTURE      ? st->capture_error
+                  : s == FAN_ERR_DEADLOCK     ? fan_lazy(&st->deadlock_error, "fanin.sim.machine", "DeadlockError")
+                                              : NULL;
+    if (!c)
+        PyErr_Clear(); /* a core without fanin.sim */
     return c ? c : PyExc_RuntimeError;
 }
 

@@ -93,7 +93,7 @@
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
     X(PyObject, zero)        /* the int 0 */                                                                \
-    X(PyObject, site_cache)
+    X(PyObject, site_name)   /* fanin._words.site_name (fan_lazy) */
 
 #define FAN_FREELIST 8
 #define FAN_CALL_SITES 64
@@ -132,6 +132,8 @@ void fan_state_unlink(fan_state *st);
 PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
+/* fan_call: calls module.<name> with a tuple, as Py_BuildValue formats it; new reference; NULL with an exception. */
+PyObject *fan_call(const char *module, const char *name, const char *format, ...);
 
 /* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {
@@ -229,6 +231,31 @@ int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 /* fan_set_error: PyErr_Format that returns -1. */
 int fan_set_error(PyObject *type, const char *fmt, ...);
+
+/* FAN_DEALLOC: tp_dealloc: the statement ends what `o` has. */
+#define FAN_DEALLOC(name, statement)     \
+    static void name(PyObject *o)        \
+    {                                    \
+        PyTypeObject *type = Py_TYPE(o); \
+        statement;                       \
+        type->tp_free(o);                \
+        Py_DECREF(type);                 \
+    }
+
+/* fan_list_add: appends an item, whose reference it takes; without an item or room *list becomes NULL. */
+static inline void fan_list_add(PyObject **list, PyObject *item)
+{
+    if (!item || PyList_Append(*list, item) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(item);
+}
+/* fan_tuple_of: the tuple of a list, which it takes; NULL of NULL. */
+static inline PyObject *fan_tuple_of(PyObject *list)
+{
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
 
 /* dtype.c (numpy <-> fan): */
 /* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new

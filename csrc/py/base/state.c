@@ -43,6 +43,20 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
     return *cache;
 }
 
+PyObject *fan_call(const char *module, const char *name, const char *format, ...)
+{
+    va_list given;
+    va_start(given, format);
+    PyObject *args = Py_VaBuildValue(format, given);
+    va_end(given);
+    PyObject *m = args ? PyImport_ImportModule(module) : NULL, *f = m ? PyObject_GetAttrString(m, name) : NULL;
+    PyObject *made = f ? PyObject_CallObject(f, args) : NULL;
+    Py_XDECREF(f);
+    Py_XDECREF(m);
+    Py_XDECREF(args);
+    return made;
+}
+
 PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
 
 /* ---- the GIL, and the lock of a buffer of the C API (api_lock.h) ---- */

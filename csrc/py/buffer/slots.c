@@ -289,14 +289,7 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
             continue;
         if (s->has_shape || s->dtype != FAN_DT_NONE)
             self->flags[i] |= FAN_DECLARED;
-        shape = s->has_shape ? PyTuple_New(s->ndim) : Py_NewRef(Py_None);
-        for (int k = 0; shape && s->has_shape && k < s->ndim; k++) {
-            PyObject *extent = PyLong_FromLongLong(s->shape[k]);
-            if (!extent)
-                Py_CLEAR(shape);
-            else
-                PyTuple_SET_ITEM(shape, k, extent);
-        }
+        shape = s->has_shape ? fan_ints(s->ndim, s->shape) : Py_NewRef(Py_None);
         pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype)) : NULL;
         if (!pair)
             return -1;

@@ -42,14 +42,9 @@ fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_it
 
 static PyObject *list_of_items(const fan_item_view *items, size_t n)
 {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *item = view_of_item(&items[i]);
-        if (!item)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
-    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < n; i++)
+        fan_list_add(&list, view_of_item(&items[i]));
     return list;
 }
 
@@ -75,12 +70,8 @@ static PyObject *view_of(const char *buffer, size_t slot, PyObject *name, const 
 PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
                         const fan_item_view *items)
 {
-    PyObject *view = view_of(buffer, slot, name, v, items),
-             *module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL,
-             *text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
-    Py_XDECREF(module);
-    Py_XDECREF(view);
-    return text;
+    PyObject *view = view_of(buffer, slot, name, v, items);
+    return view ? fan_call("fanin._trace.explain", "explain", "(N)", view) : NULL;
 }
 
 PyObject *fan_buffer_explain(PyObject *o, PyObject *which)

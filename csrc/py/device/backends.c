@@ -113,13 +113,9 @@ static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
             if (backends[i]->count)
                 n = backends[i]->count();
         Py_END_ALLOW_THREADS
-        for (int k = 0; names && k < n; k++) {
-            PyObject *name = backends[i]->count ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
-                                                : PyUnicode_FromString(backends[i]->backend->name);
-            if (!name || PyList_Append(names, name) < 0)
-                Py_CLEAR(names);
-            Py_XDECREF(name);
-        }
+        for (int k = 0; names && k < n; k++)
+            fan_list_add(&names, backends[i]->count ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
+                                                    : PyUnicode_FromString(backends[i]->backend->name));
     }
     return names;
 }

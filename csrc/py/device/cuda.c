@@ -49,10 +49,7 @@ static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
         fan_error err = {0};
         if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
             snprintf(text, sizeof text, "%.250s", err.text);
-        PyObject *one = PyUnicode_FromString(text);
-        if (!one || PyList_Append(devices, one) < 0)
-            Py_CLEAR(devices);
-        Py_XDECREF(one);
+        fan_list_add(&devices, PyUnicode_FromString(text));
     }
     for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
         if (!api->has[i]) {
@@ -86,63 +83,6 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     return made;
 }
 
-/* fill: `init`'s values onto the device, and there when the call returns. */
-static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
-{
-    fan_operand from = {.array = init, .acc = init->dtype};
-    fan_stream *s = d->backend->current(d);
-    if (!s)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_status status =
-        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
-    if (status == FAN_OK)
-        status = fan_stream_sync(s, err);
-    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
-        (void)fan_memory_record_stream(a->storage, s, NULL);
-    fan_stream_drop(s);
-    return status;
-}
-
-static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *values)
-{
-    PyObject *where = values[0], *made = NULL;
-    PyArrayObject *from = (PyArrayObject *)values[1];
-    fan_device *d = NULL;
-    bool empty = values[2] == Py_True;
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    fan_array *init = NULL, *a = NULL;
-    fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
-    if (fan_device_arg(where, &d) < 0)
-        return NULL;
-    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
-        fan_device_drop(d);
-        return PyErr_Format(PyExc_ValueError,
-                            "device_array: expected a device with streams and an array of numbers, got %R and dtype %R",
-                            where, PyArray_DESCR(from));
-    }
-    for (int i = 0; i < PyArray_NDIM(from); i++) {
-        shape[i] = PyArray_DIM(from, i);
-        strides[i] = PyArray_STRIDE(from, i);
-    }
-    fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
-    if (st)
-        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    Py_BEGIN_ALLOW_THREADS
-        if (status == FAN_OK)
-            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
-        if (status == FAN_OK && !empty)
-            status = fill(d, a, init, &err);
-    Py_END_ALLOW_THREADS
-    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
-    fan_array_drop(a);
-    fan_array_drop(init);
-    fan_storage_drop(st);
-    fan_device_drop(d);
-    return made;
-}
-
 static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
 {
     fan_cuda *c;
@@ -167,9 +107,7 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
     Py_buffer code;
     fan_status status;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
-    if (module)
-        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, err->text);
+    PyObject *made = fan_call("fanin._kernels", "image", "(siis)", api->path, api->version, compute, err->text);
     if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
         status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
         PyBuffer_Release(&code);
@@ -177,7 +115,6 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
         status = fan_from_python(err);
     }
     Py_XDECREF(made);
-    Py_XDECREF(module);
     PyGILState_Release(gil);
     return status;
 }

@@ -26,13 +26,7 @@ static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
     return made;
 }
 
-static void event_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    fan_event_drop(fan_event_of(o));
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(event_dealloc, fan_event_drop(fan_event_of(o)))
 
 static PyObject *event_record(PyObject *o, PyObject *arg)
 {

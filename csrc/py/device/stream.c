@@ -31,13 +31,7 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
     return made;
 }
 
-static void stream_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    fan_stream_drop(fan_stream_of(o));
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(stream_dealloc, fan_stream_drop(fan_stream_of(o)))
 
 static fan_status wait_stream(fan_stream *s, fan_stream *other, fan_error *err)
 {

@@ -16,13 +16,9 @@ enum { CONTEXT, MACHINE, TRACES, PARTS };
 /* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
 static PyObject *rings_beside(void)
 {
-    PyObject *module, *rings;
     if (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on())
         Py_RETURN_NONE;
-    module = PyImport_ImportModule("fanin._trace.recording");
-    rings = module ? PyObject_CallMethod(module, "beside", NULL) : NULL;
-    Py_XDECREF(module);
-    return rings;
+    return fan_call("fanin._trace.recording", "beside", "()");
 }
 
 static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
@@ -399,9 +395,8 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
     size_t at = 0;
     fan_status status = FAN_ERR_EXTERN;
     for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
-        if (PyList_Append(list, (PyObject *)fan_node_object(n)) < 0)
-            Py_CLEAR(list);
-    ready = list ? PyList_AsTuple(list) : NULL;
+        fan_list_add(&list, Py_NewRef((PyObject *)fan_node_object(n)));
+    ready = fan_tuple_of(list);
     one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
     at = 0;
     for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++)
@@ -414,7 +409,6 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
                      one);
     Py_XDECREF(one);
     Py_XDECREF(ready);
-    Py_XDECREF(list);
     return status == FAN_OK ? FAN_OK : fan_from_python(err);
 }
 

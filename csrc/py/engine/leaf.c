@@ -578,20 +578,6 @@ typedef struct leaf_args {
     PyObject *array, *like, *accumulate, *grad_dtype, *name, *stream;
 } leaf_args;
 
-/* slot_like: fanin.Slot(shape, dtype, device) of like=; new reference. */
-static PyObject *slot_like(PyObject *like)
-{
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-    if (!type)
-        return NULL;
-    if (Py_TYPE(like) == (PyTypeObject *)type)
-        return Py_NewRef(like);
-    if (PyTuple_Check(like) && PyTuple_GET_SIZE(like) == 3)
-        return PyObject_Call(type, like, NULL);
-    PyErr_Format(PyExc_TypeError, "like: expected a tuple (shape, dtype, device) or a fanin.Slot, got %R", like);
-    return NULL;
-}
-
 /* is_object: an object that sums by its own + (A8): 1, 0, or -1 with an exception: it cannot be summed. */
 static int is_object(PyObject *o)
 {
@@ -608,50 +594,32 @@ static int is_object(PyObject *o)
 /* declared: the declaration of the leaf's slot; new reference. */
 static PyObject *declared(const leaf_args *a)
 {
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"), *shape, *slot;
-    int object = a->like ? 0 : is_object(a->array);
-    if (!type || object < 0)
-        return NULL;
     if (a->like)
-        return slot_like(a->like);
+        return fan_call("fanin._engine", "slot_like", "(O)", a->like);
+    int object = is_object(a->array);
+    if (object < 0)
+        return NULL;
     if (object)
-        return PyObject_CallNoArgs(type);
-    if (!is_number(a->array))
-        return Py_NewRef(a->array);
-    shape = PyTuple_New(0);
-    slot = shape ? PyObject_CallOneArg(type, shape) : NULL;
-    Py_XDECREF(shape);
-    return slot;
+        return fan_call("fanin.slots", "Slot", "()");
+    return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
 }
 
-/* wide_of: an InputBuffer that sums in the dtype `accumulate`; new reference. */
-static PyObject *wide_of(leaf_object *self, PyObject *accumulate)
+/* wide_of: makes an InputBuffer that sums in the dtype `accumulate`: 0, or -1 with an exception. */
+static int wide_of(leaf_object *self, PyObject *accumulate)
 {
     const fan_slot_spec *spec = spec_of(self);
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-    PyObject *shape = type ? PyTuple_New(spec->ndim) : NULL, *slot = NULL, *list = NULL, *made = NULL;
+    fan_stream *own = fan_node_stream(&self->base.node);
     char device[32];
-    for (int i = 0; shape && i < spec->ndim; i++)
-        PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(spec->shape[i]));
-    if (shape && !PyErr_Occurred())
-        slot = PyObject_CallFunction(type, "OssO", shape, fan_dtype_name(spec->dtype),
-                                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
-                                     accumulate);
-    list = slot ? PyList_New(1) : NULL;
-    if (list) {
-        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
-        fan_stream *own = fan_node_stream(&self->base.node);
-        PyObject *on = own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
-        PyObject *args = on ? PyTuple_Pack(1, list) : NULL, *named = args ? Py_BuildValue("{sO}", "stream", on) : NULL;
-        made = named ? PyObject_Call((PyObject *)fan_state_get()->buffer_type, args, named) : NULL;
-        Py_XDECREF(on);
-        Py_XDECREF(args);
-        Py_XDECREF(named);
+    PyObject *pair =
+        fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
+                 fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), accumulate,
+                 own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+    if (pair) {
+        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(pair);
     }
-    Py_XDECREF(shape);
-    self->wide_slots = list;
-    Py_XDECREF(slot);
-    return made;
+    return pair ? 0 : -1;
 }
 
 static void grads_outside(leaf_object *self)
@@ -700,7 +668,7 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
         return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
-    } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
+    } else if (a->accumulate && wide_of(self, a->accumulate) < 0)
         return -1;
     grads_outside(self);
     if (self->outside && self->wide)

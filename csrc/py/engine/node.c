@@ -598,14 +598,10 @@ static PyObject *node_edges(PyObject *o, PyObject *Py_UNUSED(none))
 {
     const fan_node *n = &node_cast(o)->node;
     PyObject *all = PyList_New(0);
-    for (uint32_t i = 0; all && i < n->nedges; i++) {
-        PyObject *edge = n->edges[i].next
-                             ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot)
-                             : Py_NewRef(Py_None);
-        if (!edge || PyList_Append(all, edge) < 0)
-            Py_CLEAR(all);
-        Py_XDECREF(edge);
-    }
+    for (uint32_t i = 0; all && i < n->nedges; i++)
+        fan_list_add(&all, n->edges[i].next
+                               ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot)
+                               : Py_NewRef(Py_None));
     return all;
 }
 

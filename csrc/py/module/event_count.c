@@ -31,15 +31,7 @@ static PyObject *count_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-static void count_dealloc(PyObject *o)
-{
-    count_object *self = (count_object *)o;
-    PyTypeObject *type = Py_TYPE(o);
-    fan_cond_fini(&self->changed);
-    fan_mutex_fini(&self->lock);
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(count_dealloc, (fan_cond_fini(&((count_object *)o)->changed), fan_mutex_fini(&((count_object *)o)->lock)))
 
 /* count_change: adds to the number, or sets `over`, and wakes the threads that wait. */
 static PyObject *count_change(count_object *self, uint64_t by, bool over)

@@ -26,13 +26,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
     return (PyObject *)self;
 }
 
-static void trace_dealloc(PyObject *o)
-{
-    PyTypeObject *type = Py_TYPE(o);
-    fan_trace_free(trace_of(o));
-    type->tp_free(o);
-    Py_DECREF(type);
-}
+FAN_DEALLOC(trace_dealloc, fan_trace_free(trace_of(o)))
 
 static PyObject *trace_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
@@ -76,14 +70,9 @@ static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_trace *t = trace_of(o);
     size_t n = fan_trace_count(t);
-    PyObject *made = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *line = line_of(fan_trace_at(t, i));
-        if (!line)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, (Py_ssize_t)i, line);
-    }
+    PyObject *made = PyList_New(0);
+    for (size_t i = 0; made && i < n; i++)
+        fan_list_add(&made, line_of(fan_trace_at(t, i)));
     return made;
 }
 

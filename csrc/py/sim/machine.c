@@ -11,6 +11,8 @@
 #include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
 
+static fan_sim *sim_of(PyObject *o) { return fan_machine_self(o)->m; }
+
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
     fan_gil gil;
@@ -167,9 +169,7 @@ static PyObject *machine_stream(PyObject *o, PyObject *const *given)
     int device = device_arg(self, given[0]);
     fan_stream *s = NULL;
     PyObject *made;
-    if (device < 0)
-        return NULL;
-    if (FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
+    if (device < 0 || FAN_CHECK(fan_sim_stream(self->m, device, given[1] == Py_True, &s, &err)) < 0)
         return NULL;
     fan_sim_list(self->m, s);
     made = fan_stream_wrap(s);
@@ -182,9 +182,7 @@ static PyObject *machine_event(PyObject *o, PyObject *which)
     int device = device_arg(fan_machine_self(o), which);
     fan_event *e = NULL;
     PyObject *made;
-    if (device < 0)
-        return NULL;
-    if (FAN_CHECK(fan_event_new(fan_sim_device(fan_machine_self(o)->m, device), &e, &err)) < 0)
+    if (device < 0 || FAN_CHECK(fan_event_new(fan_sim_device(sim_of(o), device), &e, &err)) < 0)
         return NULL;
     made = fan_event_wrap(e);
     fan_event_drop(e);
@@ -245,19 +243,18 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
 
 static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return FAN_DONE_UNLOCKED(fan_sim_synchronize(fan_machine_self(o)->m, &err));
+    return FAN_DONE_UNLOCKED(fan_sim_synchronize(sim_of(o), &err));
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
 {
     bool ran = false;
-    return FAN_CHECK_UNLOCKED(fan_sim_step(fan_machine_self(o)->m, &ran, &err)) < 0 ? NULL : PyBool_FromLong(ran);
+    return FAN_CHECK_UNLOCKED(fan_sim_step(sim_of(o), &ran, &err)) < 0 ? NULL : PyBool_FromLong(ran);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
-    return fan_done(fan_sim_pending(fan_machine_self(o)->m, &err), &err);
+    return FAN_DONE(fan_sim_pending(sim_of(o), &err));
 }
 
 static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
@@ -268,7 +265,7 @@ static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *machine_check(PyObject *o, PyObject *on)
 {
-    fan_sim_check(fan_machine_self(o)->m, on == Py_True);
+    fan_sim_check(sim_of(o), on == Py_True);
     Py_RETURN_NONE;
 }
 
@@ -278,68 +275,52 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
     if (fan_plans_arg(words, &bits) < 0)
         return NULL;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE); /* each plan reads them */
-    fan_sim_leave_out(fan_machine_self(o)->m, bits);
+    fan_sim_leave_out(sim_of(o), bits);
     Py_RETURN_NONE;
 }
 
 /* ---- host threads ---- */
 
-static int actor_arg(PyObject *o, int *actor)
+/* ACTOR: a method of the number of a host thread. */
+#define ACTOR(name, value)                                       \
+    static PyObject *machine_##name(PyObject *o, PyObject *arg)  \
+    {                                                            \
+        int actor = (int)PyLong_AsLong(arg);                     \
+        return actor == -1 && PyErr_Occurred() ? NULL : (value); \
+    }
+
+static bool thread_begin(fan_sim *m, int actor)
 {
-    *actor = (int)PyLong_AsLong(o);
-    return *actor == -1 && PyErr_Occurred() ? -1 : 0;
+    bool begins;
+    Py_BEGIN_ALLOW_THREADS
+        begins = fan_sim_thread_begin(m, actor);
+    Py_END_ALLOW_THREADS
+    return begins;
 }
+
+static void thread_end(fan_sim *m, int actor)
+{
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_thread_end(m, actor);
+    Py_END_ALLOW_THREADS
+}
+
+ACTOR(thread_begin, PyBool_FromLong(thread_begin(sim_of(o), actor)))
+ACTOR(thread_apart, ((void)o, fan_sim_thread_apart(actor), Py_NewRef(Py_None)))
+ACTOR(thread_end, (thread_end(sim_of(o), actor), Py_NewRef(Py_None)))
+ACTOR(stuck, PyBool_FromLong(fan_sim_stuck(sim_of(o), actor)))
+ACTOR(saw_thread, (fan_sim_read_thread(sim_of(o), actor), Py_NewRef(Py_None)))
+ACTOR(after_thread, FAN_DONE(fan_sim_after_thread(sim_of(o), actor, &err)))
 
 static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
 {
     int actor = -1;
-    return FAN_CHECK(fan_sim_spawn(fan_machine_self(o)->m, &actor, &err)) < 0 ? NULL : PyLong_FromLong(actor);
-}
-
-static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
-{
-    int actor;
-    bool go;
-    if (actor_arg(arg, &actor) < 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(go);
-}
-
-static PyObject *machine_thread_apart(PyObject *Py_UNUSED(o), PyObject *arg)
-{
-    int number;
-    if (actor_arg(arg, &number) < 0)
-        return NULL;
-    fan_sim_thread_apart(number);
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
-{
-    int actor;
-    if (actor_arg(arg, &actor) < 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        fan_sim_thread_end(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return FAN_CHECK(fan_sim_spawn(sim_of(o), &actor, &err)) < 0 ? NULL : PyLong_FromLong(actor);
 }
 
 static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    machine_object *self = fan_machine_self(o);
-    return FAN_DONE_UNLOCKED(fan_sim_join(self->m, &err));
-}
-
-static PyObject *machine_stuck(PyObject *o, PyObject *arg)
-{
-    int actor;
-    if (actor_arg(arg, &actor) < 0)
-        return NULL;
-    return PyBool_FromLong(fan_sim_stuck(fan_machine_self(o)->m, actor));
+    return FAN_DONE_UNLOCKED(fan_sim_join(sim_of(o), &err));
 }
 
 static PyObject *machine_limit(PyObject *o, PyObject *arg)
@@ -347,32 +328,14 @@ static PyObject *machine_limit(PyObject *o, PyObject *arg)
     size_t steps = PyLong_AsSize_t(arg);
     if (steps == (size_t)-1 && PyErr_Occurred())
         return NULL;
-    fan_sim_limit(fan_machine_self(o)->m, steps);
+    fan_sim_limit(sim_of(o), steps);
     Py_RETURN_NONE;
 }
 
 static PyObject *machine_break(PyObject *o, PyObject *text)
 {
     const char *words = PyUnicode_AsUTF8(text);
-    return words ? PyLong_FromLong(fan_sim_break(fan_machine_self(o)->m, words)) : NULL;
-}
-
-static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
-{
-    int actor;
-    if (actor_arg(arg, &actor) < 0)
-        return NULL;
-    fan_sim_read_thread(fan_machine_self(o)->m, actor);
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
-{
-    fan_error err = {0};
-    int actor;
-    if (actor_arg(arg, &actor) < 0)
-        return NULL;
-    return fan_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
+    return words ? PyLong_FromLong(fan_sim_break(sim_of(o), words)) : NULL;
 }
 
 static PyObject *machine_follow(PyObject *o, PyObject *capsule)
@@ -398,51 +361,45 @@ static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
 #define GETTER_OF_CALLS(name, value)                                           \
     static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
     {                                                                          \
-        fan_sim_read_all(fan_machine_self(o)->m);                              \
+        fan_sim_read_all(sim_of(o));                                           \
         return value;                                                          \
     }
 
 static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
 
 GETTER(devices, PyLong_FromLong(fan_machine_self(o)->devices))
-GETTER(seed, PyLong_FromUnsignedLongLong(fan_sim_seed(fan_machine_self(o)->m)))
-GETTER_OF_CALLS(races, PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m)))
-GETTER_OF_CALLS(host_us, PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m)))
-GETTER_OF_CALLS(device_us, PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m)))
-GETTER(abandoned, PyBool_FromLong(fan_sim_abandoned(fan_machine_self(o)->m)))
-GETTER(steps, PyLong_FromSize_t(fan_sim_steps(fan_machine_self(o)->m)))
-GETTER_OF_CALLS(host_schedule, fan_text_filled(fill_host_schedule, fan_machine_self(o)->m))
+GETTER(seed, PyLong_FromUnsignedLongLong(fan_sim_seed(sim_of(o))))
+GETTER_OF_CALLS(races, PyLong_FromUnsignedLongLong(fan_sim_races(sim_of(o))))
+GETTER_OF_CALLS(host_us, PyFloat_FromDouble(fan_sim_host_us(sim_of(o))))
+GETTER_OF_CALLS(device_us, PyFloat_FromDouble(fan_sim_device_us(sim_of(o))))
+GETTER(abandoned, PyBool_FromLong(fan_sim_abandoned(sim_of(o))))
+GETTER(steps, PyLong_FromSize_t(fan_sim_steps(sim_of(o))))
+GETTER_OF_CALLS(host_schedule, fan_text_filled(fill_host_schedule, sim_of(o)))
 
 static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
 {
-    fan_sim_read_all(fan_machine_self(o)->m);
+    fan_sim_read_all(sim_of(o));
     fan_stream **all = NULL;
     size_t n = 0;
     fan_error err = {0};
-    fan_status status = fan_sim_listed(fan_machine_self(o)->m, &all, &n, &err);
-    PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *s = fan_stream_wrap(all[i]);
-        if (!s)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
-    }
+    fan_status status = fan_sim_listed(sim_of(o), &all, &n, &err);
+    PyObject *made = status == FAN_OK ? PyList_New(0) : fan_raise(status, &err);
+    for (size_t i = 0; made && i < n; i++)
+        fan_list_add(&made, fan_stream_wrap(all[i]));
     while (n > 0)
         fan_stream_drop(all[--n]);
     fan_free(all);
-    return made;
+    return fan_tuple_of(made);
 }
 
 static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err = {0};
-    return fan_done(fan_sim_enter(fan_machine_self(o)->m, &err), &err);
+    return FAN_DONE(fan_sim_enter(sim_of(o), &err));
 }
 
 static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_sim_leave(fan_machine_self(o)->m);
+    fan_sim_leave(sim_of(o));
     Py_RETURN_NONE;
 }
 
@@ -481,7 +438,7 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
     fan_stream *s;
     if (fan_number_arg(a[1], "mode", &mode) < 0 || !(s = stream_here(fan_machine_self(o), a[0])))
         return NULL;
-    fan_status status = fan_sim_capture_begin(fan_machine_self(o)->m, s, (int)mode, &err);
+    fan_status status = fan_sim_capture_begin(sim_of(o), s, (int)mode, &err);
     fan_stream_drop(s);
     return fan_done(status, &err);
 }
@@ -493,7 +450,7 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
     fan_stream *s = stream_here(fan_machine_self(o), where);
     if (!s)
         return NULL;
-    fan_status status = fan_sim_capture_end(fan_machine_self(o)->m, s, &g, &err);
+    fan_status status = fan_sim_capture_end(sim_of(o), s, &g, &err);
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
