@@ -67,17 +67,17 @@ BAD: list[tuple[str, list[Any], list[Any], dict[str, Any], type[Exception], str]
     ("shape", [1, 0], [X, np.ones(3, np.float32)], {}, ValueError, "slot 0: expected a gradient of shape (2,)"),
     ("dtype", [1, 0], [X, X * 1j], {}, ValueError, "complex"),
     ("slot", [0, 2], [X, Y], {}, IndexError, "expected a slot from 0 to 1, got 2"),
-    ("negative slot", [0, -1], [X, Y], {}, IndexError, "slot"),
-    ("no array", [0, 1], [X, "x"], {}, TypeError, "str"),
+    ("negative slot", [0, -1], [X, Y], {}, IndexError, "slot: expected a non-negative integer, got -1"),
+    ("no array", [0, 1], [X, "x"], {}, TypeError, "a str is no array"),
     ("key twice", [0, 0], [X, Y], {"keys": [4, 4]}, ValueError, "key 4"),
     ("keys for some", [0, 0], [X, Y], {"keys": [0, None]}, ValueError, "with keys"),
-    ("negative key", [0, 0], [X, Y], {"keys": [0, -3]}, ValueError, "key"),
+    ("negative key", [0, 0], [X, Y], {"keys": [0, -3]}, ValueError, "expected a non-negative integer, got -3"),
     ("lengths", [0], [X, Y], {}, ValueError, "got 1 slot and 2 gradients"),
     ("lengths of keys", [0, 1], [X, Y], {"keys": [0]}, ValueError, "got 2 slots and 1 key"),
     ("a bare array", [0, 1], X, {}, TypeError, "give [x, ..]"),
-    ("no sequence", 0, [X], {}, TypeError, "slots"),
-    ("stream", [0], [X], {"stream": 3.5}, TypeError, "stream"),
-    ("name", [0], [X], {"key": 1}, TypeError, "key"),
+    ("no sequence", 0, [X], {}, TypeError, "slots: expected a sequence, got an int"),
+    ("stream", [0], [X], {"stream": 3.5}, TypeError, "expected a stream"),
+    ("name", [0], [X], {"key": 1}, TypeError, "has no argument 'key'"),
 ]
 
 

@@ -97,15 +97,11 @@ def test_one_hash_for_every_way_to_the_sum(dtype: str) -> None:
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, math.nan, -math.inf, "1", None])
+@pytest.mark.parametrize("bad", [-1, 1.5, math.nan, -math.inf, "1"])
 def test_a_budget_that_makes_no_sense(bad: Any) -> None:
-    if bad is None:
-        fanin.InputBuffer(1, budget=bad)
-        return
-    with pytest.raises((ValueError, TypeError)):
-        fanin.InputBuffer(1, budget=bad)
-    with pytest.raises((ValueError, TypeError)):
-        fanin.set_options(budget=bad)
+    for call in (lambda: fanin.InputBuffer(1, budget=bad), lambda: fanin.set_options(budget=bad)):
+        with pytest.raises(ValueError, match="budget: expected "):
+            call()
 
 
 def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:

@@ -170,7 +170,6 @@ def test_a_second_large_sum_faults_no_fresh_pages() -> None:
     assert kept[1] < pages // 4, "20 recycled results together"
     if fresh[1] < 20 * pages // 2:
         pytest.skip("this system backs 3 MiB with huge pages: faults tell nothing")
-    assert fresh[1] >= 20 * pages // 2
 
 
 def test_memory_comes_back_to_the_system() -> None:
