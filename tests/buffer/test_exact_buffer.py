@@ -121,7 +121,7 @@ def test_what_cannot_be_exact_is_refused() -> None:
         buf.add(0, np.ma.masked_array([1.0]))
     for bad in ("exactly", "Exact", b"exact", 3):
         for make in (lambda bad=bad: fanin.InputBuffer(1, accumulate=bad), lambda bad=bad: fanin.Slot(accumulate=bad)):
-            with pytest.raises(ValueError if isinstance(bad, str) else TypeError, match="expected a dtype .*, got "):
+            with pytest.raises(ValueError if isinstance(bad, str) else TypeError, match=r"expected a dtype .*, got "):
                 make()
     assert buf.take() == [None]
 

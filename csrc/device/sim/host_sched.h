@@ -9,7 +9,8 @@
  * Title: Giving up. A run ends early if its chooser abandons it, or in a deadlock. From then on the chooser is not
  * called: the acting actor continues until it ends or must wait, and actors that have not started never do. Conditions
  * are woken once, so that a waiting actor can check fan_host_sched_given_up. An actor that then waits again, or for a
- * mutex that is never released, is stuck: it stays blocked, and the join continues without it. */
+ * mutex that is never released, is stuck: it stays blocked, the join continues without it, and it counts as no
+ * scheduled thread (fan_thread_set_stuck). */
 #ifndef FAN_DEVICE_SIM_HOST_SCHED_H
 #define FAN_DEVICE_SIM_HOST_SCHED_H
 
