@@ -223,8 +223,8 @@ def nodes_of(call: str, nodes: int | Sequence[int], size: int) -> tuple[int, ...
             raise TypeError(f"{call}: nodes: expected each rank's node as an integer, got {type_of(n)}")
     if len(nodes) != size:
         raise ValueError(f"{call}: nodes: expected the node of each of {size} ranks, got {len(nodes)}")
-    first = list(dict.fromkeys(nodes))
-    return tuple(map(first.index, nodes))
+    numbers = {node: k for k, node in enumerate(dict.fromkeys(nodes))}
+    return tuple(numbers[node] for node in nodes)
 
 
 def shortly(nodes: Sequence[int]) -> str:

@@ -121,9 +121,10 @@ class TorchEngine:
         self._pg = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         self._ranks = ranks
         names: list[Any] = [None] * self.size
+        first: dict[str, int] = {}
         dist.all_gather_object(names, socket.gethostname(), group=self._pg)
         #: For each rank the node that it runs on, as the first rank with the same host name.
-        self.nodes = [names.index(name) for name in names]
+        self.nodes = [first.setdefault(name, r) for r, name in enumerate(names)]
         self._notes = _Notes(self._pg)
         self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
         self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why

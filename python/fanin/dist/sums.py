@@ -331,18 +331,19 @@ class Sum:
         me = level.team.index(self.rank)
         plain = sum(shards[o] for o in level.shards[me])
         room = {r: n[me] if (n := sizes[r]) else plain for r in level.team if brings[r]}
+        packed = [n is not None for n in sizes]
         for level in levels:
             if level is not levels[0]:
                 messages = partial.pack(level, self.rank, received=True)
-                sizes, brings = [[]] * self.size, self.of_nodes(brings)
-                room = self.sizes(level, messages, brings, shards[self.rank] > 0)
+                packed, brings = [True] * self.size, self.of_nodes(brings)
+                room = self.exchange_sizes(level, messages, brings, shards[self.rank] > 0)
             receives = {r: _core.message_new(n if r != self.rank else 0) for r, n in room.items()}
             sends = dict(zip(level.team, messages, strict=True)) if brings[self.rank] else {}
             self.travel(sends, receives, "to owners" if level is levels[-1] else "to node")
             owners = level.shards[level.team.index(self.rank)]
             there = Runs(owners, shards)
             for r, got in receives.items():
-                if len(got) and sizes[r] is not None:
+                if len(got) and packed[r]:
                     partial.packed.append(got)
                 elif len(got):
                     partial.shards.append({o: got[there[o]] for o in owners})
@@ -357,7 +358,9 @@ class Sum:
         busy = {node for node, one in zip(nodes, brings, strict=True) if one}
         return [node in busy for node in nodes]
 
-    def sizes(self, level: Level, messages: Sequence[NDArray], brings: Sequence[bool], owns: bool) -> dict[int, int]:
+    def exchange_sizes(
+        self, level: Level, messages: Sequence[NDArray], brings: Sequence[bool], owns: bool
+    ) -> dict[int, int]:
         """The bytes of the messages to this rank from those of its team that bring something: they are known after the
         level before, so headers do not have them.
         """
