@@ -241,11 +241,11 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
 {
-    bool closed;
+    fan_tree_stats s;
     Py_BEGIN_ALLOW_THREADS
-        closed = fan_tree_closed(tree_self(o)->t);
+        fan_tree_get_stats(tree_self(o)->t, &s);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(closed);
+    return PyBool_FromLong(s.closed);
 }
 
 static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
