@@ -68,8 +68,7 @@ static void function_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-/* in_python: calls a function of fanin.graph.trees. New reference, or NULL with an exception. */
-static PyObject *in_python(const char *name, const char *format, ...)
+PyObject *fan_graph_python(const char *name, const char *format, ...)
 {
     PyObject *module = PyImport_ImportModule("fanin.graph.trees");
     PyObject *fn = module ? PyObject_GetAttrString(module, name) : NULL, *args = NULL, *made = NULL;
@@ -172,7 +171,7 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
     if (b->self->tree->verify)
-        Py_XSETREF(b->outside, in_python("outside", "(O)", b->self->fn));
+        Py_XSETREF(b->outside, fan_graph_python("outside", "(O)", b->self->fn));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
         fan_handles_begin(&scope);
@@ -228,7 +227,7 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
         return;
     PyObject *number = PyLong_FromLong(node);
     PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
-    PyObject *words = before ? in_python("changed", "(OO)", self->fn, before) : NULL;
+    PyObject *words = before ? fan_graph_python("changed", "(OO)", self->fn, before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
         snprintf(buf, size, "%s", text);
@@ -479,10 +478,10 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     self->fn = Py_NewRef(fn);
     self->key = key == Py_None ? NULL : Py_NewRef(key);
     if ((self->name = name_of(fn)))
-        self->keys = in_python("Keys", "(O)", self->name);
+        self->keys = fan_graph_python("Keys", "(O)", self->name);
     PyObject *options = !self->keys ? NULL
-                        : roles     ? in_python("options", "(OO)", roles, keep)
-                                    : in_python("options", "(sO)", "auto", keep);
+                        : roles     ? fan_graph_python("options", "(OO)", roles, keep)
+                                    : fan_graph_python("options", "(sO)", "auto", keep);
     if (options) {
         PyObject *kept = PyTuple_GET_ITEM(options, 2); /* None: all */
         size_t nkeep = kept == Py_None ? SIZE_MAX : (size_t)PyBytes_GET_SIZE(kept);
@@ -506,37 +505,17 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
 
 static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
 {
-    static const char *const outcomes[] = {"warmed", "recorded", "replayed", "raw", "failed"};
-    const fan_tree_report last = function_self(o)->last, *w = &last; /* a copy: another thread may call */
-    fan_state *st = fan_state_get();
-    PyObject *type, *rules, *node, *made = NULL;
+    const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
     if (!function_self(o)->called)
         Py_RETURN_NONE;
-    type = fan_lazy(&st->outcome_type, "fanin.graph.trees", "Outcome");
-    rules = type ? PyList_New(0) : NULL;
-    for (unsigned i = 1; rules && i <= FAN_TREE_RULES; i++) {
-        PyObject *rule = w->rules & FAN_T(i) ? PyUnicode_FromFormat("T%u", i) : NULL;
-        if (rule && PyList_Append(rules, rule) < 0)
-            Py_CLEAR(rules);
-        Py_XDECREF(rule);
-    }
-    if (rules) {
-        PyObject *all = PyList_AsTuple(rules);
-        node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
-        if (all && node)
-            made =
-                PyObject_CallFunction(type, "szOO", outcomes[w->outcome], w->reason[0] ? w->reason : NULL, node, all);
-        Py_XDECREF(node);
-        Py_XDECREF(all);
-    }
-    Py_XDECREF(rules);
-    return made;
+    return fan_graph_python("outcome", "(iziI)", (int)last.outcome, last.reason[0] ? last.reason : NULL, last.node,
+                            (unsigned)last.rules);
 }
 
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
     PyObject *last = function_get_last(o, NULL);
-    return last ? in_python("explained", "(ON)", function_self(o)->name, last) : NULL;
+    return last ? fan_graph_python("explained", "(ON)", function_self(o)->name, last) : NULL;
 }
 
 static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }

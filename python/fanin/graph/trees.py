@@ -52,10 +52,17 @@ class GraphStats:
 # ---- functions
 
 ROLES = ("auto", "copy", "static", "accumulate")
+#: In the order of fan_tree_outcome.
 DID = {
     "warmed": "was warmed up", "recorded": "was recorded", "replayed": "was replayed",
     "raw": "ran without a recording", "failed": "failed",
 }  # fmt: skip
+
+
+def outcome(did: int, reason: str | None, node: int, rules: int) -> Outcome:
+    """GraphFunction.last. `rules`: a bit for each."""
+    names = tuple([f"T{i + 1}" for i in range(rules.bit_length()) if rules >> i & 1])
+    return Outcome(list(DID)[did], reason, None if node < 0 else node, names)
 
 
 def explained(name: str, last: Outcome | None) -> str:
@@ -82,6 +89,9 @@ def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
     return numbers, not one, None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
 
 
+PLAIN = frozenset({int, bool, str, bytes, type(None)})
+
+
 class Keys:
     """Numbers of the values, besides arrays, that select a function's recording. The least recently used of 64 goes."""
 
@@ -92,9 +102,10 @@ class Keys:
 
     def __call__(self, given: object, others: list[tuple[int, object]] | None) -> int:
         """`given`: by key=; `others`: operands that are no arrays, each with its place."""
-        key = self.distinct(given), tuple([(i, self.distinct(x)) for i, x in others or ()])
-        number = self.numbers.pop(key, None) or next(self.count)
-        self.numbers[key] = number
+        key = self.distinct(given), *[(i, self.distinct(x)) for i, x in others or ()]
+        number = self.numbers.get(key)
+        if number is None or len(self.numbers) > 32:
+            self.numbers[key] = number = self.numbers.pop(key, None) or next(self.count)  # moves to the end
         if len(self.numbers) > 64:
             self.numbers.pop(next(iter(tuple(self.numbers))), None)
         return number
@@ -102,10 +113,12 @@ class Keys:
     def distinct(self, x: object) -> tuple[object, ...]:
         """A key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
         kind = type(x)
-        if isinstance(x, np.generic):
-            return kind, x.tobytes(), x.dtype
+        if kind in PLAIN:
+            return kind, x
         if isinstance(x, float | complex):
             return kind, struct.pack("dd", x.real, x.imag)
+        if isinstance(x, np.generic):
+            return kind, x.tobytes(), x.dtype
         if isinstance(x, tuple):
             return kind, tuple(map(self.distinct, x))
         if hasattr(kind, "__dlpack__"):
