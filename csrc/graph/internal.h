@@ -266,8 +266,6 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
 /* fan__tree_relist: updates `listed` of the path's blocks after a change of the block table. */
 void fan__tree_relist(fan_tree *t);
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature); /* NULL: there is none */
-fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
-                                fan_error *err);
 
 /* ---- replay.c, record.c, verify.c ---- */
 

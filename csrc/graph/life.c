@@ -121,14 +121,6 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
     return status;
 }
 
-bool fan_tree_closed(fan_tree *t)
-{
-    bool locked = fan__tree_lock(t);
-    bool closed = t->closed;
-    fan__tree_unlock(t, locked);
-    return closed;
-}
-
 fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles, const bool *keep,
                                  size_t nkeep, fan_tree_function **out, fan_error *err)
 {
@@ -204,6 +196,7 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     out->bytes = t->arena ? t->pool.bytes : 0;
     out->in_use = t->path == FAN_TREE_EXECUTION && !t->fork_invalid ? live_bytes(t) : t->pool.in_use;
     out->high_water = t->pool.high_water;
+    out->closed = t->closed;
     for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);

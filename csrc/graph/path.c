@@ -517,19 +517,6 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
     return FAN_OK;
 }
 
-fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
-                                fan_error *err)
-{
-    *out = fan__tree_place(n, signature);
-    if (*out)
-        return FAN_OK;
-    if (fan_grow((void **)&n->places, &n->places_cap, n->nplaces + 1, sizeof *n->places))
-        return fan__tree_no_memory(err);
-    n->places[n->nplaces] = (fan_tree_children){.signature = signature};
-    *out = &n->places[n->nplaces++];
-    return FAN_OK;
-}
-
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err)
 {
     const fan_recorder *r = t->recorder;

@@ -247,15 +247,6 @@ static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
                             .call_site = r->args->call_site};
 }
 
-/* put_back: restores the block table. */
-static void put_back(fan_tree *t, fan_graph_ranges *saved, bool is_saved)
-{
-    if (!is_saved)
-        return;
-    fan_graph_pool_swap(&t->pool, saved);
-    fan__tree_relist(t);
-}
-
 static const char failed_words[] = "this was made by a function of a graph tree in a call that failed";
 
 /* wait_scope: the tree's stream waits for all users of what the body allocated. */
@@ -264,6 +255,21 @@ static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan
     for (size_t i = 0; i < s->n; i++)
         FAN_TRY(fan_memory_wait_users(s->blocks[i]->storage, r->tree->origin, NULL, err));
     return FAN_OK;
+}
+
+/* undo: after a failure: the tree is as before the call. `saved`: the block table of then; NULL: it has not changed. */
+static void undo(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_graph_ranges *saved)
+{
+    (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
+    fan_tree_result_clear(r->result);
+    if (!s->scope.recording)
+        (void)wait_scope(r, s, NULL);
+    fan__tree_node_free(n, failed_words);
+    fan__tree_scope_fini(s, false, failed_words);
+    if (saved) {
+        fan_graph_pool_swap(&r->tree->pool, saved);
+        fan__tree_relist(r->tree);
+    }
 }
 
 /* commit_warm: the path continues with a node that ends with it. A call that did not fit into the arena is warmed up
@@ -306,14 +312,8 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     commit_warm(r, n, &s);
     fan__tree_scope_fini(&s, true, NULL);
 done:
-    if (status != FAN_OK) {
-        (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
-        fan_tree_result_clear(r->result);
-        (void)wait_scope(r, &s, NULL);
-        fan__tree_node_free(n, failed_words);
-        fan__tree_scope_fini(&s, false, failed_words);
-        put_back(t, &saved, is_saved);
-    }
+    if (status != FAN_OK)
+        undo(r, n, &s, is_saved ? &saved : NULL);
     fan_graph_ranges_fini(&saved);
     return status;
 }
@@ -433,8 +433,15 @@ static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
 static fan_status place_for_child(fan_tree_node *at, fan_tree_signature *signature, fan_tree_children **out,
                                   fan_error *err)
 {
-    FAN_TRY(fan__tree_place_make(at, signature, out, err));
-    return fan_grow((void **)&(*out)->children, &(*out)->cap, (*out)->n + 1, sizeof(fan_tree_node *))
+    fan_tree_children *place = fan__tree_place(at, signature);
+    if (!place && fan_grow((void **)&at->places, &at->places_cap, at->nplaces + 1, sizeof *at->places))
+        return fan__tree_no_memory(err);
+    if (!place) {
+        place = &at->places[at->nplaces++];
+        *place = (fan_tree_children){.signature = signature};
+    }
+    *out = place;
+    return fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *))
                ? fan__tree_no_memory(err)
                : FAN_OK;
 }
@@ -446,7 +453,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     fan_graph_ranges saved = {0};
     bool is_saved = false;
     fan_tree_node *n = NULL;
-    fan_tree_children *place;
+    fan_tree_children *place = NULL;
     uint64_t reach = t->reach;
     fan_array **given = fan_calloc((r->args->n + 1) * sizeof(fan_array *));
     fan_status status = given ? FAN_OK : fan__tree_no_memory(err);
@@ -487,13 +494,8 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     *out = n;
 done:
     t->reach = reach > t->reach ? reach : t->reach;
-    if (!*out) {
-        (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
-        fan_tree_result_clear(r->result);
-        fan__tree_node_free(n, failed_words);
-        fan__tree_scope_fini(&s, false, failed_words);
-        put_back(t, &saved, is_saved);
-    }
+    if (!*out)
+        undo(r, n, &s, is_saved ? &saved : NULL);
     fan__tree_scope_drop_outside(&s);
     fan_graph_ranges_fini(&saved);
     fan_free(given);

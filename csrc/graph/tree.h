@@ -78,6 +78,7 @@ typedef struct fan_tree_report {
 typedef struct fan_tree_stats {
     uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, eager, restored;
     uint64_t driver_bytes; /* allocated by the driver for recordings */
+    bool closed;
 } fan_tree_stats;
 
 /* fan_tree_new: reserves the arena; one hold. FAN_ERR_TYPE: the device cannot record; FAN_ERR_NOMEM,
@@ -87,7 +88,6 @@ void fan_tree_drop(fan_tree *t); /* the last one closes it; accepts NULL */
 /* fan_tree_close: ends its outputs, frees its recordings and memory; later calls fail. FAN_ERR_STATE inside a step or a
  * call. */
 fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err);
-bool fan_tree_closed(fan_tree *t);
 
 /* fan_tree_function_new: one hold; it holds the tree. roles: of each operand; nroles 0: roles[0] of all. keep: outputs
  * that are copied out of the arena; nkeep 0: none, SIZE_MAX: all. FAN_ERR_NOMEM. */

@@ -35,12 +35,6 @@ fan_blocks *fan_blocks_new(void)
     return b;
 }
 
-fan_blocks *fan_blocks_hold(fan_blocks *b)
-{
-    atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
-    return b;
-}
-
 void fan_blocks_drop(fan_blocks *b)
 {
     if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) > 1)
@@ -114,12 +108,11 @@ fan_storage *fan_blocks_storage(fan_blocks *b, size_t n)
         s->data = one->data;
         b->live += !one->live;
         one->live = true;
+        atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
     }
     fan_mutex_unlock(&b->lock);
-    if (one) {
-        fan_blocks_hold(b);
+    if (one)
         return s;
-    }
     s->release = NULL;
     fan_storage_drop(s);
     return NULL;

@@ -14,7 +14,6 @@ typedef struct fan_blocks fan_blocks;
 
 /* fan_blocks_new: one hold; NULL when out of memory. */
 fan_blocks *fan_blocks_new(void);
-fan_blocks *fan_blocks_hold(fan_blocks *b);
 void fan_blocks_drop(fan_blocks *b); /* b may be NULL */
 /* fan_blocks_storage: returns `n` bytes, aligned to 64, not zeroed: the smallest free block of at most twice the size,
  * else a new one. It holds b. NULL when out of memory. */

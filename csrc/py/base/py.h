@@ -64,8 +64,6 @@
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
-    X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
-    X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
     X(PyTypeObject, event_count_type)                                                                       \
     X(PyObject, race_error)                                                                                 \

@@ -15,10 +15,10 @@ typedef struct graph_function {
     fan_graph_tree_object *tree; /* held */
     PyObject *fn, *name;         /* held */
     PyObject *key;               /* a callable, or NULL */
-    PyObject *keys;              /* a dict: key -> number, the one used last at the end */
-    uint64_t key_count;          /* of all keys so far */
+    PyObject *keys;              /* fanin.graph.trees.Keys */
     PyObject *outside;           /* verify=: a dict: recording -> the values that fn read besides its operands */
-    uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
+    PyObject *all_roles;         /* bytes: */
+    const uint8_t *roles;        /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
@@ -58,14 +58,29 @@ static void function_dealloc(PyObject *o)
         PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
+    Py_CLEAR(self->all_roles);
     Py_BEGIN_ALLOW_THREADS
         fan_tree_function_drop(self->f);
     Py_END_ALLOW_THREADS
     Py_CLEAR(self->tree);
     fan_tree_result_fini(&self->scratch);
-    fan_free(self->roles);
     type->tp_free(o);
     Py_DECREF(type);
+}
+
+PyObject *fan_graph_python(const char *name, const char *format, ...)
+{
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
+    PyObject *fn = module ? PyObject_GetAttrString(module, name) : NULL, *args = NULL, *made = NULL;
+    va_list values;
+    va_start(values, format);
+    if (fn && (args = Py_VaBuildValue(format, values)))
+        made = PyObject_CallObject(fn, args);
+    va_end(values);
+    Py_XDECREF(args);
+    Py_XDECREF(fn);
+    Py_XDECREF(module);
+    return made;
 }
 
 /* ---- a body ---- */
@@ -135,17 +150,6 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
-/* call_outside: fanin.graph.trees.outside(fn), or .changed(fn, before). */
-static PyObject *call_outside(const graph_function *self, const char *name, PyObject *before)
-{
-    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
-    PyObject *made = !module  ? NULL
-                     : before ? PyObject_CallMethod(module, name, "OO", self->fn, before)
-                              : PyObject_CallMethod(module, name, "O", self->fn);
-    Py_XDECREF(module);
-    return made;
-}
-
 static bool operand_stays(const fan_handles_scope *s, size_t i)
 {
     uint8_t role = s->roles[s->each ? i : 0];
@@ -167,7 +171,7 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
     if (b->self->tree->verify)
-        Py_XSETREF(b->outside, call_outside(b->self, "outside", NULL));
+        Py_XSETREF(b->outside, fan_graph_python("outside", "(O)", b->self->fn));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
         fan_handles_begin(&scope);
@@ -223,7 +227,7 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
         return;
     PyObject *number = PyLong_FromLong(node);
     PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
-    PyObject *words = before ? call_outside(self, "changed", before) : NULL;
+    PyObject *words = before ? fan_graph_python("changed", "(OO)", self->fn, before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
         snprintf(buf, size, "%s", text);
@@ -243,59 +247,6 @@ static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
     return fan_set_error(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name,
                          i, role_names[self->roles[self->nroles ? i : 0]],
                          fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(o)->tp_name);
-}
-
-/* ---- keys ---- */
-
-static PyObject *distinct(const graph_function *self, PyObject *o);
-
-static PyObject *distinct_items(const graph_function *self, PyObject *o)
-{
-    PyObject *made = PyTuple_New(PyTuple_GET_SIZE(o));
-    for (Py_ssize_t i = 0; made && i < PyTuple_GET_SIZE(o); i++) {
-        PyObject *one = distinct(self, PyTuple_GET_ITEM(o, i));
-        if (one)
-            PyTuple_SET_ITEM(made, i, one);
-        else
-            Py_CLEAR(made);
-    }
-    return made;
-}
-
-/* distinct: a key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
- */
-static PyObject *distinct(const graph_function *self, PyObject *o)
-{
-    PyObject *value;
-    if (PyArray_IsScalar(o, Generic)) {
-        PyObject *bytes = PyObject_CallMethod(o, "tobytes", NULL);
-        value = bytes ? Py_BuildValue("(NN)", bytes, PyObject_GetAttrString(o, "dtype")) : NULL;
-    } else if (PyFloat_Check(o)) {
-        double d = PyFloat_AS_DOUBLE(o);
-        value = PyBytes_FromStringAndSize((const char *)&d, sizeof d);
-    } else if (PyComplex_Check(o)) {
-        Py_complex c = PyComplex_AsCComplex(o);
-        value = PyBytes_FromStringAndSize((const char *)&c, sizeof c);
-    } else if (PyTuple_Check(o)) {
-        if (Py_EnterRecursiveCall(" in a key of a graph tree"))
-            return NULL;
-        value = distinct_items(self, o);
-        Py_LeaveRecursiveCall();
-    } else if (PyObject_HasAttrString((PyObject *)Py_TYPE(o), "__dlpack__")) {
-        return PyErr_Format(PyExc_TypeError,
-                            "%U: arguments that are no operands select the recording by value, got a %.80s, whose "
-                            "values may change: pass an array on the tree's device, or numbers",
-                            self->name, Py_TYPE(o)->tp_name);
-    } else if (PyObject_Hash(o) == -1) {
-        PyErr_Clear();
-        return PyErr_Format(PyExc_TypeError,
-                            "%U: arguments that are no arrays, and the result of key=, select the recording, so they "
-                            "must be hashable, got %R",
-                            self->name, o);
-    } else {
-        value = Py_NewRef(o);
-    }
-    return value ? Py_BuildValue("(ON)", Py_TYPE(o), value) : NULL;
 }
 
 /* ndarray_operand: an ndarray as an array of the core, with a hold; NULL with an exception. */
@@ -350,7 +301,7 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
             return refuse_operand(self, i, args[i]);
         if (!*others && !(*others = PyList_New(0)))
             return -1;
-        PyObject *value = distinct(self, args[i]), *one = value ? Py_BuildValue("(nN)", (Py_ssize_t)i, value) : NULL;
+        PyObject *one = Py_BuildValue("(nO)", (Py_ssize_t)i, args[i]);
         if (!one || PyList_Append(*others, one) < 0) {
             Py_XDECREF(one);
             return -1;
@@ -360,8 +311,6 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     return 0;
 }
 
-#define KEYS 64 /* kept per function; one more evicts the least recently used */
-
 /* key_of: a number for the arguments that are no arrays and the result of key=; 0: there is neither. */
 static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
 {
@@ -369,38 +318,13 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     if (!others && !self->key)
         return 0;
     PyObject *given = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
-    PyObject *value = given ? distinct(self, given) : NULL;
-    PyObject *rest = value ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
-    PyObject *key = rest ? PyTuple_Pack(2, value, rest) : NULL, *known = NULL, *number = NULL, *oldest;
-    Py_ssize_t first = 0;
-    int result = -1;
-    if (!key)
-        goto done;
-    known = PyDict_GetItemWithError(self->keys, key);
-    if (!known && PyErr_Occurred())
-        goto done;
-    *out = known ? PyLong_AsUnsignedLongLong(known) : self->key_count + 1;
-    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* moves to the end */
-        number = PyLong_FromUnsignedLongLong(*out);
-        if (!number || (known && PyDict_DelItem(self->keys, key) < 0) || PyDict_SetItem(self->keys, key, number) < 0)
-            goto done;
-        self->key_count += !known;
-    }
-    if (PyDict_GET_SIZE(self->keys) > KEYS && PyDict_Next(self->keys, &first, &oldest, NULL)) {
-        Py_INCREF(oldest);
-        bool gone = PyDict_DelItem(self->keys, oldest) == 0;
-        Py_DECREF(oldest);
-        if (!gone)
-            goto done;
-    }
-    result = 0;
-done:
-    Py_XDECREF(number);
+    PyObject *number = given ? PyObject_CallFunctionObjArgs(self->keys, given, others ? others : Py_None, NULL) : NULL;
     Py_XDECREF(given);
-    Py_XDECREF(value);
-    Py_XDECREF(rest);
-    Py_XDECREF(key);
-    return result;
+    if (!number)
+        return -1;
+    *out = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return 0;
 }
 
 /* object_of: an output: the caller's own object if it is an operand. */
@@ -525,60 +449,6 @@ FAN_STEP_VECTOR(function, function_call)
 
 /* ---- GraphTree.function ---- */
 
-static int role_arg(PyObject *o, uint8_t *out)
-{
-    for (size_t i = 0; PyUnicode_Check(o) && i < sizeof role_names / sizeof *role_names; i++)
-        if (PyUnicode_CompareWithASCIIString(o, role_names[i]) == 0) {
-            *out = (uint8_t)i;
-            return 0;
-        }
-    return fan_set_error(PyExc_ValueError, "roles are \"auto\", \"copy\", \"static\" and \"accumulate\", not %R", o);
-}
-
-/* roles_arg: one for all, or one for each. */
-static int roles_arg(graph_function *self, PyObject *roles)
-{
-    bool one = PyUnicode_Check(roles);
-    PyObject *all = one ? PyTuple_Pack(1, roles) : PySequence_Tuple(roles);
-    int result = -1;
-    if (!all)
-        return fan_set_error(PyExc_TypeError, "roles= is one word for all operands, or one for each, not %R", roles);
-    self->nroles = one ? 0 : (size_t)PyTuple_GET_SIZE(all);
-    if (!(self->roles = fan_calloc((size_t)PyTuple_GET_SIZE(all) + 1)))
-        PyErr_NoMemory();
-    else
-        result = 0;
-    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_GET_SIZE(all); i++)
-        result = role_arg(PyTuple_GET_ITEM(all, i), &self->roles[i]);
-    Py_DECREF(all);
-    return result;
-}
-
-/* keep_arg: True, False, or one of them for each output; *keep is the caller's to free. */
-static int keep_arg(PyObject *o, bool **keep, size_t *n)
-{
-    *keep = NULL;
-    *n = o == Py_True ? SIZE_MAX : 0;
-    if (o == Py_True || o == Py_False)
-        return 0;
-    PyObject *all = PyUnicode_Check(o) ? NULL : PySequence_Tuple(o);
-    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
-        if (!PyBool_Check(PyTuple_GET_ITEM(all, i))) {
-            Py_CLEAR(all);
-            break;
-        }
-    if (!all)
-        return fan_set_error(PyExc_TypeError, "keep= is True, False, or one of them for each output, not %R", o);
-    *n = (size_t)PyTuple_GET_SIZE(all);
-    *keep = fan_calloc(*n + 1);
-    if (!*keep)
-        PyErr_NoMemory();
-    for (size_t i = 0; *keep && i < *n; i++)
-        (*keep)[i] = PyTuple_GET_ITEM(all, i) == Py_True;
-    Py_DECREF(all);
-    return *keep ? 0 : -1;
-}
-
 static PyObject *name_of(PyObject *fn)
 {
     PyObject *name = PyObject_GetAttrString(fn, "__name__");
@@ -594,8 +464,6 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     enum { FN, ROLES, KEEP, KEY };
     PyObject *fn = a[FN], *roles = a[ROLES], *keep = a[KEEP] ? a[KEEP] : Py_False, *key = a[KEY] ? a[KEY] : Py_None;
     PyTypeObject *type = fan_state_get()->graph_function_type;
-    bool *keeps = NULL;
-    size_t nkeep = 0;
     fan_error err = {0};
     fan_status status;
     if (!PyCallable_Check(fn) || (key != Py_None && !PyCallable_Check(key)))
@@ -609,19 +477,25 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     self->tree = (fan_graph_tree_object *)Py_NewRef((PyObject *)tree);
     self->fn = Py_NewRef(fn);
     self->key = key == Py_None ? NULL : Py_NewRef(key);
-    self->keys = PyDict_New();
-    self->name = name_of(fn);
-    PyObject *every = roles ? Py_NewRef(roles) : PyUnicode_FromString("auto");
-    bool good = self->keys && self->name && every && roles_arg(self, every) == 0 && keep_arg(keep, &keeps, &nkeep) == 0;
-    Py_XDECREF(every);
-    if (good) {
+    if ((self->name = name_of(fn)))
+        self->keys = fan_graph_python("Keys", "(O)", self->name);
+    PyObject *options = !self->keys ? NULL
+                        : roles     ? fan_graph_python("options", "(OO)", roles, keep)
+                                    : fan_graph_python("options", "(sO)", "auto", keep);
+    if (options) {
+        PyObject *kept = PyTuple_GET_ITEM(options, 2); /* None: all */
+        size_t nkeep = kept == Py_None ? SIZE_MAX : (size_t)PyBytes_GET_SIZE(kept);
+        self->all_roles = Py_NewRef(PyTuple_GET_ITEM(options, 0));
+        self->roles = (const uint8_t *)PyBytes_AS_STRING(self->all_roles);
+        self->nroles = PyTuple_GET_ITEM(options, 1) == Py_True ? (size_t)PyBytes_GET_SIZE(self->all_roles) : 0;
         self->keeps = nkeep > 0;
-        status = fan_tree_function_new(tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles, keeps, nkeep,
-                                       &self->f, &err);
+        status = fan_tree_function_new(tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles,
+                                       kept == Py_None ? NULL : (const bool *)PyBytes_AS_STRING(kept), nkeep, &self->f,
+                                       &err);
         if (status != FAN_OK)
             fan_raise(status, &err);
+        Py_DECREF(options);
     }
-    fan_free(keeps);
     if (!self->f)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -631,46 +505,17 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
 
 static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
 {
-    static const char *const outcomes[] = {"warmed", "recorded", "replayed", "raw", "failed"};
-    const fan_tree_report last = function_self(o)->last, *w = &last; /* a copy: another thread may call */
-    fan_state *st = fan_state_get();
-    PyObject *type, *rules, *node, *made = NULL;
+    const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
     if (!function_self(o)->called)
         Py_RETURN_NONE;
-    type = fan_lazy(&st->outcome_type, "fanin.graph.trees", "Outcome");
-    rules = type ? PyList_New(0) : NULL;
-    for (unsigned i = 1; rules && i <= FAN_TREE_RULES; i++) {
-        PyObject *rule = w->rules & FAN_T(i) ? PyUnicode_FromFormat("T%u", i) : NULL;
-        if (rule && PyList_Append(rules, rule) < 0)
-            Py_CLEAR(rules);
-        Py_XDECREF(rule);
-    }
-    if (rules) {
-        PyObject *all = PyList_AsTuple(rules);
-        node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
-        if (all && node)
-            made =
-                PyObject_CallFunction(type, "szOO", outcomes[w->outcome], w->reason[0] ? w->reason : NULL, node, all);
-        Py_XDECREF(node);
-        Py_XDECREF(all);
-    }
-    Py_XDECREF(rules);
-    return made;
+    return fan_graph_python("outcome", "(iziI)", (int)last.outcome, last.reason[0] ? last.reason : NULL, last.node,
+                            (unsigned)last.rules);
 }
 
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    static const char *const outcomes[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
-                                           "failed"};
-    const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
-    char rules[128] = "";
-    if (!function_self(o)->called)
-        return PyUnicode_FromFormat("%U has not been called yet", function_self(o)->name);
-    for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
-        if (last.rules & FAN_T(i))
-            fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
-    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, outcomes[last.outcome],
-                                last.reason[0] ? ": " : "", last.reason, rules);
+    PyObject *last = function_get_last(o, NULL);
+    return last ? fan_graph_python("explained", "(ON)", function_self(o)->name, last) : NULL;
 }
 
 static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }

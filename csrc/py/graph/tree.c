@@ -170,26 +170,20 @@ static PyObject *tree_function(PyObject *o, PyObject *const *a) { return fan_gra
 
 static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
-    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
-    PyObject *made = module ? PyObject_CallMethod(module, "plot", "OO", o, a[0] ? a[0] : Py_None) : NULL;
-    Py_XDECREF(module);
-    return made;
+    return fan_graph_python("plot", "(OO)", o, a[0] ? a[0] : Py_None);
 }
 
 static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s;
-    PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin.graph.trees", "GraphStats");
-    if (!type)
-        return NULL;
     Py_BEGIN_ALLOW_THREADS
         fan_tree_get_stats(tree_self(o)->t, &s);
     Py_END_ALLOW_THREADS
-    return PyObject_CallFunction(type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
-                                 (unsigned long long)s.in_use, (unsigned long long)s.high_water,
-                                 (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-                                 (unsigned long long)s.replayed, (unsigned long long)s.eager,
-                                 (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
+    return fan_graph_python("GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
+                            (unsigned long long)s.in_use, (unsigned long long)s.high_water,
+                            (unsigned long long)s.warmed, (unsigned long long)s.recorded,
+                            (unsigned long long)s.replayed, (unsigned long long)s.eager, (unsigned long long)s.restored,
+                            (unsigned long long)s.driver_bytes);
 }
 
 /* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's; takes `one`. */
@@ -241,11 +235,11 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
 {
-    bool closed;
+    fan_tree_stats s;
     Py_BEGIN_ALLOW_THREADS
-        closed = fan_tree_closed(tree_self(o)->t);
+        fan_tree_get_stats(tree_self(o)->t, &s);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(closed);
+    return PyBool_FromLong(s.closed);
 }
 
 static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, MethodType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -45,6 +47,93 @@ class GraphStats:
     raw: int
     restored: int
     driver_bytes: int = 0
+
+
+# ---- functions
+
+ROLES = ("auto", "copy", "static", "accumulate")
+#: In the order of fan_tree_outcome.
+DID = {
+    "warmed": "was warmed up", "recorded": "was recorded", "replayed": "was replayed",
+    "raw": "ran without a recording", "failed": "failed",
+}  # fmt: skip
+
+
+def outcome(did: int, reason: str | None, node: int, rules: int) -> Outcome:
+    """GraphFunction.last. `rules`: a bit for each."""
+    names = tuple([f"T{i + 1}" for i in range(rules.bit_length()) if rules >> i & 1])
+    return Outcome(list(DID)[did], reason, None if node < 0 else node, names)
+
+
+def explained(name: str, last: Outcome | None) -> str:
+    """GraphFunction.explain."""
+    if last is None:
+        return f"{name} has not been called yet"
+    return f"{name} {DID[last.did]}{f': {last.reason}' if last.reason else ''} [{', '.join(last.rules)}]"
+
+
+def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
+    """The numbers of roles, whether each operand has one, and which outputs are kept (None: all)."""
+    one = isinstance(roles, str)
+    try:
+        words = (roles,) if one else tuple(cast(Iterable[object], roles))
+    except TypeError:
+        raise TypeError(f"roles= is one word for all operands, or one for each, not {roles!r}") from None
+    for word in words:
+        if not isinstance(word, str) or word not in ROLES:
+            raise ValueError(f'roles are "auto", "copy", "static" and "accumulate", not {word!r}')
+    kept = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else list(keep)
+    if keep is not True and keep is not False and any(type(k) is not bool for k in kept):
+        raise TypeError(f"keep= is True, False, or one of them for each output, not {keep!r}")
+    numbers = bytes(ROLES.index(cast(str, word)) for word in words)
+    return numbers, not one, None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
+
+
+PLAIN = frozenset({int, bool, str, bytes, type(None)})
+
+
+class Keys:
+    """Numbers of the values, besides arrays, that select a function's recording. The least recently used of 64 goes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.numbers: dict[object, int] = {}  # the one used last at the end
+        self.count = itertools.count(1)
+
+    def __call__(self, given: object, others: list[tuple[int, object]] | None) -> int:
+        """`given`: by key=; `others`: operands that are no arrays, each with its place."""
+        key = self.distinct(given), *[(i, self.distinct(x)) for i, x in others or ()]
+        number = self.numbers.get(key)
+        if number is None or len(self.numbers) > 32:
+            self.numbers[key] = number = self.numbers.pop(key, None) or next(self.count)  # moves to the end
+        if len(self.numbers) > 64:
+            self.numbers.pop(next(iter(tuple(self.numbers))), None)
+        return number
+
+    def distinct(self, x: object) -> tuple[object, ...]:
+        """A key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+        kind = type(x)
+        if kind in PLAIN:
+            return kind, x
+        if isinstance(x, float | complex):
+            return kind, struct.pack("dd", x.real, x.imag)
+        if isinstance(x, np.generic):
+            return kind, x.tobytes(), x.dtype
+        if isinstance(x, tuple):
+            return kind, tuple(map(self.distinct, x))
+        if hasattr(kind, "__dlpack__"):
+            raise TypeError(
+                f"{self.name}: arguments that are no operands select the recording by value, got a {kind.__name__},"
+                " whose values may change: pass an array on the tree's device, or numbers"
+            )
+        try:
+            hash(x)
+        except Exception:
+            raise TypeError(
+                f"{self.name}: arguments that are no arrays, and the result of key=, select the recording, so they must"
+                f" be hashable, got {x!r}"
+            ) from None
+        return kind, x
 
 
 # ---- verify=: what a function finds outside of its operands
