@@ -182,8 +182,7 @@ GETTER(address, PyLong_FromVoidPtr(a->data))
 
 static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_array_self(o)->d, text, sizeof text));
+    return fan_device_name(fan_array_self(o)->d);
 }
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))

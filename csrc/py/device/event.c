@@ -98,8 +98,7 @@ static PyObject *event_repr(PyObject *o)
 
 static PyObject *event_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_event_of(o)->device, text, sizeof text));
+    return fan_device_name(fan_event_of(o)->device);
 }
 
 static PyObject *event_get_stream(PyObject *o, void *Py_UNUSED(closure))

@@ -579,8 +579,7 @@ static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_node_device(&node_cast(o)->node), text, sizeof text));
+    return fan_device_name(fan_node_device(&node_cast(o)->node));
 }
 
 static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
