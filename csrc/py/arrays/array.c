@@ -114,17 +114,13 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *array_record_stream(PyObject *o, PyObject *arg)
 {
     fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (fan_stream_arg(arg, &s) < 0)
         return NULL;
     if (!s)
         return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err);
-        fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    return fan_done(status, &err);
+    int bad = FAN_CHECK_UNLOCKED(fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err));
+    fan_stream_drop(s);
+    return bad ? NULL : Py_NewRef(Py_None);
 }
 
 /* To other libraries (dlpack.h) */
