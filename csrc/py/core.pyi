@@ -1206,7 +1206,7 @@ def cuda_info() -> _CudaInfo:
     """The features of the CUDA driver, or why there is none."""
 
 def cuda_leave_out(*words: str) -> None:
-    """Plan bits that the CUDA backend leaves out, and no others: for proofs."""
+    """Make the CUDA backend leave these bits out of plans, and no others: for proofs."""
 
 def kernels_source() -> bytes:
     """kernels.cu and the headers that it includes: zlib of JSON, {name: text}."""
@@ -1319,7 +1319,7 @@ class Machine:
         """The clock of the host, in microseconds."""
     @property
     def device_us(self) -> float:  # step
-        """When the last work queued ends, in microseconds."""
+        """When the last queued work ends, in microseconds."""
     @property
     def abandoned(self) -> bool:
         """True after _give_up()."""
@@ -1352,49 +1352,49 @@ class Machine:
     ) -> None:  # step
         """Queue a kernel."""
     def _synchronize(self) -> None:  # step
-        """Run all that is queued."""
+        """Run all queued work."""
     def _step(self) -> bool:  # step
-        """Run one thing that is queued; False where nothing can run."""
+        """Run one piece of queued work; return False if none can run."""
     def _pending(self) -> None:
         """Raise a race that no call has raised yet."""
     def _forget(self) -> None:
-        """What is queued of the user's will do nothing."""
+        """Make the queued kernels of the user do nothing."""
     def _check(self, on: bool, /) -> None:
         """Switch the checker on or off."""
     def _begin_capture(self, stream: Stream, mode: int, /) -> None:  # step
-        """Capture what is queued on a stream."""
+        """Begin to capture the work queued on a stream."""
     def _end_capture(self, stream: Stream, /) -> object:  # step
-        """The graph of what was captured, in a capsule."""
+        """End the capture and return its graph, in a capsule."""
     def _launch_graph(self, graph: object, stream: Stream, /) -> None:  # step
         """Queue a graph."""
     def _leave_out(self, *words: str) -> None:  # step
-        """Leave out these of the plans, and no others."""
+        """Leave these bits out of all plans, and no others."""
     def _spawn(self) -> int:  # step
-        """Register a host thread; its number."""
+        """Register a host thread and return its number."""
     def _thread_apart(self, number: int, /) -> None:
-        """Threads of other numbers share no host memory and no graph with it."""
+        """Promise that threads of other numbers share no host memory and no graph with this one."""
     def _thread_begin(self, actor: int, /) -> bool:
-        """First on the new thread; False: return at once."""
+        """Begin a spawned thread; if this returns False, the thread must return at once."""
     def _thread_end(self, actor: int, /) -> None:
-        """Last on the thread."""
+        """End a spawned thread: its last call."""
     def _limit(self, steps: int, /) -> None:
-        """Host threads that act more often come to no end."""
+        """Report host threads that act more often as endless."""
     def _break(self, text: str, /) -> int:
-        """The thread that acts does not return: its number, or -1."""
+        """Give up the thread that acts, which does not return, and return its number, or -1."""
     def _saw_thread(self, actor: int, /) -> None:  # step
-        """The calling thread reads how another one ended."""
+        """Record that the calling thread reads how another one ended."""
     def _after_thread(self, actor: int, /) -> None:
-        """A thread that has ended comes before what this one does next."""
+        """Order the calling thread's next step after a thread that has ended."""
     def _join(self) -> None:
         """Run the host threads to their end."""
     def _stuck(self, actor: int, /) -> bool:
-        """After a deadlock: its thread will never end."""
+        """Whether, after a deadlock, the thread will never end."""
     def _enter(self) -> None:
-        """ "sim:0" names its first device on this thread."""
+        """Make "sim:0" the name of its first device on this thread."""
     def _leave(self) -> None:
-        """Take back the innermost _enter."""
+        """Undo the innermost _enter."""
     def _follow(self, search: object, /) -> None:
-        """A search chooses among the host threads."""
+        """Let a search choose among the host threads."""
     def _give_up(self) -> None:
         """End the host threads."""
 

@@ -42,8 +42,6 @@ static PyObject *layout_places(PyObject *capsule)
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     PyObject *capsule, *made = NULL;
-    fan_error err = {0};
-    fan_status status;
     recorded *self = fan_calloc(sizeof *self);
     if (!self)
         return PyErr_NoMemory();
@@ -57,10 +55,8 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
     Py_CLEAR(self->was.tuple);
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
         goto done;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
-    Py_END_ALLOW_THREADS
-    made = status == FAN_OK ? layout_places(capsule) : fan_raise(status, &err);
+    if (FAN_CHECK_UNLOCKED(fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0)
+        made = layout_places(capsule);
 done:
     Py_DECREF(capsule);
     return made;
@@ -79,8 +75,6 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const recorded *self = layout_of(a[0]);
     fan_difference d;
-    fan_error err = {0};
-    fan_status status;
     fan_regions is;
     if (!self || fan_regions_read(a[1], "Layout.check", &is) < 0)
         return NULL;
@@ -91,10 +85,10 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
         return NULL;
     }
     same_dtypes(self, &is);
-    status = fan_layout_check(self->l, is.items, self->budget, &d, &err);
+    int bad = FAN_CHECK(fan_layout_check(self->l, is.items, self->budget, &d, &err));
     fan_regions_fini(&is);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (bad)
+        return NULL;
     if (d.what == FAN_CHANGE_SAME)
         Py_RETURN_NONE;
     if (d.other == FAN_NO_OTHER)

@@ -114,17 +114,13 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *array_record_stream(PyObject *o, PyObject *arg)
 {
     fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (fan_stream_arg(arg, &s) < 0)
         return NULL;
     if (!s)
         return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err);
-        fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    return fan_done(status, &err);
+    int bad = FAN_CHECK_UNLOCKED(fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err));
+    fan_stream_drop(s);
+    return bad ? NULL : Py_NewRef(Py_None);
 }
 
 /* To other libraries (dlpack.h) */
@@ -182,8 +178,7 @@ GETTER(address, PyLong_FromVoidPtr(a->data))
 
 static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_array_self(o)->d, text, sizeof text));
+    return fan_device_name(fan_array_self(o)->d);
 }
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))

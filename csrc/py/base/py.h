@@ -240,6 +240,12 @@ int fan_set_error(PyObject *type, const char *fmt, ...);
         Py_DECREF(type);                 \
     }
 
+/* fan_device_name: fan_device_text as a str. */
+static inline PyObject *fan_device_name(const fan_device *d)
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(d, text, sizeof text));
+}
 /* fan_list_add: appends an item, whose reference it takes; without an item or room *list becomes NULL. */
 static inline void fan_list_add(PyObject **list, PyObject *item)
 {

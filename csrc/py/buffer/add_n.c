@@ -163,14 +163,12 @@ static PyObject *add_n_any(const add_n_args *a)
         .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
-    FAN_UNINITIALIZED fan_error err;
     config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
     if (operands_of(a, &items, &keys) == 0 &&
         fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
-        fan_error_clear(&err);
-        fan_status status = fan_buffer_new(&config, &core, &err);
-        sum = status == FAN_OK ? sum_in(core, items, keys, a, config.stats) : fan_raise(status, &err);
+        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0)
+            sum = sum_in(core, items, keys, a, config.stats);
     }
     fan_error_context_pop(&w);
     if (core) {

@@ -34,8 +34,7 @@ static int end(target_object *self, bool good)
     fan_status status;
     bool device = self->t.device->backend->has_streams;
     self->state = OVER;
-    err.status = FAN_OK;
-    err.text[0] = '\0';
+    fan_error_clear(&err);
     status = fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
                                    device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
     if (status != FAN_OK && good)
@@ -46,18 +45,14 @@ static int end(target_object *self, bool good)
 static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     target_object *self = of(o);
-    FAN_UNINITIALIZED fan_error err;
     PyObject *out;
-    fan_status status;
     if (self->state != FRESH) {
         PyErr_SetString(PyExc_RuntimeError, "a target is entered once; make another with buffer.target()");
         return NULL;
     }
-    err.status = FAN_OK;
-    err.text[0] = '\0';
-    status = fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key, self->stream, &self->t, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key, self->stream, &self->t, &err)) <
+        0)
+        return NULL;
     self->state = LENT;
     if (self->t.device->backend->has_streams)
         out = fan_array_wrap(self->t.array, self->t.device);

@@ -27,22 +27,13 @@ const fan_backend_entry *fan_backend_of_dlpack(long type)
 
 int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out)
 {
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = b->find(index, out, &err);
-    Py_END_ALLOW_THREADS
-    return fan_check(status, &err);
+    return FAN_CHECK_UNLOCKED(b->find(index, out, &err));
 }
 
 fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 {
     fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status = d->backend->find_stream(d, handle, &s, &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return s;
+    return FAN_CHECK(d->backend->find_stream(d, handle, &s, &err)) < 0 ? NULL : s;
 }
 
 void fan_backends_keep(size_t bytes)

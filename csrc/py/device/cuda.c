@@ -20,11 +20,7 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 static fan_cuda *driver_open(void)
 {
     fan_cuda *c = NULL;
-    fan_error err = {0};
-    fan_status status = fan_driver_open(&c, &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return status == FAN_OK ? c : NULL;
+    return FAN_CHECK(fan_driver_open(&c, &err)) < 0 ? NULL : c;
 }
 
 static int put_kernels(PyObject *kernels, int index, const char *words)

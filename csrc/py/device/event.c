@@ -8,19 +8,14 @@ static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
     PyObject *where = a[0], *made = NULL;
     fan_device *d = NULL;
     fan_event *e = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (fan_device_arg(where, &d) < 0)
         return NULL;
     if (!d || !d->backend->has_streams) {
         fan_device_drop(d);
         return PyErr_Format(PyExc_ValueError, "Event: %R has no streams and no events: its work runs at once", where);
     }
-    status = fan_event_new(d, &e, &err);
-    if (status == FAN_OK)
+    if (FAN_CHECK(fan_event_new(d, &e, &err)) == 0)
         made = fan_event_make(type, e);
-    else
-        fan_raise(status, &err);
     fan_event_drop(e);
     fan_device_drop(d);
     return made;
@@ -32,8 +27,6 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
 {
     fan_event *e = fan_event_of(o);
     fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status;
     if (fan_stream_arg(arg, &s) < 0)
         return NULL;
     if (!s && !(s = fan_stream_current(e->device)))
@@ -51,11 +44,9 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         fan_stream_drop(s);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_event_rerecord(e, s, &err);
-        fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    return fan_done(status, &err);
+    int bad = FAN_CHECK_UNLOCKED(fan_event_rerecord(e, s, &err));
+    fan_stream_drop(s);
+    return bad ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
@@ -98,8 +89,7 @@ static PyObject *event_repr(PyObject *o)
 
 static PyObject *event_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_event_of(o)->device, text, sizeof text));
+    return fan_device_name(fan_event_of(o)->device);
 }
 
 static PyObject *event_get_stream(PyObject *o, void *Py_UNUSED(closure))

@@ -124,8 +124,7 @@ static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
 
 static PyObject *stream_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_stream_of(o)->device, text, sizeof text));
+    return fan_device_name(fan_stream_of(o)->device);
 }
 
 static PyObject *stream_get_handle(PyObject *o, void *Py_UNUSED(closure))

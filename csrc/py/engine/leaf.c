@@ -363,32 +363,26 @@ static int update_wide(leaf_object *self)
 /* reader_waits: S20: the reader's stream waits for the leaf's. */
 static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
 {
-    FAN_UNINITIALIZED fan_error err;
     fan_value v = {.dtype = FAN_DT_NONE};
     if (self->grad && fan_import(self->grad, false, true, &v) < 0)
         return -1;
-    fan_error_clear(&err);
-    fan_status status = fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err);
+    int bad = FAN_CHECK(fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err));
     fan_value_release(&v);
-    return fan_check(status, &err);
+    return bad;
 }
 
 /* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
-    FAN_UNINITIALIZED fan_error err;
     fan_streams_outer outer;
     fan_stream *reader = fan_stream_current(own->device);
     int bad = reader ? 0 : -1;
-    fan_error_clear(&err);
     if (!reader)
         PyErr_NoMemory();
     if (!bad && self->stale) {
-        fan_status status = fan_pass_end(own, &reader, 1, NULL, 0, &err);
-        if (status != FAN_OK)
-            fan_raise(status, &err);
+        bad = FAN_CHECK(fan_pass_end(own, &reader, 1, NULL, 0, &err));
         fan_streams_enter(self->base.node.streams, &outer);
-        bad = status != FAN_OK || update_wide(self) < 0 ? -1 : 0;
+        bad = bad < 0 ? bad : update_wide(self);
         fan_streams_leave(&outer);
     }
     if (!bad)
@@ -699,7 +693,6 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
     const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
                          given(values[3]), given(values[4]), given(values[5])};
-    FAN_UNINITIALIZED fan_error err;
     leaf_object *self;
     if (check_args(&a) < 0)
         return NULL;
@@ -709,10 +702,7 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
     fan_node_init(&self->base.node, &leaf_ops, 1);
     self->array = Py_NewRef(Py_None);
-    fan_error_clear(&err);
-    fan_status status = fan_leaf_claim_init(&self->claim, &err);
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
+    if (FAN_CHECK(fan_leaf_claim_init(&self->claim, &err)) < 0) {
         Py_CLEAR(self);
     } else {
         self->claim.leaf = &self->base.node;

@@ -291,22 +291,16 @@ static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_n
 
 static int link_edges(node_object *self, PyObject *edges)
 {
-    FAN_UNINITIALIZED fan_error err;
     PyObject *all = NULL;
     size_t n = 0;
-    int bad = 0;
+    int bad;
     if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
         if (fan_sequence_arg(edges, "edges", &all) < 0)
             return -1;
         edges = all;
     }
     n = (size_t)PySequence_Fast_GET_SIZE(edges);
-    fan_error_clear(&err);
-    fan_status status = fan_node_room(&self->node, n, &err);
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
-        bad = -1;
-    }
+    bad = FAN_CHECK(fan_node_room(&self->node, n, &err));
     for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
         PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* __index__ may change the list */
         fan_node *next;
@@ -443,12 +437,9 @@ static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
 /* link_to: edges from the C API. */
 static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 {
-    FAN_UNINITIALIZED fan_error err;
     char name[128];
-    fan_error_clear(&err);
-    fan_status status = fan_node_room(&self->node, nedges, &err);
-    if (status != FAN_OK)
-        return fan_check(status, &err);
+    if (FAN_CHECK(fan_node_room(&self->node, nedges, &err)) < 0)
+        return -1;
     for (size_t i = 0; i < nedges; i++) {
         node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
         if (edges[i].next && (!to || edges[i].slot >= to->node.inputs))
@@ -579,8 +570,7 @@ static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
-    char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_node_device(&node_cast(o)->node), text, sizeof text));
+    return fan_device_name(fan_node_device(&node_cast(o)->node));
 }
 
 static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))

@@ -253,13 +253,9 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool cap
     pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
                         .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
-    FAN_UNINITIALIZED fan_error err;
-    fan_error_clear(&err);
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
-        fan_status status = fan_backward_begin(&parts.config, &p, &err);
-        if (status != FAN_OK)
-            fan_raise(status, &err);
+        (void)FAN_CHECK(fan_backward_begin(&parts.config, &p, &err));
         *nwanted = parts.config.nwanted;
     }
     parts_fini(&parts);

@@ -122,12 +122,8 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
     fan_error_context w = {.slot = -1, .key = -1};
     place_args a = {0};
     int bad;
-    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) {
-        FAN_UNINITIALIZED fan_error err; /* the usual case */
-        fan_error_clear(&err);
-        fan_status status = fan_stream_set_now(&self->node.streams, &err);
-        return fan_check(status, &err);
-    }
+    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) /* the usual case */
+        return FAN_CHECK(fan_stream_set_now(&self->node.streams, &err));
     w.buffer = fan_node_name(&self->node, name, sizeof name);
     if (fan_stream_arg(stream, &a.stream) < 0)
         return raise_about(name, "stream");
