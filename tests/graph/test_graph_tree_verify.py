@@ -72,6 +72,19 @@ def of_branch(m: Any) -> tuple[Step, Callable[[], None]]:
     return step, lambda: flag.fill(-1.0)
 
 
+def of_table_and_number(m: Any) -> tuple[Step, Callable[[], None]]:
+    averages, rate = np.array([1.0]), 0.5
+
+    def step(x: Any, w: Any, g: Any) -> Any:
+        return scale_into(m, x, w, rate * averages[0])
+
+    def change() -> None:
+        nonlocal rate
+        averages[0], rate = 2.0, 0.125
+
+    return step, change
+
+
 def of_dropout(m: Any) -> tuple[Step, Callable[[], None]]:
     rng = np.random.default_rng(0)
     return lambda x, w, g: scale_into(m, x, w, float(rng.random())), lambda: None
@@ -91,6 +104,11 @@ UNSEEN: dict[str, tuple[Callable[[Any], tuple[Step, Callable[[], None]]], str, s
     "a number of a closure": (of_closure, "output 0", "rate was 0.5 .* and is 0.25 now"),
     "a global": (of_global, "output 0", "RATE was 0.5 .* and is 0.25 now"),
     "a branch on data": (of_branch, r"operand 2 \(accumulate\)", "flag has other values now"),
+    "an array and a number": (
+        of_table_and_number,
+        "output 0",
+        "rate was 0.5 .* and is 0.125 now, the ndarray averages has other values now",
+    ),
     "a step counter": (lambda m: (Trainer(m).step, lambda: None), "output 0", r"self.steps was 1 .* and is \d now"),
     "dropout": (of_dropout, "output 0", "rng has drawn random numbers"),
     "dropout by NumPy's own state": (of_random_state, "output 0", "np.random has drawn random numbers"),

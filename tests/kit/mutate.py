@@ -219,7 +219,8 @@ NEAR = {
         "graph/test_graph_trees_cpu.py",
         "graph/test_graph_tree_traps.py",
     ]
-    + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "tape/test_compiled.py"],
+    + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_rows.py", "graph/test_graph_tree_verify.py"]
+    + ["tape/test_compiled.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
