@@ -48,13 +48,15 @@ NAMES = {
     "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError|--graph",
     "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
 }
+#: .. and every house: the benchmarks, of which some rows measure it.
+EVERY_HOUSE = r"|(?:import|from) benchmarks\b"
 #: Folders of tests of the core: no C programs, whose makefile names every house, and no tests of other libraries.
 CORE_TESTS = ("array", "buffer", "cli", "device", "engine", "interop", "isolated", "laws", "spec", "tape")
 
 
 def core_tests(tests: Path, house: str) -> list[str]:
     """The files of tests of the core that do not name a house, and import nothing of the tests that does."""
-    named = re.compile(NAMES[house])
+    named = re.compile(NAMES[house] + EVERY_HOUSE)
 
     def names(path: Path, above: tuple[Path, ...] = ()) -> bool:
         text = path.read_text()
