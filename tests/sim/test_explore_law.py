@@ -229,8 +229,6 @@ STILL = {
     _core.Target: set(),
     _core.Node: {"device", "group", "inputs", "name", "sequence_nr", "stream"},
     _core.Leaf: {"array", "name", "sequence_nr", "stream"},
-    _core.Edges: set(),  # its length and items are read by whoever asked for it
-    _core.HookHandle: set(),
     _core.Walk: set(),
     _core.GraphTree: {"device", "step", "plot"},  # plot asks for _recordings
     _core.GraphStep: set(),
@@ -366,11 +364,11 @@ class World:
             (_core.Leaf, "register_post_accumulate_grad_hook"): lambda: self.leaf.register_post_accumulate_grad_hook(
                 lambda leaf: None
             ),
-            (_core.Edges, "append"): lambda: node.edges.append(None),
-            (_core.HookHandle, "remove"): self.hook.remove,
             (_core.Walk, "give"): lambda: self.walk.give(np.zeros(2)),
             (_core.Walk, "close"): self.walk.close,
             (_core.Walk, "explain"): self.walk.explain,
+            (type(None), "edges.append"): lambda: node.edges.append(None),
+            (type(None), "hook.remove"): self.hook.remove,
             (type(None), "next(walk)"): lambda: next(self.walk),
             (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
             (type(None), "repr(node)"): lambda: repr(node),
