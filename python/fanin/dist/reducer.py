@@ -262,10 +262,7 @@ class Reducer:
             room -= n
         made = [_Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)]
         for bucket in made:
-            try:
-                self._options.check_dtypes(bucket.layout)
-            except (TypeError, ValueError) as e:
-                raise type(e)(f"Reducer: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
+            self._options.check_dtypes(bucket.layout, "Reducer")
         self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
         self._parts += [part for bucket in made for part in bucket.layout.parts]
         self._digest = digest(self._parts)

@@ -67,11 +67,14 @@ class Options:
         if not 0 <= self.into < size:
             raise ValueError(f"{call}: into={self.into}: there are ranks 0 to {size - 1}")
 
-    def check_dtypes(self, layout: Layout) -> None:
+    def check_dtypes(self, layout: Layout, call: str = "add_n") -> None:
         """Raise if an option does not fit a dtype: before headers, so that no rank waits for data."""
         for segment in layout.segments if (self.scale, self.accumulate) != (None, None) else ():
             one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
-            _core.add_n([one], out=one, scale=self.scale, accumulate=self.accumulate)
+            try:
+                _core.add_n([one], out=one, scale=self.scale, accumulate=self.accumulate)
+            except (TypeError, ValueError) as e:
+                raise type(e)(f"{call}: {str(e).removeprefix('add_n: ').removeprefix('slot 0: ')}") from None
 
     @property
     def text(self) -> str:
