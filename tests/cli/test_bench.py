@@ -126,23 +126,19 @@ def test_the_model_of_ranks_finds_the_costs_of_a_machine_and_what_deviates_from_
     assert late["key, 64 MB, 8 ranks"] == pytest.approx(-50, abs=1)
 
 
-def test_two_levels_of_ranks_send_one_sum_for_a_node_and_all_contributions_in_the_order_of_keys() -> None:
-    def between(order: str, each: int) -> ranks.Sum:
-        (inside, _), (outside, _) = ranks.sums(order, 1 << 26, 64, each)["two levels"]
-        assert (inside.messages, outside.messages) == (21, 21)
-        return outside
-
-    words = (1 << 23) * 7 / 8
-    for order, each, sent in (("exact", 1, 1.5), ("exact", 8, 1.5), ("rank", 8, 1), ("key", 1, 8), ("key", 8, 64)):
-        assert between(order, each).sent == pytest.approx((1 + sent) * words + 7 * ranks.HEADER)
+def test_two_levels_of_ranks_send_one_sum_for_a_node_if_it_is_exact() -> None:
+    for each in (1, 8):
+        headers, inside, outside = ranks.sums("exact", 1 << 26, 64, each)["two levels"][-3:]
+        assert (headers.messages, inside.messages, outside.messages) == (63, 14, 21)
+        assert headers.sent == 63 * ranks.HEADER
+        assert inside.sent == pytest.approx((2 if each == 1 else 2.5) * (1 << 26) * 7 / 8)
+        assert outside.sent == pytest.approx(2.5 * (1 << 23) * 7 / 8 + 7 * 8)
     assert list(ranks.sums("exact", 1 << 26, 8, 1)) == ["flat"]
+    assert all(list(ranks.sums(order, 1 << 26, 64, 8)) == ["flat"] for order in ("key", "rank"))
 
 
 def test_a_rank_with_several_contributions_sends_all_in_the_order_of_keys_and_one_sum_in_that_of_ranks() -> None:
-    sent = {}
-    for order in ranks.NAMES:
-        [(one, _)] = ranks.sums(order, 1 << 26, 4, 8)["flat"]
-        sent[order] = one.sent - 3 * ranks.HEADER
+    sent = {order: ranks.sums(order, 1 << 26, 4, 8)["flat"][-1].sent - 3 * ranks.HEADER for order in ranks.NAMES}
     part = (1 << 26) * 3 / 4
     assert sent == {"key": 9 * part, "exact": 2.5 * part, "rank": 2 * part}
 
