@@ -1,9 +1,8 @@
-"""The parts of the engine that need no C: edges as a sequence, handles of hooks, notes of errors."""
+"""The parts of the engine that need no C: edges as a sequence, handles of hooks, what leaves declare."""
 
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, final, overload
@@ -16,8 +15,6 @@ from .slots import Slot
 
 if TYPE_CHECKING:
     from ._core import Edge, Leaf, Node, Stream
-
-MOST_NOTES = 16
 
 
 @final
@@ -101,17 +98,3 @@ def wide(
     """The buffer of Leaf(accumulate=dtype), which sums over passes, and its declarations."""
     slots = [Slot(shape, dtype, device, accumulate)]
     return InputBuffer(slots, stream=stream), slots
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note that the error does not have; of more than 16, count the others: nested passes may add a thousand."""
-    notes: object = getattr(error, "__notes__", None)
-    if not isinstance(notes, list) or (note not in notes and len(notes) < MOST_NOTES):
-        error.add_note(note)
-    elif note not in notes:
-        more = ".. and {} notes more, of the passes around these"
-        folded = [at for at, text in enumerate(notes) if re.match(r"\.\. and \d+ notes more", str(text))]
-        if folded:
-            notes[folded[-1]] = more.format(int(notes[folded[-1]].split()[2]) + 1)
-        else:
-            notes.append(more.format(1))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
-
-#: Folders and files of the package that run as programs of their own: the user's code, in messages.
-PROGRAMS = ("cli", "demo", "testing", "conformance", "__main__")
 #: Arguments of other libraries, and ours of the same meaning.
 ELSEWHERE = {"retain_graph": "keep_graph"}
 S_RULES = 22  # the first bits of a set of rules are S, the rest A
@@ -49,15 +44,6 @@ def size(n: float) -> str:
         if n >= unit:
             return f"{n / unit:.4g} {name}"
     return f"{n:.0f} B"
-
-
-@functools.cache
-def site_name(path: str) -> str:
-    """The short name by which messages cite a file of code; "" for plumbing: fanin itself and frozen modules."""
-    home = os.path.dirname(__file__) + "/"
-    if path.startswith("<frozen ") or (path.startswith(home) and not path[len(home) :].startswith(PROGRAMS)):
-        return ""
-    return path.rpartition("/")[2] or path
 
 
 def changes(a: str, b: str) -> int:

@@ -10,6 +10,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -459,3 +460,23 @@ def test_the_launch_of_a_graph_counts_once_and_little_for_each_kernel_in_it(laun
 def test_a_device_that_the_machine_does_not_have_is_refused_with_how_to_make_one(index: int) -> None:
     with Machine(), pytest.raises(ValueError, match=rf"this machine has 2 devices; .*Machine\(devices={index + 1}\)"):
         fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", device=f"sim:{index}")])
+
+
+def test_naming_a_call_site_runs_no_python_code_in_which_an_interrupt_would_be_lost() -> None:
+    code = compile("m.launch(s, fill, writes=[x])", "a_file_that_no_call_came_from.py", "exec")
+    entered: set[str] = set()
+
+    def seen(frame: FrameType, what: str, arg: object) -> None:
+        entered.add(frame.f_code.co_filename)
+
+    with Machine() as m:
+        x = m.empty(1)
+        with pytest.raises(fanin.RaceError, match="a_file_that_no_call_came_from.py:1"):
+            for s in (m.stream(), m.stream()):
+                sys.setprofile(seen)
+                try:
+                    exec(code, {"m": m, "s": s, "x": x, "fill": lambda x: None})
+                finally:
+                    sys.setprofile(None)
+            m.synchronize()
+    assert not [name for name in entered if name.endswith("_words.py")]

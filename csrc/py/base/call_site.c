@@ -1,9 +1,73 @@
-/* call_site: the line of the user's code that made a call: the innermost frame that is not plumbing, as
- * fanin._words.site_name decides. Races, traces and warnings name it. */
+/* call_site: the line of the user's code that made a call. Races, traces and warnings name it.
+ *
+ * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
+ * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
+ * file.
+ */
 #include "py/base/py.h"
 
 #include <stdio.h>
 #include <string.h>
+
+static const char *const programs[] = {"cli", "demo", "testing", "conformance", "__main__", NULL};
+
+/* inside: is `path` a file of the package in `home` (its folder, with the slash) that is plumbing? */
+static bool inside(const char *path, const char *home)
+{
+    size_t n = strlen(home);
+    if (n == 0 || strncmp(path, home, n) != 0)
+        return false;
+    for (const char *const *p = programs; *p; p++)
+        if (strncmp(path + n, *p, strlen(*p)) == 0)
+            return false;
+    return true;
+}
+
+/* package_home: the package's folder, with the slash; "" if it is not known. New reference. */
+static PyObject *package_home(void)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *package = modules ? PyDict_GetItemString(modules, "fanin") : NULL; /* borrowed */
+    PyObject *file = package ? PyObject_GetAttrString(package, "__file__") : NULL;
+    PyObject *home = NULL;
+    if (file && PyUnicode_Check(file)) {
+        Py_ssize_t slash = PyUnicode_FindChar(file, '/', 0, PyUnicode_GET_LENGTH(file), -1);
+        home = PyUnicode_Substring(file, 0, slash + 1);
+    }
+    Py_XDECREF(file);
+    PyErr_Clear();
+    return home ? home : PyUnicode_FromString("");
+}
+
+/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an
+ * exception. */
+static PyObject *name_of(PyObject *filename)
+{
+    fan_state *st = fan_state_get();
+    PyObject *name = NULL, *home = NULL;
+    const char *path, *slash, *dir;
+    if (!st->site_cache && !(st->site_cache = PyDict_New()))
+        return NULL;
+    name = PyDict_GetItemWithError(st->site_cache, filename);
+    if (name || PyErr_Occurred())
+        return name;
+    path = PyUnicode_AsUTF8(filename);
+    home = package_home();
+    dir = path && home ? PyUnicode_AsUTF8(home) : NULL;
+    if (!dir)
+        goto done;
+    slash = strrchr(path, '/');
+    if (inside(path, dir) || strncmp(path, "<frozen ", 8) == 0)
+        name = Py_NewRef(Py_None);
+    else
+        name = PyUnicode_FromString(slash && slash[1] ? slash + 1 : path);
+    if (name && PyDict_SetItem(st->site_cache, filename, name) < 0)
+        Py_CLEAR(name);
+    Py_XDECREF(name); /* the cache holds it */
+done:
+    Py_XDECREF(home);
+    return name;
+}
 
 /* call_site_find: the name of this place, "" for plumbing and unknown places; of the module's state. Reading
  * a line number means to go through the table of its function, so that a place is only read once. */
@@ -16,10 +80,8 @@ static const char *call_site_find(PyFrameObject *frame)
         Py_DECREF(code);
         return place->text;
     }
-    PyObject *live = fan_exception_take();
-    PyObject *site_name = fan_lazy(&fan_state_get()->site_name, "fanin._words", "site_name");
-    PyObject *name = site_name ? PyObject_CallOneArg(site_name, code->co_filename) : NULL;
-    const char *text = name ? PyUnicode_AsUTF8(name) : "?";
+    PyObject *live = fan_exception_take(), *name = name_of(code->co_filename);
+    const char *text = name && name != Py_None ? PyUnicode_AsUTF8(name) : "";
     place->text[0] = '\0';
     place->at = at;
     if (!text || text[0])
@@ -27,7 +89,6 @@ static const char *call_site_find(PyFrameObject *frame)
     PyErr_Clear();
     if (!name)
         Py_CLEAR(code);
-    Py_XDECREF(name);
     Py_XSETREF(place->code, (PyObject *)code); /* kept: another code object never lies where this one does */
     fan_exception_put(live);
     return place->text;

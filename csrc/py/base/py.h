@@ -58,9 +58,8 @@
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
     X(PyTypeObject, leaf_type)                                                                              \
-    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle, add_note (fan_lazy) */                      \
+    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle (fan_lazy) */                                \
     X(PyObject, hook_type)                                                                                  \
-    X(PyObject, add_note)                                                                                   \
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
@@ -91,7 +90,7 @@
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
     X(PyObject, zero)        /* the int 0 */                                                                \
-    X(PyObject, site_name)   /* fanin._words.site_name (fan_lazy) */
+    X(PyObject, site_cache)
 
 #define FAN_FREELIST 8
 #define FAN_CALL_SITES 64
