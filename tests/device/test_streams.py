@@ -289,3 +289,12 @@ def test_the_core_refuses_nonsense_without_harm() -> None:
             _core.stream_pop(wrong)
     with Machine() as m:
         _core.stream_pop(m.stream())  # never pushed: nothing happens
+
+
+def test_a_block_of_a_stream_may_end_after_that_of_its_machine() -> None:
+    with Machine() as m:
+        block = fanin.stream(m.stream())
+        block.__enter__()
+    block.__exit__(None, None, None)
+    with Machine():
+        assert _core.stream_pushed("sim:0") is None

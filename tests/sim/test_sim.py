@@ -471,7 +471,7 @@ def test_naming_a_call_site_runs_no_python_code_in_which_an_interrupt_would_be_l
 
     with Machine() as m:
         x = m.empty(1)
-        with pytest.raises(fanin.RaceError, match="a_file_that_no_call_came_from.py:1"):
+        with pytest.raises(fanin.RaceError, match=r"a_file_that_no_call_came_from\.py:1"):
             for s in (m.stream(), m.stream()):
                 sys.setprofile(seen)
                 try:

@@ -165,26 +165,27 @@ static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
     return made;
 }
 
-static PyObject *push_or_pop(PyObject *o, bool push)
+static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
 {
     fan_error err = {0};
-    fan_status status = FAN_OK;
     fan_stream *s = NULL;
     if (o == Py_None)
         return PyErr_Format(PyExc_TypeError, "expected a stream, got None");
     if (fan_stream_arg(o, &s) < 0)
         return NULL;
-    if (push)
-        status = fan_stream_push(s, &err);
-    else
-        fan_stream_pop(s);
+    fan_status status = fan_stream_push(s, &err);
     fan_stream_drop(s);
     return fan_done(status, &err);
 }
 
-static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, true); }
-
-static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, false); }
+/* One of a closed machine, too: after an interrupt the block of the machine may end before that of its stream. */
+static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    if (Py_TYPE(o) != fan_state_get()->stream_type)
+        return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s", Py_TYPE(o)->tp_name);
+    fan_stream_pop(fan_stream_of(o));
+    Py_RETURN_NONE;
+}
 
 static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
 {
