@@ -12,6 +12,7 @@ import os
 import tarfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,8 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(package)
     with tarfile.open(archive) as tar:
         within = f"{name}/{tests}/"
-        tar.extractall(folder, [m for m in tar.getmembers() if m.name.startswith(within)], filter="data")
+        safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.0 to 3.11.3 have none
+        tar.extractall(folder, [m for m in tar.getmembers() if m.name.startswith(within)], **safe)
     (folder / "plugin.py").write_text(PLUGIN)
     (folder / "pytest.ini").write_text("[pytest]\n")  # its own asks for plugins that have no part in this
     return package, example, folder
