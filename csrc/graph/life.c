@@ -164,7 +164,7 @@ void fan_tree_function_drop(fan_tree_function *f)
         return;
     fan_tree *t = f->tree;
     bool locked = fan__tree_lock(t);
-    while (f->nsignatures)
+    while (f->nsignatures && !t->fork_invalid) /* another thread's half-done lists are left alone */
         fan__tree_evict(f);
     if (!f->kept)
         fan__tree_function_free(f);
