@@ -138,27 +138,30 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 
 /* ---- buffers ---- */
 
-/* on_host: whether a gradient lies on the CPU, as far as can be read without an import. */
-static bool on_host(PyObject *gradient)
+/* on_host: whether a gradient lies on the CPU, as far as can be read without an import: 1, 0, or -1 with an exception,
+ * as of a torch function mode. */
+static int on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
     if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data))
-        return true;
-    PyObject *is = fan_is_tensor(fan_state_get(), gradient) ? PyObject_GetAttrString(gradient, "is_cpu") : NULL;
-    PyErr_Clear();
+        return 1;
+    if (!fan_is_tensor(fan_state_get(), gradient))
+        return 0;
+    PyObject *is = PyObject_GetAttrString(gradient, "is_cpu");
     Py_XDECREF(is);
-    return is == Py_True;
+    return is ? is == Py_True : -1;
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
 {
     *value = (fan_value){.dtype = FAN_DT_NONE};
     *current = NULL;
-    if (!gradient || on_host(gradient))
-        return FAN_OK;
-    if (fan_import(gradient, false, true, value) < 0)
+    int host = gradient ? on_host(gradient) : 1;
+    if (host < 0 || (!host && fan_import(gradient, false, true, value) < 0))
         return fan_from_python(err);
+    if (host)
+        return FAN_OK;
     if (value->device && value->device->backend->has_streams) {
         if (fan_library_stream(value, NULL, current) < 0)
             PyErr_Clear(); /* the library has none */
@@ -180,7 +183,9 @@ static void place_drop(fan_value *value) { fan_value_release(value); }
 static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
                              void **buffer, fan_error *err)
 {
-    bool host = n->inputs == 1 && gradient && on_host(gradient);
+    int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
+    if (host < 0)
+        return fan_from_python(err);
     fan_buffer_config how = {.stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect};
     *buffer = fan_node_buffer(fan_node_object(n), how);
     return *buffer ? FAN_OK : fan_from_python(err);
