@@ -44,7 +44,7 @@ typedef struct fan_tree_signature {
     struct fan_tree_signature *next;
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
-    int64_t *words; /* dtypes, shapes and strides (signature_write) */
+    int64_t *words; /* dtypes, shapes and strides (signature_find) */
     size_t nwords, n;
     bool warm, known;
     bool warned_writes;
