@@ -23,6 +23,7 @@ import numpy as np
 
 import fanin
 from fanin import _core
+from fanin.graph import GraphTree
 
 from .timing import machine
 
@@ -159,8 +160,19 @@ def calls() -> dict[str, Callable[[], object]]:
     every_second = [np.ones((8, 16), "f4")[::2, ::2] for _ in range(2)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
 
+    leaf = fanin.Leaf(a)
+    node = fanin.Node(lambda g: g, edges=[(leaf, 0)])
+    graph = [(fanin.Node(lambda g: (g, g), edges=[(fanin.Node(lambda g: g, edges=[(node, 0)]), 0), (node, 0)]), 0, a)]
+    tree = GraphTree("cpu")
+    half = tree.function(lambda x: x * 0.5, roles=["copy"])
+
     def add(x: np.ndarray) -> Callable[[], object]:
         return lambda: buf.add(0, x)
+
+    for _ in range(3):
+        with tree.step():
+            half(a)
+    step = tree.step()
 
     return {
         "buf.add(0, a), 16 floats": add(a),
@@ -175,6 +187,10 @@ def calls() -> dict[str, Callable[[], object]]:
         "buf.add(0, x[::2, ::2]), float32 (4, 8), gaps along two axes": add(every_second[0]),
         "(a second add with gaps along two axes)": add(every_second[1]),
         "buf.take() of two with gaps along two axes": buf.take,
+        "backward of 3 nodes and a leaf": lambda: fanin.backward(graph, keep_graph=True),
+        "(a step begins)": step.__enter__,
+        "a replay of a graph tree's function on the CPU": lambda: half(a),
+        "(the step ends)": lambda: step.__exit__(None, None, None),
     }
 
 

@@ -63,18 +63,6 @@ static void timeline_end(fan_task_timeline *t, const fan_task_worker *w)
         (void)fan_trace_work_begin(t->outer);
 }
 
-static void trace_gradient(const fan_backward *p, const fan_task_edge *edge)
-{
-    const fan_trace_line line = {.kind = FAN_TRACE_GRADIENT,
-                                 .device = -1,
-                                 .slot = (int32_t)edge->slot,
-                                 .key = edge->key,
-                                 .to = p->nodes[edge->to].node->number,
-                                 .start_us = -1,
-                                 .end_us = -1};
-    fan_trace_put(&line);
-}
-
 /* ---- running nodes ---- */
 
 static fan_task_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
@@ -140,21 +128,10 @@ static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on
     return FAN_OK;
 }
 
-static fan_status add_to_buffer(fan_backward *p, const fan_task_edge *edge, void *gradient, fan_producer *producer,
-                                fan_error *err)
-{
-    fan_task_node *to = &p->nodes[edge->to];
-    fan_run_streams there = fan_task_run_streams(p, to->node);
-    producer->to = there.set;
-    FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own, gradient, err));
-    return p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
-                                   gradient, producer, err);
-}
-
 /* deliver: along an edge that leads somewhere. The hold on *gradient stays the caller's, or is taken and it is NULL. */
 static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient, fan_producer *producer, fan_error *err)
 {
-    const fan_task_node *to = &p->nodes[edge->to];
+    fan_task_node *to = &p->nodes[edge->to];
     fan_task_slot *s = &p->slots[to->slots + edge->slot];
     edge->defined = *gradient != NULL;
     edge->from_hook = producer->from_hook;
@@ -163,46 +140,23 @@ static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient,
         s->forwarded = *gradient;
         *gradient = NULL;
     } else {
-        FAN_TRY(add_to_buffer(p, edge, *gradient, producer, err));
+        fan_run_streams there = fan_task_run_streams(p, to->node);
+        producer->to = there.set;
+        FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own, *gradient, err));
+        FAN_TRY(p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
+                                        *gradient, producer, err));
     }
     edge->delivered = true;
-    if (is_traced() && producer->node && edge->defined)
-        trace_gradient(p, edge);
-    return FAN_OK;
-}
-
-/* delivers_any: whether one of the gradients goes anywhere. */
-static bool delivers_any(const fan_backward *p, const fan_task_node *tn, void **gradients)
-{
-    for (uint32_t i = 0; i < tn->nedges; i++)
-        if (gradients[i] && p->edges[tn->edges + i].to != FAN_NOWHERE)
-            return true;
-    return false;
-}
-
-/* deliver_all: along the node's edges. With several workers they are counted together (workers.c). */
-static fan_status deliver_all(fan_task_worker *w, const fan_run_streams *on, void **gradients, const void *node_hooks,
-                              fan_error *err)
-{
-    fan_backward *p = w->pass;
-    const fan_task_node *tn = &p->nodes[w->now];
-    fan_producer producer = {.node = tn->node, .stream = on->own};
-    for (; producer.index < tn->nedges; producer.index++) {
-        fan_task_edge *edge = &p->edges[tn->edges + producer.index];
-        if (edge->to == FAN_NOWHERE)
-            continue;
-        if (p->workers && FAN_FAULT(COUNT_BEFORE_ADD)) {
-            fan__task_lock(p);
-            dependency_done(p, edge->to);
-            fan__task_unlock(p);
-        }
-        if (node_hooks)
-            producer.from_hook = p->config.frontend->is_from_hook(node_hooks, producer.index);
-        FAN_TRY(deliver(p, edge, &gradients[producer.index], &producer, err));
-        if (!p->workers)
-            dependency_done(p, edge->to);
+    if (is_traced() && producer->node && edge->defined) {
+        const fan_trace_line line = {.kind = FAN_TRACE_GRADIENT,
+                                     .device = -1,
+                                     .slot = (int32_t)edge->slot,
+                                     .key = edge->key,
+                                     .to = p->nodes[edge->to].node->number,
+                                     .start_us = -1,
+                                     .end_us = -1};
+        fan_trace_put(&line);
     }
-    w->delivered = p->workers && !FAN_FAULT(COUNT_BEFORE_ADD);
     return FAN_OK;
 }
 
@@ -227,10 +181,29 @@ static fan_status node_deliver(fan_task_worker *w, void **gradients, const void 
         tn->node->freed_by = tn->node->freed_by ? tn->node->freed_by : p->id;
         status = p->config.frontend->release(tn->node, err);
     }
-    if (on.own && status == FAN_OK && !delivers_any(p, tn, gradients))
+    bool delivers = !on.own;
+    for (uint32_t i = 0; i < tn->nedges && !delivers; i++)
+        delivers = gradients[i] && p->edges[tn->edges + i].to != FAN_NOWHERE;
+    if (status == FAN_OK && !delivers)
         status = fan_task_produced_nothing(p, &on, err);
-    if (status == FAN_OK)
-        status = deliver_all(w, &on, gradients, node_hooks, err);
+    fan_producer producer = {.node = tn->node, .stream = on.own};
+    for (; producer.index < tn->nedges && status == FAN_OK; producer.index++) {
+        fan_task_edge *edge = &p->edges[tn->edges + producer.index];
+        if (edge->to == FAN_NOWHERE)
+            continue;
+        if (p->workers && FAN_FAULT(COUNT_BEFORE_ADD)) {
+            fan__task_lock(p);
+            dependency_done(p, edge->to);
+            fan__task_unlock(p);
+        }
+        if (node_hooks)
+            producer.from_hook = p->config.frontend->is_from_hook(node_hooks, producer.index);
+        status = deliver(p, edge, &gradients[producer.index], &producer, err);
+        if (status == FAN_OK && !p->workers)
+            dependency_done(p, edge->to);
+    }
+    /* Several workers count them together (workers.c). */
+    w->delivered = status == FAN_OK && p->workers && !FAN_FAULT(COUNT_BEFORE_ADD);
     drop_all(p, gradients, tn->nedges);
     return status;
 }
@@ -261,18 +234,6 @@ static fan_status order_sums(fan_backward *p, const fan_task_node *tn, void **su
     return FAN_OK;
 }
 
-static fan_status run_slot_hooks(fan_backward *p, const fan_task_node *tn, void **sums, void **node_hooks,
-                                 fan_error *err)
-{
-    fan_streams_outer outer;
-    if (!FAN_FAULT(HOOK_ON_CALLER))
-        return p->config.frontend->hooks(tn->node, sums, node_hooks, err);
-    fan_streams_enter(p->streams.caller, &outer);
-    fan_status status = p->config.frontend->hooks(tn->node, sums, node_hooks, err);
-    fan_streams_leave(&outer);
-    return status;
-}
-
 /* node_sums: see fan_backward_sums. */
 static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, fan_error *err)
 {
@@ -298,8 +259,15 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
         if (status == FAN_OK)
             status = order_sums(p, tn, sums, err);
     }
-    if (status == FAN_OK)
-        status = run_slot_hooks(p, tn, sums, node_hooks, err);
+    if (status == FAN_OK) {
+        fan_streams_outer outer;
+        bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
+        if (elsewhere)
+            fan_streams_enter(p->streams.caller, &outer);
+        status = f->hooks(tn->node, sums, node_hooks, err);
+        if (elsewhere)
+            fan_streams_leave(&outer);
+    }
     if (status == FAN_OK && tn->captured)
         status = capture_sums(p, tn, sums, err);
     return status;
@@ -393,15 +361,6 @@ static fan_status on_its_streams(fan_task_worker *w, fan_status (*call)(fan_task
 #define FETCH_FROM 4096
 #define AHEAD 4
 
-static void fetch_ahead(const fan_backward *p, size_t place)
-{
-    const fan_task_node *tn = &p->nodes[place];
-    if (place + 3 * AHEAD < p->nnodes) {
-        const fan_node *const ahead[3] = {tn[AHEAD].node, tn[2 * AHEAD].node, tn[3 * AHEAD].node};
-        p->config.frontend->fetch(ahead);
-    }
-}
-
 /* next_of_one: on one thread: a ready leaf, else the first ready node, or the schedule's choice; w->now FAN_NOWHERE:
  * none is left. */
 static fan_status next_of_one(fan_task_worker *w, fan_error *err)
@@ -424,8 +383,11 @@ static fan_status next_of_one(fan_task_worker *w, fan_error *err)
     if (!FAN_FAULT(RUN_TWICE) || p->nodes[place].nedges || p->arrivals++)
         fan_ready_remove(&p->queue.nodes, place);
     w->now = (uint32_t)place;
-    if (p->nnodes >= FETCH_FROM)
-        fetch_ahead(p, place);
+    if (p->nnodes >= FETCH_FROM && place + 3 * AHEAD < p->nnodes) {
+        const fan_task_node *tn = &p->nodes[place];
+        const fan_node *const ahead[3] = {tn[AHEAD].node, tn[2 * AHEAD].node, tn[3 * AHEAD].node};
+        p->config.frontend->fetch(ahead);
+    }
     return FAN_OK;
 }
 
@@ -459,9 +421,12 @@ static fan_status run_nodes(fan_task_worker *w, fan_error *err)
 }
 
 /* help: a helper's part, on its thread. */
-static void help(fan_task_helper *h)
+static void help(void *helper)
 {
+    fan_task_helper *h = helper;
     const fan_backward *p = h->worker.pass;
+    fan_task_workers *ws = p->workers;
+    fan_leaf_work_for(&ws->caller);
     if (p->config.frontend->worker_enter(h->around)) {
         fan_error err;
         fan_status status;
@@ -470,12 +435,17 @@ static void help(fan_task_helper *h)
         status = run_nodes(&h->worker, &err);
         if (status != FAN_OK)
             fan__task_workers_failed(&h->worker, status, &err);
-        if (p->workers->forked)
-            p->config.frontend->orphaned(p->workers->error);
+        if (ws->forked)
+            p->config.frontend->orphaned(ws->error);
         depth = 0;
         p->config.frontend->worker_leave(h->around);
     }
-    fan__task_workers_left(h);
+    fan__task_workers_lock(ws);
+    h->state = FAN_HELPER_GONE;
+    ws->inside--;
+    fan_cond_broadcast(&ws->changed);
+    fan_mutex_unlock(&ws->lock); /* from here on the pass may be freed */
+    fan_leaf_work_for(NULL);
 }
 
 /* ---- begin and end ---- */

@@ -70,56 +70,45 @@ static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *
     return FAN_OK;
 }
 
-/* reach_first: adds a node that was not reached before, without its edges. */
-static inline void reach_first(fan_backward *p, reached *r, fan_node *n)
-{
-    size_t at = p->nnodes;
-    int64_t age = INT64_MAX - (int64_t)n->number;
-    p->nodes[at] = (fan_task_node){.node = n,
-                                   .slots = (uint32_t)r->slots,
-                                   .nedges = n->nedges,
-                                   .after = FAN_NOWHERE,
-                                   .needed = !p->config.limited,
-                                   .runs = !p->config.limited,
-                                   .leaf = n->ops->leaf,
-                                   .freed = n->freed_by != 0};
-    n->mark = p->id;
-    n->at = (uint32_t)at;
-    r->slots += n->inputs;
-    r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
-    r->ages[at] = age;
-    p->nnodes = at + 1;
-}
-
 /* reach: the pass's edge to this node, which it adds if needed. There must be room. */
 static inline fan_task_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
 {
-    if (n && n->mark != p->id)
-        reach_first(p, r, n);
-    return (fan_task_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
-}
-
-/* reach_roots: the last root first if it is the newest, as roots in a list mostly are: then nothing needs sorting.
- * Their edges keep the caller's order. */
-static void reach_roots(fan_backward *p, reached *r)
-{
-    const fan_root *roots = p->config.roots;
-    size_t n = p->config.nroots;
-    bool back = n && roots[0].node->number < roots[n - 1].node->number;
-    for (size_t i = 0; i < n; i++) {
-        size_t at = back ? n - 1 - i : i;
-        if (i + 4 < n)
-            __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
-        p->edges[at] = reach(p, r, roots[at].node, roots[at].slot);
+    if (n && n->mark != p->id) {
+        size_t at = p->nnodes;
+        int64_t age = INT64_MAX - (int64_t)n->number;
+        p->nodes[at] = (fan_task_node){.node = n,
+                                       .slots = (uint32_t)r->slots,
+                                       .nedges = n->nedges,
+                                       .after = FAN_NOWHERE,
+                                       .needed = !p->config.limited,
+                                       .runs = !p->config.limited,
+                                       .leaf = n->ops->leaf,
+                                       .freed = n->freed_by != 0};
+        n->mark = p->id;
+        n->at = (uint32_t)at;
+        r->slots += n->inputs;
+        r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
+        r->ages[at] = age;
+        p->nnodes = at + 1;
     }
-    p->nedges = n;
+    return (fan_task_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
 }
 
 static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 {
     r->sorted = r->down = true;
     FAN_TRY(room_for(p, r, p->config.nroots, err));
-    reach_roots(p, r);
+    /* The last root first if it is the newest, as roots in a list mostly are: then nothing needs sorting. */
+    const fan_root *roots = p->config.roots;
+    size_t nroots = p->config.nroots;
+    bool back = nroots && roots[0].node->number < roots[nroots - 1].node->number;
+    for (size_t i = 0; i < nroots; i++) {
+        size_t at = back ? nroots - 1 - i : i;
+        if (i + 4 < nroots)
+            __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
+        p->edges[at] = reach(p, r, roots[at].node, roots[at].slot);
+    }
+    p->nedges = nroots;
     for (size_t i = 0; i < p->nnodes; i++) {
         const fan_node *n = p->nodes[i].node;
         p->nodes[i].edges = (uint32_t)p->nedges;
@@ -182,46 +171,7 @@ static fan_status sort_nodes(fan_backward *p, const reached *r, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status place_all(fan_backward *p, reached *r, fan_error *err)
-{
-    fan_status status = reach_all(p, r, err);
-    if (status == FAN_OK && !r->sorted)
-        status = sort_nodes(p, r, err);
-    fan__collect_free(r->ages, r->cap, sizeof *r->ages);
-    FAN_TRY(status);
-    p->slots = memory_new(r->slots, sizeof *p->slots);
-    if (!p->slots)
-        return fan__task_no_memory(err);
-    p->nslots = r->slots;
-    memset(p->slots, 0, r->slots * sizeof *p->slots);
-    return FAN_OK;
-}
-
 /* ---- 3. what is needed (E8) ---- */
-
-static fan_status want_all(fan_backward *p, fan_error *err)
-{
-    size_t n = p->config.nwanted;
-    if (!p->config.limited)
-        return FAN_OK;
-    p->same = fan_calloc(n * sizeof *p->same);
-    p->results = fan_calloc(n * sizeof *p->results);
-    if (!p->same || !p->results)
-        return fan__task_no_memory(err);
-    for (size_t i = 0; i < n; i++) {
-        const fan_wanted *w = &p->config.wanted[i];
-        if (w->node->mark != p->id)
-            continue; /* not reached */
-        fan_task_node *tn = &p->nodes[w->node->at];
-        fan_task_slot *s = &p->slots[tn->slots + w->slot];
-        tn->needed = true;
-        tn->captured = p->config.capture;
-        tn->runs = !p->config.capture;
-        p->same[i] = s->wanted;
-        s->wanted = (uint32_t)i + 1;
-    }
-    return FAN_OK;
-}
 
 /* need_one: a node whose edge leads to a needed node is needed, and runs. */
 static void need_one(const fan_backward *p, fan_task_node *tn, const fan_task_edge *e)
@@ -266,17 +216,6 @@ static fan_status need_by_depth(fan_backward *p, fan_error *err)
     return FAN_OK;
 }
 
-/* need_all: if all edges lead to later places, one loop from the last place is enough. */
-static fan_status need_all(fan_backward *p, const reached *r, fan_error *err)
-{
-    if (!r->down)
-        return need_by_depth(p, err);
-    for (size_t i = p->nnodes; i-- > 0;)
-        for (uint32_t e = 0; e < p->nodes[i].nedges; e++)
-            need_one(p, &p->nodes[i], &p->edges[p->nodes[i].edges + e]);
-    return FAN_OK;
-}
-
 /* ---- 4. counts and keys (E1, A15) ---- */
 
 /* count_edge: gives the edge its key, or ends it where its gradient is not needed. */
@@ -291,8 +230,43 @@ static inline void count_edge(const fan_backward *p, fan_task_edge *e, bool coun
     e->key = p->slots[to->slots + e->slot].producers++;
 }
 
-static fan_status count_all(fan_backward *p, fan_error *err)
+fan_status fan__collect(fan_backward *p, fan_error *err)
 {
+    reached r = {.ages = NULL};
+    fan_status status = reach_all(p, &r, err);
+    if (status == FAN_OK && !r.sorted)
+        status = sort_nodes(p, &r, err);
+    fan__collect_free(r.ages, r.cap, sizeof *r.ages);
+    FAN_TRY(status);
+    p->slots = memory_new(r.slots, sizeof *p->slots);
+    if (!p->slots)
+        return fan__task_no_memory(err);
+    p->nslots = r.slots;
+    memset(p->slots, 0, r.slots * sizeof *p->slots);
+    if (p->config.limited) {
+        size_t n = p->config.nwanted;
+        p->same = fan_calloc(n * sizeof *p->same);
+        p->results = fan_calloc(n * sizeof *p->results);
+        if (!p->same || !p->results)
+            return fan__task_no_memory(err);
+        for (size_t i = 0; i < n; i++) {
+            const fan_wanted *w = &p->config.wanted[i];
+            if (w->node->mark != p->id)
+                continue; /* not reached */
+            fan_task_node *tn = &p->nodes[w->node->at];
+            fan_task_slot *s = &p->slots[tn->slots + w->slot];
+            tn->needed = true;
+            tn->captured = p->config.capture;
+            tn->runs = !p->config.capture;
+            p->same[i] = s->wanted;
+            s->wanted = (uint32_t)i + 1;
+        }
+        if (!r.down)
+            FAN_TRY(need_by_depth(p, err));
+        for (size_t i = p->nnodes; r.down && i-- > 0;) /* all edges lead to later places */
+            for (uint32_t e = 0; e < p->nodes[i].nedges; e++)
+                need_one(p, &p->nodes[i], &p->edges[p->nodes[i].edges + e]);
+    }
     for (size_t i = 0; i < p->config.nroots; i++)
         count_edge(p, &p->edges[i], true);
     for (size_t i = 0; i < p->nnodes; i++) {
@@ -303,16 +277,5 @@ static fan_status count_all(fan_backward *p, fan_error *err)
         for (uint32_t e = 0; e < tn->nedges; e++)
             count_edge(p, &p->edges[tn->edges + e], tn->runs);
     }
-    return FAN_OK;
-}
-
-fan_status fan__collect(fan_backward *p, fan_error *err)
-{
-    reached r = {.ages = NULL};
-    FAN_TRY(place_all(p, &r, err));
-    FAN_TRY(want_all(p, err));
-    if (p->config.limited)
-        FAN_TRY(need_all(p, &r, err));
-    FAN_TRY(count_all(p, err));
     return fan_ready_init(&p->queue.nodes, p->nnodes) == 0 ? FAN_OK : fan__task_no_memory(err);
 }

@@ -112,21 +112,6 @@ static bool has_any(const fan_backward *p, uint32_t to)
     return false;
 }
 
-static void write_progress(const fan_backward *p, uint32_t i, const fan_text *out)
-{
-    const fan_task_node *tn = &p->nodes[i];
-    write_node(out, tn->node);
-    if (!tn->needed || tn->ran || i == p->caller.now) {
-        out->write(out->to, !tn->needed ? " is not needed" : tn->ran ? " has run" : " is at work");
-        return;
-    }
-    out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
-    write_in_edges(p, i, false, out);
-    if (tn->dependencies && has_any(p, i))
-        out->write(out->to, ";");
-    write_in_edges(p, i, true, out);
-}
-
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out)
 {
     char text[64];
@@ -139,7 +124,16 @@ void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan
             continue;
         if (n > 1)
             out->write(out->to, "\n");
-        write_progress(p, i, out);
+        write_node(out, tn->node);
+        if (!tn->needed || tn->ran || i == p->caller.now) {
+            out->write(out->to, !tn->needed ? " is not needed" : tn->ran ? " has run" : " is at work");
+            continue;
+        }
+        out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
+        write_in_edges(p, i, false, out);
+        if (tn->dependencies && has_any(p, i))
+            out->write(out->to, ";");
+        write_in_edges(p, i, true, out);
     }
     snprintf(text, sizeof text, "\nand %zu more", n - NODES);
     if (n > NODES)

@@ -2,17 +2,6 @@
 
 #include "base/fault.h"
 
-/* plan_absent: L2, L3, L4. */
-static fan_leaf_plan plan_absent(const fan_leaf_facts *f)
-{
-    if (f->sum == FAN_LEAF_SPARSE)
-        return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3} : (fan_leaf_plan){FAN_LEAF_COPY, 4};
-    if (f->sum == FAN_LEAF_OTHER)
-        return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* cannot be copied, or needs no copy */
-    return f->unshared && f->same_layout && !f->recording ? (fan_leaf_plan){FAN_LEAF_STEAL, 2}
-                                                          : (fan_leaf_plan){FAN_LEAF_COPY, 4};
-}
-
 fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
 {
     if (f->sum == FAN_LEAF_ABSENT)
@@ -21,8 +10,14 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
         return (fan_leaf_plan){FAN_LEAF_CALL, 0};
     if (f->wide)
         return (fan_leaf_plan){FAN_LEAF_WIDE, 0};
-    if (f->grad == FAN_LEAF_ABSENT)
-        return plan_absent(f);
+    if (f->grad == FAN_LEAF_ABSENT) {
+        if (f->sum == FAN_LEAF_SPARSE)
+            return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3} : (fan_leaf_plan){FAN_LEAF_COPY, 4};
+        if (f->sum == FAN_LEAF_OTHER)
+            return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* cannot be copied, or needs no copy */
+        return f->unshared && f->same_layout && !f->recording ? (fan_leaf_plan){FAN_LEAF_STEAL, 2}
+                                                              : (fan_leaf_plan){FAN_LEAF_COPY, 4};
+    }
     if (f->recording)
         return (fan_leaf_plan){FAN_LEAF_REPLACE, 6};
     return (fan_leaf_plan){f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
@@ -48,26 +43,6 @@ static _Thread_local const fan_leaf_caller *works_for;
 fan_leaf_caller fan_leaf_caller_here(void) { return (fan_leaf_caller){fan_thread_id(), claims, works_for}; }
 
 void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
-
-static void waits_add(waiting *w, const fan_leaf_claim *c)
-{
-    if (waits_generation != fan_fork_generation()) /* in a forked child the other threads are missing */
-        waits = NULL;
-    waits_generation = fan_fork_generation();
-    *w = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
-    waits = w;
-    if (fan_sched_active())
-        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-}
-
-static void waits_remove(const waiting *w)
-{
-    for (waiting **at = &waits; *at; at = &(*at)->older)
-        if (*at == w) {
-            *at = w->older;
-            return;
-        }
-}
 
 /* is_kept: whether a claim is not released before w has what it waits for. */
 static bool is_kept(const fan_leaf_claim *c, const waiting *w)
@@ -151,18 +126,6 @@ void fan_leaf_claim_fini(fan_leaf_claim *c)
     fan_cond_fini(&c->changed);
 }
 
-/* claim_after_fork: in a forked child the threads that are missing there hold nothing. */
-static void claim_after_fork(fan_leaf_claim *c)
-{
-    if (c->owner_generation == fan_fork_generation() + 1)
-        return;
-    c->owner_generation = fan_fork_generation() + 1;
-    (void)fan_mutex_adopt(&c->lock);
-    fan_cond_adopt(&c->changed);
-    if (!fan_thread_survived(c->thread))
-        c->thread = 0;
-}
-
 /* wait_for_change: with the lock; leaves the interpreter first, so that the holder can run. */
 static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
 {
@@ -177,28 +140,39 @@ static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_
     return status;
 }
 
-/* wait_once: with the lock: until the claim may be free; adds `w`, zeroed, to the waits. */
-static fan_status wait_once(fan_leaf_claim *c, waiting *w, const fan_frontend *f, fan_error *err)
-{
-    if (c->thread == fan_thread_id())
-        return fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
-    if (!w->claim) {
-        waits_add(w, c);
-        FAN_TRY(check_circle(w, err));
-    }
-    return wait_for_change(c, f, err);
-}
-
 fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
 {
     waiting here = {.claim = NULL};
     fan_status status = FAN_OK;
-    claim_after_fork(c);
+    if (c->owner_generation != fan_fork_generation() + 1) { /* threads that a forked child lacks hold nothing */
+        c->owner_generation = fan_fork_generation() + 1;
+        (void)fan_mutex_adopt(&c->lock);
+        fan_cond_adopt(&c->changed);
+        if (!fan_thread_survived(c->thread))
+            c->thread = 0;
+    }
     fan_mutex_lock(&c->lock);
-    while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED))
-        status = wait_once(c, &here, f, err);
-    if (here.claim)
-        waits_remove(&here);
+    while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED)) {
+        if (c->thread == fan_thread_id()) {
+            status = fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
+        } else if (!here.claim) {
+            if (waits_generation != fan_fork_generation()) /* in a forked child the other threads are missing */
+                waits = NULL;
+            waits_generation = fan_fork_generation();
+            here = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
+            waits = &here;
+            if (fan_sched_active())
+                fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+            status = check_circle(&here, err);
+        }
+        if (status == FAN_OK)
+            status = wait_for_change(c, f, err);
+    }
+    for (waiting **at = &waits; here.claim && *at; at = &(*at)->older)
+        if (*at == &here) {
+            *at = here.older;
+            break;
+        }
     if (status == FAN_OK) {
         c->thread = fan_thread_id();
         c->number = ++claims;

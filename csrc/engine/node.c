@@ -95,19 +95,13 @@ static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_err
     return FAN_OK;
 }
 
-/* may_reach: false where the numbers alone show that no path leads from `from` to n: paths go to older nodes, but for
- * the edges to newer ones. */
-static bool may_reach(const fan_node *from, const fan_node *n)
-{
-    return from->number >= n->number || (from->number >= lowest && n->number <= highest);
-}
-
 fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err)
 {
     char one[128], two[128];
     bool cycle = false;
     FAN_TRY(fan_node_room(n, 1, err));
-    if (next && may_reach(next, n))
+    /* Paths go to older nodes, but for the edges to newer ones: mostly the numbers alone rule out a cycle. */
+    if (next && (next->number >= n->number || (next->number >= lowest && n->number <= highest)))
         FAN_TRY(reaches(next, n, &cycle, err));
     if (cycle) {
         n->ops->text(n, one, sizeof one);

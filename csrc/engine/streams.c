@@ -64,20 +64,13 @@ void fan_task_streams_fini(fan_backward *p)
     *s = (fan_task_streams){0};
 }
 
-/* replacement: the caller's stream where a node's is the legacy default, inside a capture; else NULL. */
-static fan_stream *replacement(const fan_backward *p, const fan_stream *own)
-{
-    if (own->handle != FAN_LEGACY)
-        return NULL;
-    return fan_stream_set_find(p->streams.caller, own->device);
-}
-
 fan_run_streams fan__task_run_streams(const fan_backward *p, const fan_node *n)
 {
     fan_run_streams on = {n->streams, fan_node_stream(n)};
     if (!p->streams.captured || !fan_get_capture_redirect())
         return on;
-    fan_stream *instead = on.own ? replacement(p, on.own) : NULL;
+    fan_stream *instead =
+        on.own && on.own->handle == FAN_LEGACY ? fan_stream_set_find(p->streams.caller, on.own->device) : NULL;
     if (instead || !on.set)
         on = (fan_run_streams){p->streams.caller, instead};
     return on;
@@ -98,17 +91,6 @@ static fan_task_tail *tail_of(fan_backward *p, fan_stream *caller)
     return &s->tails[s->n++];
 }
 
-/* tail_keep: takes the value, also on failure. */
-static fan_status tail_keep(const fan_backward *p, fan_task_tail *t, fan_value *v, fan_error *err)
-{
-    if (fan_grow((void **)&t->values, &t->cap, t->nvalues + 1, sizeof *t->values) != 0) {
-        p->config.frontend->place_drop(v);
-        return fan__task_no_memory(err);
-    }
-    t->values[t->nvalues++] = *v;
-    return FAN_OK;
-}
-
 /* place_for_caller: a gradient's value, and the caller's stream on its device; called with other streams current. */
 static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v, fan_stream **caller,
                                    fan_error *err)
@@ -118,15 +100,6 @@ static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_va
     fan_status status = p->config.frontend->place(gradient, v, caller, err);
     fan_streams_leave(&outer);
     return status;
-}
-
-static fan_stream *current_of_caller(const fan_backward *p, fan_device *d)
-{
-    fan_streams_outer outer;
-    fan_streams_enter(p->streams.caller, &outer);
-    fan_stream *s = fan_stream_current(d);
-    fan_streams_leave(&outer);
-    return s;
 }
 
 static fan_status wait_for(fan_stream *s, fan_stream *other, fan_error *err)
@@ -188,8 +161,11 @@ static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_erro
     fan_status status = place_for_caller(p, gradient, &v, &caller, err);
     if (status == FAN_OK) {
         status = tail_add(p, caller, on ? on : current, err);
+        fan_task_tail *t = status == FAN_OK ? tail_of(p, caller) : NULL;
+        if (t && fan_grow((void **)&t->values, &t->cap, t->nvalues + 1, sizeof *t->values) != 0)
+            status = fan__task_no_memory(err);
         if (status == FAN_OK)
-            status = tail_keep(p, tail_of(p, caller), &v, err);
+            t->values[t->nvalues++] = v;
         else
             p->config.frontend->place_drop(&v);
         fan_stream_drop(caller);
@@ -215,10 +191,13 @@ fan_status fan_task_keep(fan_backward *p, void *sum, const fan_run_streams *wher
 
 fan_status fan_task_produced_nothing(fan_backward *p, const fan_run_streams *where, fan_error *err)
 {
-    fan_stream *caller;
+    fan_streams_outer outer;
     if (!where->own)
         return FAN_OK;
-    if (!(caller = current_of_caller(p, where->own->device)))
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_stream *caller = fan_stream_current(where->own->device);
+    fan_streams_leave(&outer);
+    if (!caller)
         return fan__task_no_memory(err);
     fan_status status = tail_add(p, caller, where->own, err);
     fan_stream_drop(caller);

@@ -18,31 +18,22 @@ static int by_group(const void *a, const void *b)
     return (one > two) - (one < two);
 }
 
-/* members: the nodes that have a group, sorted by group. */
-static fan_status members(const fan_backward *p, member **out, size_t *n, fan_error *err)
-{
-    size_t cap = 0;
-    for (size_t i = 0; i < p->nnodes; i++) {
-        const fan_node *node = p->nodes[i].node;
-        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
-        if (!group)
-            continue;
-        if (fan_grow((void **)out, &cap, *n + 1, sizeof **out) != 0)
-            return fan__task_no_memory(err);
-        (*out)[(*n)++] = (member){group, (uint32_t)i};
-    }
-    if (*n)
-        qsort(*out, *n, sizeof **out, by_group);
-    return FAN_OK;
-}
-
 static fan_status groups_init(fan_backward *p, fan_task_workers *ws, fan_error *err)
 {
     member *all = NULL;
-    size_t n = 0;
+    size_t n = 0, cap = 0;
     uint32_t ngroups = 0;
-    fan_status status = members(p, &all, &n, err);
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < p->nnodes && status == FAN_OK; i++) {
+        const fan_node *node = p->nodes[i].node;
+        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
+        if (group && fan_grow((void **)&all, &cap, n + 1, sizeof *all) != 0)
+            status = fan__task_no_memory(err);
+        else if (group)
+            all[n++] = (member){group, (uint32_t)i};
+    }
     if (status == FAN_OK && n) {
+        qsort(all, n, sizeof *all, by_group);
         ws->group_of = fan_calloc(p->nnodes * sizeof *ws->group_of);
         ws->groups = fan_alloc(n * sizeof *ws->groups);
         if (!ws->group_of || !ws->groups)
@@ -76,8 +67,35 @@ static bool device_is_own(const fan_task_workers *ws, const fan_task_device *d, 
     return w->number == (gone ? 0 : d->worker);
 }
 
-static fan_status devices_init(const fan_backward *p, fan_task_workers *ws, fan_error *err)
+/* ---- begin and free ---- */
+
+fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), fan_error *err)
 {
+    uint32_t nhelpers = p->config.workers - 1;
+    fan_task_workers *ws;
+    if (nhelpers >= p->nnodes)
+        nhelpers = (uint32_t)p->nnodes - 1;
+    if (!(ws = fan_calloc(sizeof *ws + nhelpers * sizeof ws->helpers[0])))
+        return fan__task_no_memory(err);
+    if (fan_mutex_init(&ws->lock) != 0) {
+        fan_free(ws);
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    }
+    if (fan_cond_init(&ws->changed) != 0) {
+        fan_mutex_fini(&ws->lock);
+        fan_free(ws);
+        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+    }
+    ws->owner_generation = fan_fork_generation();
+    ws->caller = fan_leaf_caller_here();
+    ws->nhelpers = nhelpers;
+    p->workers = ws; /* from here on fan__task_workers_free frees it */
+    for (uint32_t i = 0; i < ws->nhelpers; i++) {
+        fan_task_helper *h = &ws->helpers[i];
+        h->worker = (fan_task_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
+        h->job = (fan_thread_job){.work = work, .arg = h};
+        FAN_TRY(p->config.frontend->worker_new(&h->around, err));
+    }
     size_t cap = 0;
     for (size_t i = 0; i < p->nnodes; i++) {
         const fan_node *n = p->nodes[i].node;
@@ -93,55 +111,7 @@ static fan_status devices_init(const fan_backward *p, fan_task_workers *ws, fan_
             return fan__task_no_memory(err);
         ws->ndevices++;
     }
-    return FAN_OK;
-}
-
-/* ---- begin and free ---- */
-
-static void run_helper(void *arg)
-{
-    fan_task_helper *h = arg;
-    fan_task_workers *ws = h->worker.pass->workers;
-    fan_leaf_work_for(&ws->caller);
-    ws->work(h); /* afterwards the pass, with ws, may be freed */
-    fan_leaf_work_for(NULL);
-}
-
-static fan_status workers_fill(fan_backward *p, fan_task_workers *ws, fan_error *err)
-{
-    for (uint32_t i = 0; i < ws->nhelpers; i++) {
-        fan_task_helper *h = &ws->helpers[i];
-        h->worker = (fan_task_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
-        h->job = (fan_thread_job){.work = run_helper, .arg = h};
-        FAN_TRY(p->config.frontend->worker_new(&h->around, err));
-    }
-    FAN_TRY(devices_init(p, ws, err));
     return groups_init(p, ws, err);
-}
-
-fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper *h), fan_error *err)
-{
-    uint32_t n = p->config.workers - 1;
-    fan_task_workers *ws;
-    if (n >= p->nnodes)
-        n = (uint32_t)p->nnodes - 1;
-    if (!(ws = fan_calloc(sizeof *ws + n * sizeof ws->helpers[0])))
-        return fan__task_no_memory(err);
-    if (fan_mutex_init(&ws->lock) != 0) {
-        fan_free(ws);
-        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
-    }
-    if (fan_cond_init(&ws->changed) != 0) {
-        fan_mutex_fini(&ws->lock);
-        fan_free(ws);
-        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
-    }
-    ws->owner_generation = fan_fork_generation();
-    ws->work = work;
-    ws->caller = fan_leaf_caller_here();
-    ws->nhelpers = n;
-    p->workers = ws; /* from here on fan__task_workers_free frees it */
-    return workers_fill(p, ws, err);
 }
 
 void fan__task_workers_free(fan_backward *p)
@@ -195,21 +165,6 @@ static fan_task_group *group_at(const fan_task_workers *ws, uint32_t at)
     return ws->group_of && ws->group_of[at] ? &ws->groups[ws->group_of[at] - 1] : NULL;
 }
 
-/* group_end: the node has run; the next waiting node of its group is ready. */
-static void group_end(fan_backward *p, uint32_t at)
-{
-    fan_task_group *g = group_at(p->workers, at);
-    uint32_t next = g ? g->first : FAN_NOWHERE;
-    if (!g)
-        return;
-    g->busy = false;
-    if (next == FAN_NOWHERE)
-        return;
-    g->first = p->nodes[next].after;
-    p->nodes[next].after = FAN_NOWHERE;
-    fan__task_workers_push(p, next);
-}
-
 /* group_begin: whether a node may run now; otherwise it waits for its group. */
 static bool group_begin(fan_backward *p, uint32_t at)
 {
@@ -250,22 +205,6 @@ static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
     return FAN_NOWHERE;
 }
 
-/* pop_for: the worker's next node: one of its devices first, which work while the CPU's nodes run. */
-static uint32_t pop_for(const fan_task_worker *w)
-{
-    fan_task_workers *ws = w->pass->workers;
-    uint32_t at = FAN_NOWHERE;
-    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && at == FAN_NOWHERE; i++) {
-        fan_task_device *d = &ws->devices[i];
-        uint32_t before = d->ready;
-        if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
-            continue;
-        at = pop(w->pass, &d->queue, &d->ready);
-        ws->ready_there -= before - d->ready;
-    }
-    return at == FAN_NOWHERE ? pop(w->pass, &w->pass->queue, &ws->ready) : at;
-}
-
 /* ---- wait and wake ---- */
 
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
@@ -299,71 +238,48 @@ static fan_task_helper *idle_helper(fan_task_workers *ws)
     return NULL;
 }
 
-/* has_work_for_others: whether another worker may or must run a ready node. */
-static bool has_work_for_others(const fan_task_worker *w)
-{
-    const fan_task_workers *ws = w->pass->workers;
-    if (ws->ready && w->now != FAN_NOWHERE)
-        return true;
-    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there; i++)
-        if (ws->devices[i].ready && !device_is_own(ws, &ws->devices[i], w))
-            return true;
-    return false;
-}
-
 /* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without the lock. */
 static bool wake_others(const fan_task_worker *w)
 {
     fan_task_workers *ws = w->pass->workers;
-    if (!has_work_for_others(w))
+    bool work = ws->ready && w->now != FAN_NOWHERE; /* that another worker may or must do */
+    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && !work; i++)
+        work = ws->devices[i].ready && !device_is_own(ws, &ws->devices[i], w);
+    if (!work)
         return false;
     if (ws->asleep)
         fan_cond_broadcast(&ws->changed);
     return !ws->over && idle_helper(ws);
 }
 
-/* start_one: true: there may be another one to start. Takes the lock. */
-static bool start_one(fan_task_workers *ws)
+/* start_helpers: those for which there is work. Takes the lock. */
+static void start_helpers(fan_task_workers *ws)
 {
-    fan_task_helper *h;
-    bool started, others;
-    fan__task_workers_lock(ws);
-    h = ws->over ? NULL : idle_helper(ws);
-    if (h) {
-        h->state = FAN_HELPER_STARTS;
-        ws->inside++;
+    bool others = true;
+    while (others) {
+        fan__task_workers_lock(ws);
+        fan_task_helper *h = ws->over ? NULL : idle_helper(ws);
+        if (h) {
+            h->state = FAN_HELPER_STARTS;
+            ws->inside++;
+        }
+        fan_mutex_unlock(&ws->lock);
+        if (!h)
+            return;
+        bool started = fan_thread_job_start(&h->job);
+        fan__task_workers_lock(ws);
+        if (h->state == FAN_HELPER_STARTS)
+            h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
+        if (!started)
+            ws->inside--;
+        if (ws->over || !started)
+            fan_cond_broadcast(&ws->changed); /* the caller waits for this helper, or takes over its device */
+        others = ws->ready_there != 0;
+        fan_mutex_unlock(&ws->lock);
     }
-    fan_mutex_unlock(&ws->lock);
-    if (!h)
-        return false;
-    started = fan_thread_job_start(&h->job);
-    fan__task_workers_lock(ws);
-    if (h->state == FAN_HELPER_STARTS)
-        h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
-    if (!started)
-        ws->inside--;
-    if (ws->over || !started)
-        fan_cond_broadcast(&ws->changed); /* the caller waits for this helper, or takes over its device */
-    others = ws->ready_there != 0;
-    fan_mutex_unlock(&ws->lock);
-    return others;
-}
-
-static void start_helpers(fan_backward *p)
-{
-    while (start_one(p->workers))
-        continue;
 }
 
 /* ---- the next node ---- */
-
-/* pass_over: no worker has a node and none is ready, so none will be. */
-static fan_status pass_over(fan_backward *p, fan_error *err)
-{
-    p->workers->over = true;
-    fan_cond_broadcast(&p->workers->changed);
-    return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
-}
 
 /* next_locked: waits while other workers run nodes that may make one ready. */
 static fan_status next_locked(fan_task_worker *w, fan_error *err)
@@ -371,19 +287,33 @@ static fan_status next_locked(fan_task_worker *w, fan_error *err)
     fan_backward *p = w->pass;
     fan_task_workers *ws = p->workers;
     while (!ws->over) {
-        w->now = pop_for(w);
+        w->now = FAN_NOWHERE;
+        for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && w->now == FAN_NOWHERE; i++) {
+            fan_task_device *d = &ws->devices[i];
+            uint32_t before = d->ready;
+            if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
+                continue;
+            w->now = pop(p, &d->queue, &d->ready); /* first these: they work while the CPU's nodes run */
+            ws->ready_there -= before - d->ready;
+        }
+        if (w->now == FAN_NOWHERE)
+            w->now = pop(p, &p->queue, &ws->ready);
         if (w->now != FAN_NOWHERE) {
             ws->busy++;
             p->nodes[w->now].begun = true;
             return FAN_OK;
         }
-        if (ws->busy == 0 && ws->ready_there == 0)
-            return pass_over(p, err);
+        if (ws->busy == 0 && ws->ready_there == 0) {
+            /* no worker has a node and none is ready, so none will be */
+            p->workers->over = true;
+            fan_cond_broadcast(&p->workers->changed);
+            return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
+        }
         if (FAN_FAULT(WORKER_LEAVES))
             return FAN_OK;
         if (wake_others(w)) { /* its last node made one ready on another worker's device */
             fan_mutex_unlock(&ws->lock);
-            start_helpers(p);
+            start_helpers(ws);
             fan__task_workers_lock(ws);
             continue;
         }
@@ -395,20 +325,6 @@ static fan_status next_locked(fan_task_worker *w, fan_error *err)
                      "a fork inside of a pass of several workers: the child process has only the thread that forked, "
                      "so the pass cannot continue here")
                : FAN_OK;
-}
-
-/* count_node: the worker's node has run and its gradients are added. */
-static void count_node(fan_task_worker *w)
-{
-    fan_backward *p = w->pass;
-    const fan_task_node *tn = &p->nodes[w->now];
-    for (uint32_t i = 0; w->delivered && i < tn->nedges; i++) {
-        uint32_t to = p->edges[tn->edges + i].to;
-        if (to != FAN_NOWHERE && fan__dependency_done(&p->nodes[to]))
-            fan__task_workers_push(p, to);
-    }
-    p->ran += w->ran;
-    w->delivered = w->ran = false;
 }
 
 fan_status fan__task_progress(fan_backward *p, fan_error *err)
@@ -430,44 +346,51 @@ fan_status fan__task_progress(fan_backward *p, fan_error *err)
     return status;
 }
 
-/* progress_locked: first wakes others for the nodes that this worker cannot begin during the call; of a chain there are
- * none. */
-static fan_status progress_locked(fan_task_worker *w, fan_error *err)
-{
-    fan_backward *p = w->pass;
-    fan_task_workers *ws = p->workers;
-    bool others = ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there;
-    bool start = others && wake_others(w);
-    w->now = FAN_NOWHERE;
-    fan_mutex_unlock(&ws->lock);
-    if (start)
-        start_helpers(p);
-    fan_status status = fan__task_progress(p, err);
-    fan__task_workers_lock(ws);
-    return status;
-}
-
 fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
+    fan_task_workers *ws = p->workers;
     fan_status status = p->config.frontend->check_signals(err);
     bool start = false;
-    fan__task_workers_lock(p->workers);
+    fan__task_workers_lock(ws);
     if (w->now != FAN_NOWHERE) {
-        count_node(w);
-        group_end(p, w->now);
-        p->workers->busy--;
+        const fan_task_node *tn = &p->nodes[w->now];
+        for (uint32_t i = 0; w->delivered && i < tn->nedges; i++) {
+            uint32_t to = p->edges[tn->edges + i].to;
+            if (to != FAN_NOWHERE && fan__dependency_done(&p->nodes[to]))
+                fan__task_workers_push(p, to);
+        }
+        p->ran += w->ran;
+        w->delivered = w->ran = false;
+        fan_task_group *g = group_at(ws, w->now);
+        uint32_t next = g ? g->first : FAN_NOWHERE;
+        if (g)
+            g->busy = false;
+        if (next != FAN_NOWHERE) {
+            g->first = p->nodes[next].after;
+            p->nodes[next].after = FAN_NOWHERE;
+            fan__task_workers_push(p, next);
+        }
+        ws->busy--;
     }
-    if (status == FAN_OK && p->config.progress)
-        status = progress_locked(w, err);
+    if (status == FAN_OK && p->config.progress) {
+        /* First wake others for the nodes that this worker cannot begin meanwhile; of a chain there are none. */
+        bool others = (ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there) && wake_others(w);
+        w->now = FAN_NOWHERE;
+        fan_mutex_unlock(&ws->lock);
+        if (others)
+            start_helpers(ws);
+        status = fan__task_progress(p, err);
+        fan__task_workers_lock(ws);
+    }
     w->now = FAN_NOWHERE;
     if (status == FAN_OK)
         status = next_locked(w, err);
-    if (p->workers->ready || p->workers->ready_there)
+    if (ws->ready || ws->ready_there)
         start = wake_others(w);
-    fan_mutex_unlock(&p->workers->lock);
+    fan_mutex_unlock(&ws->lock);
     if (start)
-        start_helpers(p);
+        start_helpers(ws);
     return status;
 }
 
@@ -502,34 +425,6 @@ void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_e
     fan_mutex_unlock(&ws->lock);
 }
 
-void fan__task_workers_left(fan_task_helper *h)
-{
-    fan_task_workers *ws = h->worker.pass->workers;
-    fan__task_workers_lock(ws);
-    h->state = FAN_HELPER_GONE;
-    ws->inside--;
-    fan_cond_broadcast(&ws->changed);
-    fan_mutex_unlock(&ws->lock);
-}
-
-/* cancel_one: a helper whose job may not have begun; releases the lock meanwhile. false: there is none. */
-static bool cancel_one(fan_task_workers *ws)
-{
-    for (uint32_t i = 0; i < ws->nhelpers; i++) {
-        fan_task_helper *h = &ws->helpers[i];
-        bool cancelled;
-        if (h->state != FAN_HELPER_STARTED)
-            continue;
-        h->state = FAN_HELPER_GONE;
-        fan_mutex_unlock(&ws->lock);
-        cancelled = fan_thread_job_cancel(&h->job);
-        fan__task_workers_lock(ws);
-        ws->inside -= cancelled;
-        return true;
-    }
-    return false;
-}
-
 fan_status fan__task_workers_end(fan_backward *p)
 {
     fan_task_workers *ws = p->workers;
@@ -538,10 +433,18 @@ fan_status fan__task_workers_end(fan_backward *p)
     fan__task_workers_lock(ws);
     ws->over = true;
     while (ws->inside) {
-        fan_status status;
-        if (cancel_one(ws))
+        fan_task_helper *h = NULL; /* its job may not have begun */
+        for (uint32_t i = 0; i < ws->nhelpers && !h; i++)
+            h = ws->helpers[i].state == FAN_HELPER_STARTED ? &ws->helpers[i] : NULL;
+        if (h) {
+            h->state = FAN_HELPER_GONE;
+            fan_mutex_unlock(&ws->lock);
+            bool cancelled = fan_thread_job_cancel(&h->job);
+            fan__task_workers_lock(ws);
+            ws->inside -= cancelled;
             continue;
-        status = wait_for_change(p, &err);
+        }
+        fan_status status = wait_for_change(p, &err);
         if (status == FAN_OK)
             continue;
         fan_mutex_unlock(&ws->lock); /* Ctrl-C; the helpers still finish their nodes */

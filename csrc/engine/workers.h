@@ -62,15 +62,15 @@ typedef struct fan_task_workers {
     void *error;        /* the frontend's; NULL: none, or the caller's thread has it */
     uint32_t *group_of; /* of each node: 1 + its group; 0: none. NULL: there are no groups */
     fan_task_group *groups;
-    void (*work)(fan_task_helper *h);
     fan_leaf_caller caller;
     uint32_t nhelpers;
     fan_task_helper helpers[];
 } fan_task_workers;
 
-/* fan__task_workers_begin: for a collected pass; work: a helper's part. fan__task_workers_free: all of them have ended.
+/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper. fan__task_workers_free:
+ * all of them have ended.
  */
-fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper *h), fan_error *err);
+fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), fan_error *err);
 void fan__task_workers_free(fan_backward *p);
 
 /* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the pass. */
@@ -97,8 +97,6 @@ fan_status fan__task_progress(fan_backward *p, fan_error *err);
 fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err);
 /* fan__task_workers_failed: a worker ends with an error; the first one is the pass's. */
 void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err);
-/* fan__task_workers_left: the helper's last access to the pass, which may be freed from then on. */
-void fan__task_workers_left(fan_task_helper *h);
 /* fan__task_workers_end: on the caller's thread: waits for all helpers. FAN_ERR_EXTERN: the frontend has the error. */
 fan_status fan__task_workers_end(fan_backward *p);
 

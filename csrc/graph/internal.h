@@ -44,7 +44,7 @@ typedef struct fan_tree_signature {
     struct fan_tree_signature *next;
     fan_tree_function *function; /* borrowed: it holds this */
     uint64_t key;
-    int64_t *words; /* dtypes, shapes and strides (signature_write) */
+    int64_t *words; /* dtypes, shapes and strides (signature_find) */
     size_t nwords, n;
     bool warm, known;
     bool warned_writes;
@@ -210,6 +210,9 @@ fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owne
                                 fan_error *err);
 /* fan__tree_block_end: marks the block's storage as ended, with a text; later calls do nothing. */
 void fan__tree_block_end(fan_tree_block *b, const char *why);
+/* fan__tree_block_free: a storage with other references ends with the text `why` (NULL: there are none). Does not
+ * change the block table. */
+void fan__tree_block_free(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);
 /* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
 fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
@@ -218,27 +221,6 @@ static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
 {
     return a->storage && fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
 }
-
-/* A call's own blocks, while its body runs. */
-typedef struct fan_tree_scope {
-    fan_memory_scope scope; /* first */
-    fan_tree *tree;
-    const char *call_site;
-    fan_tree_block **blocks;
-    size_t n, cap;
-    fan_graph_ranges used; /* all that it ever allocated */
-    char full[256];        /* why some memory came from the device: the arena is full; "": none did */
-    /* While recording: memory from the device, held until the launch, which is the first time that the work runs. */
-    fan_storage **outside;
-    size_t noutside, outside_cap;
-} fan_tree_scope;
-
-fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
-                                 fan_error *err);
-fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err);
-void fan__tree_scope_drop_outside(fan_tree_scope *s);
-/* fan__tree_scope_fini: frees the remaining blocks; `listed`: in the block table, too. */
-void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
 
 void fan__tree_signature_free(fan_tree_signature *sig);
 void fan__tree_function_free(fan_tree_function *f);
@@ -257,7 +239,6 @@ void fan__tree_step_ended(fan_tree *t, const char *call_site);
 /* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The tree's stream must
  * wait for `caller` already (NULL: there is none). */
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
-bool fan__tree_all_dead(const fan_tree *t);
 /* fan__tree_sweep: removes dead blocks from the block table, after the tree's stream waits for their users, and lists
  * them in *node (NULL: nowhere). `restore`: first puts the block table back to the end of the current node.
  * `keep_dead`: dead blocks stay in the block table. */

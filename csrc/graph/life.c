@@ -41,12 +41,6 @@ done:
     return status;
 }
 
-static fan_tree *tree_hold(fan_tree *t)
-{
-    atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
-    return t;
-}
-
 /* close_all: with the lock: frees recordings and memory. */
 static void close_all(fan_tree *t, const char *why)
 {
@@ -140,22 +134,10 @@ fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *r
         memcpy(f->keep, keep, some * sizeof *keep);
     f->nroles = nroles;
     f->nkeep = nkeep;
-    f->tree = tree_hold(t);
+    atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    f->tree = t;
     *out = f;
     return FAN_OK;
-}
-
-void fan_tree_result_clear(fan_tree_result *r)
-{
-    while (r->n > 0)
-        fan_array_drop(r->at[--r->n]);
-}
-
-void fan_tree_result_fini(fan_tree_result *r)
-{
-    fan_tree_result_clear(r);
-    fan_free(r->at);
-    *r = (fan_tree_result){0};
 }
 
 void fan_tree_function_drop(fan_tree_function *f)
@@ -176,25 +158,19 @@ void fan_tree_function_drop(fan_tree_function *f)
 
 /* ---- statistics ---- */
 
-/* live_bytes: of the path's outputs; needed after a replay, which does not update the block table. */
-static uint64_t live_bytes(const fan_tree *t)
-{
-    uint64_t bytes = 0;
-    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++) {
-            const fan_tree_block *b = n->blocks[i];
-            if (fan__tree_block_lives(b) && !fan_storage_ended(b->storage))
-                bytes += (b->bytes + FAN_GRAPH_ALIGN - 1) / FAN_GRAPH_ALIGN * FAN_GRAPH_ALIGN;
-        }
-    return bytes;
-}
-
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
 {
     bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
-    out->in_use = t->path == FAN_TREE_EXECUTION && !t->fork_invalid ? live_bytes(t) : t->pool.in_use;
+    bool replayed = t->path == FAN_TREE_EXECUTION && !t->fork_invalid; /* which does not update the block table */
+    out->in_use = replayed ? 0 : t->pool.in_use;
+    for (const fan_tree_node *n = t->current; replayed && n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++) {
+            const fan_tree_block *b = n->blocks[i];
+            if (fan__tree_block_lives(b) && !fan_storage_ended(b->storage))
+                out->in_use += (b->bytes + FAN_GRAPH_ALIGN - 1) / FAN_GRAPH_ALIGN * FAN_GRAPH_ALIGN;
+        }
     out->high_water = t->pool.high_water;
     out->closed = t->closed;
     for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)

@@ -41,30 +41,6 @@ fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owne
     return FAN_OK;
 }
 
-/* block_new: new memory of the arena, listed, which `owner` uses first; it holds its storage. */
-static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site, fan_tree_block **out,
-                            fan_error *err)
-{
-    fan_tree_block *b = fan_calloc(sizeof *b);
-    if (!b)
-        return fan__tree_no_memory(err);
-    b->bytes = bytes ? bytes : 1;
-    fan_status status = fan_graph_pool_alloc(&t->pool, b->bytes, &b->offset, err);
-    if (status != FAN_OK) {
-        fan_free(b);
-        return status;
-    }
-    b->listed = true;
-    status = fan__tree_block_lend(t, b, owner, call_site, err);
-    if (status != FAN_OK) {
-        (void)fan_graph_pool_free(&t->pool, b->offset);
-        fan_free(b);
-        return status;
-    }
-    *out = b;
-    return FAN_OK;
-}
-
 void fan__tree_block_end(fan_tree_block *b, const char *why)
 {
     if (!b->storage || atomic_load_explicit(&b->storage->ended, memory_order_relaxed))
@@ -74,9 +50,7 @@ void fan__tree_block_end(fan_tree_block *b, const char *why)
     atomic_store_explicit(&b->storage->ended, b->lease->why, memory_order_release);
 }
 
-/* block_free: a storage with other references ends with the text `why` (NULL: there are none). Does not change the
- * block table. */
-static void block_free(fan_tree_block *b, const char *why)
+void fan__tree_block_free(fan_tree_block *b, const char *why)
 {
     if (b && b->storage) {
         if (why)
@@ -113,92 +87,6 @@ fan_storage *fan_tree_memory_under(const fan_array *a)
 {
     const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
     return l ? l->arena : NULL;
-}
-
-/* ---- the memory of a body ---- */
-
-/* scope_reuse: frees dead blocks that only `owner` used: its queue orders that use before the next. Without streams any
- * dead block. */
-static void scope_reuse(fan_tree_scope *s, const fan_stream *owner)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < s->n; i++) {
-        fan_tree_block *b = s->blocks[i];
-        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
-            s->blocks[n++] = b;
-            continue;
-        }
-        (void)fan_graph_pool_free(&s->tree->pool, b->offset);
-        block_free(b, NULL);
-    }
-    s->n = n;
-}
-
-fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
-                                 fan_error *err)
-{
-    fan_tree_scope *s = (fan_tree_scope *)scope;
-    fan_tree_block *b = NULL;
-    scope_reuse(s, owner);
-    if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
-        fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
-        return fan__tree_no_memory(err);
-    fan_error why = {0};
-    fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
-    if (status == FAN_ERR_DEVICE_NOMEM) {
-        s->full[0] = '\0';
-        fan_append(s->full, sizeof s->full, "%s; delete outputs, end the step, or give the tree more (memory=)",
-                   why.text);
-        return FAN_OK;
-    }
-    if (status != FAN_OK) {
-        if (err)
-            *err = why;
-        return status;
-    }
-    s->blocks[s->n++] = b;
-    s->used.at[s->used.n++] = (fan_graph_range){b->offset, b->offset + b->bytes};
-    if (b->offset + b->bytes > s->tree->reach)
-        s->tree->reach = b->offset + b->bytes;
-    *out = fan_storage_hold(b->storage);
-    return FAN_OK;
-}
-
-/* While recording, memory that the body frees would be reused before the launch writes into it, so it is held. On a
- * device it is reclaimed after the tree's stream, which runs the launch. */
-fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
-{
-    fan_tree_scope *s = (fan_tree_scope *)scope;
-    if (!scope->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
-        return FAN_OK;
-    if (fan_grow((void **)&s->outside, &s->outside_cap, s->noutside + 1, sizeof *s->outside))
-        return fan__tree_no_memory(err);
-    if (s->tree->origin)
-        FAN_TRY(fan_memory_record_stream(made, s->tree->origin, err));
-    s->outside[s->noutside++] = fan_storage_hold(made);
-    return FAN_OK;
-}
-
-void fan__tree_scope_drop_outside(fan_tree_scope *s)
-{
-    while (s->noutside > 0)
-        fan_storage_drop(s->outside[--s->noutside]);
-    fan_free(s->outside);
-    s->outside = NULL;
-    s->outside_cap = 0;
-}
-
-void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why)
-{
-    for (size_t i = 0; i < s->n; i++) {
-        if (listed)
-            (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
-        block_free(s->blocks[i], why);
-    }
-    fan_free(s->blocks);
-    fan_graph_ranges_fini(&s->used);
-    s->blocks = NULL;
-    s->n = s->cap = 0;
 }
 
 /* ---- nodes, functions, and a fork ---- */
@@ -267,7 +155,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     for (size_t i = 0; i < n->nout; i++)
         fan_array_drop(n->outputs[i].array);
     for (size_t i = 0; i < n->nblocks; i++)
-        block_free(n->blocks[i], why);
+        fan__tree_block_free(n->blocks[i], why);
     for (size_t i = 0; i < n->n; i++)
         fan_array_drop(n->operands[i].staged);
     for (size_t i = 0; i < n->nplaces; i++)
@@ -305,15 +193,6 @@ void fan__tree_step_ended(fan_tree *t, const char *call_site)
                 end_handle(t, n, n->blocks[i], call_site);
 }
 
-bool fan__tree_all_dead(const fan_tree *t)
-{
-    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        for (size_t i = 0; i < n->nblocks; i++)
-            if (fan__tree_block_lives(n->blocks[i]))
-                return false;
-    return true;
-}
-
 /* ---- evicted signatures ---- */
 
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature)
@@ -330,22 +209,6 @@ static bool on_path(const fan_tree *t, const fan_tree_node *n)
     while (p && p != n)
         p = p->parent;
     return p != NULL;
-}
-
-static bool has_children(const fan_tree_node *n)
-{
-    for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].n)
-            return true;
-    return false;
-}
-
-static void leave_parent(const fan_tree_node *n)
-{
-    fan_tree_children *place = fan__tree_place(n->parent, n->signature);
-    for (size_t i = 0; i < place->n; i++)
-        if (place->children[i] == n)
-            place->children[i] = place->children[--place->n];
 }
 
 /* is_gone: whether the recording cannot be called any more: its signature is evicted, or that of a recording before it.
@@ -405,12 +268,18 @@ void fan__tree_give_back(fan_tree *t)
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
             fan_tree_node *n = *at;
-            if (has_children(n) || !is_gone(n) || on_path(t, n)) {
+            bool stays = !is_gone(n) || on_path(t, n);
+            for (size_t i = 0; i < n->nplaces && !stays; i++)
+                stays = n->places[i].n != 0;
+            if (stays) {
                 at = &n->next;
                 continue;
             }
             *at = n->next;
-            leave_parent(n);
+            fan_tree_children *place = fan__tree_place(n->parent, n->signature);
+            for (size_t i = 0; i < place->n; i++)
+                if (place->children[i] == n)
+                    place->children[i] = place->children[--place->n];
             n->signature->function->recordings--;
             fan__tree_node_free(n, "the recording of a graph tree that made this was freed");
             t->stats.nodes--;
@@ -428,55 +297,35 @@ void fan__tree_give_back(fan_tree *t)
     }
 }
 
-/* leave_block: at the end of the path: if a block has other references, they keep a storage that is ended. */
-static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b)
-{
-    b->listed = false;
-    if (!fan__tree_block_lives(b) || FAN_FAULT(TREE_GENERATION_STAYS))
-        return;
-    end_handle(t, n, b, "the beginning of the next");
-    b->lease->block = NULL;
-    fan_storage_drop(b->storage);
-    b->storage = NULL;
-    b->lease = NULL;
-}
-
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err)
 {
-    fan_graph_ranges none = {0};
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+    for (fan_tree_node *n = t->current; n != &t->root && t->origin; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++)
             if (n->blocks[i]->storage)
                 FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, caller, err));
     if (t->recorder->poison && t->reach && (t->recorder->always_poisons || fan_get_debug()))
         FAN_TRY(t->recorder->poison(t->device, t->origin, t->arena->data, (size_t)t->reach, err));
-    (void)fan_graph_pool_restore(&t->pool, &none, NULL);
+    t->pool.taken.n = t->pool.in_use = 0;
     while (t->current != &t->root) {
         fan_tree_node *n = t->current;
         t->current = n->parent;
-        for (size_t i = 0; i < n->nblocks; i++)
-            leave_block(t, n, n->blocks[i]);
+        for (size_t i = 0; i < n->nblocks; i++) {
+            /* If a block has other references, they keep a storage that is ended. */
+            n->blocks[i]->listed = false;
+            if (!(!fan__tree_block_lives(n->blocks[i]) || FAN_FAULT(TREE_GENERATION_STAYS))) {
+                end_handle(t, n, n->blocks[i], "the beginning of the next");
+                n->blocks[i]->lease->block = NULL;
+                fan_storage_drop(n->blocks[i]->storage);
+                n->blocks[i]->storage = NULL;
+                n->blocks[i]->lease = NULL;
+            }
+        }
         if (n->warm)
             fan__tree_node_free(n, "its path has ended");
     }
     t->path = FAN_TREE_NONE;
     t->reach = 0;
     fan__tree_give_back(t);
-    return FAN_OK;
-}
-
-/* sweep_block: a block that was alive after the recording of the current node and is dead now. */
-static fan_status sweep_block(fan_tree *t, fan_tree_block *b, const fan_stream *caller, fan_tree_node *node,
-                              fan_error *err)
-{
-    if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1, sizeof(fan_tree_block *)))
-        return fan__tree_no_memory(err);
-    if (b->storage)
-        FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
-    (void)fan_graph_pool_free(&t->pool, b->offset);
-    b->listed = false;
-    if (node)
-        node->dead[node->ndead++] = b;
     return FAN_OK;
 }
 
@@ -511,30 +360,16 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
     for (fan_tree_node *n = t->current; n != &t->root && !keep_dead; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++) {
             fan_tree_block *b = n->blocks[i];
-            if (b->listed && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT)))
-                FAN_TRY(sweep_block(t, b, caller, node, err));
+            if (b->listed && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT))) {
+                if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1, sizeof(fan_tree_block *)))
+                    return fan__tree_no_memory(err);
+                if (b->storage)
+                    FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
+                (void)fan_graph_pool_free(&t->pool, b->offset);
+                b->listed = false;
+                if (node)
+                    node->dead[node->ndead++] = b;
+            }
         }
-    return FAN_OK;
-}
-
-fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err)
-{
-    const fan_recorder *r = t->recorder;
-    bool timed = fan_trace_on() && r->clock;
-    double start = timed ? r->clock(t->device, t->origin) : -1;
-    FAN_TRY(r->launch(n->recording, t->origin, err));
-    if (!fan_trace_on())
-        return FAN_OK;
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                           .device = (int16_t)t->device->index,
-                           .slot = -1,
-                           .key = -1,
-                           .stream = t->origin ? t->origin->handle : 0,
-                           .start_us = start,
-                           .end_us = timed ? r->clock(t->device, t->origin) : -1};
-    for (size_t i = 0; i < n->nblocks; i++)
-        line.bytes += n->blocks[i]->bytes;
-    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->signature->function->name, number);
-    fan_trace_put(&line);
     return FAN_OK;
 }

@@ -9,6 +9,116 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- the memory of a body ---- */
+
+/* A call's own blocks, while its body runs. */
+typedef struct fan_tree_scope {
+    fan_memory_scope scope; /* first */
+    fan_tree *tree;
+    const char *call_site;
+    fan_tree_block **blocks;
+    size_t n, cap;
+    fan_graph_ranges used; /* all that it ever allocated */
+    char full[256];        /* why some memory came from the device: the arena is full; "": none did */
+    /* While recording: memory from the device, held until the launch, which is the first time that the work runs. */
+    fan_storage **outside;
+    size_t noutside, outside_cap;
+} fan_tree_scope;
+
+/* block_new: new memory of the arena, listed, which `owner` uses first; it holds its storage. */
+static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site, fan_tree_block **out,
+                            fan_error *err)
+{
+    fan_tree_block *b = fan_calloc(sizeof *b);
+    if (!b)
+        return fan__tree_no_memory(err);
+    b->bytes = bytes ? bytes : 1;
+    fan_status status = fan_graph_pool_alloc(&t->pool, b->bytes, &b->offset, err);
+    if (status != FAN_OK) {
+        fan_free(b);
+        return status;
+    }
+    b->listed = true;
+    status = fan__tree_block_lend(t, b, owner, call_site, err);
+    if (status != FAN_OK) {
+        (void)fan_graph_pool_free(&t->pool, b->offset);
+        fan_free(b);
+        return status;
+    }
+    *out = b;
+    return FAN_OK;
+}
+
+static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
+                              fan_error *err)
+{
+    fan_tree_scope *s = (fan_tree_scope *)scope;
+    fan_tree_block *b = NULL;
+    size_t n = 0;
+    /* Frees dead blocks that only `owner` used: its queue orders that use before the next. Without streams any. */
+    for (size_t i = 0; i < s->n; i++) {
+        b = s->blocks[i];
+        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
+            s->blocks[n++] = b;
+            continue;
+        }
+        (void)fan_graph_pool_free(&s->tree->pool, b->offset);
+        fan__tree_block_free(b, NULL);
+    }
+    s->n = n;
+    if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
+        fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
+        return fan__tree_no_memory(err);
+    fan_error why = {0};
+    fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
+    if (status == FAN_ERR_DEVICE_NOMEM) {
+        s->full[0] = '\0';
+        fan_append(s->full, sizeof s->full, "%s; delete outputs, end the step, or give the tree more (memory=)",
+                   why.text);
+        return FAN_OK;
+    }
+    if (status != FAN_OK) {
+        if (err)
+            *err = why;
+        return status;
+    }
+    s->blocks[s->n++] = b;
+    s->used.at[s->used.n++] = (fan_graph_range){b->offset, b->offset + b->bytes};
+    if (b->offset + b->bytes > s->tree->reach)
+        s->tree->reach = b->offset + b->bytes;
+    *out = fan_storage_hold(b->storage);
+    return FAN_OK;
+}
+
+/* While recording, memory that the body frees would be reused before the launch writes into it, so it is held. On a
+ * device it is reclaimed after the tree's stream, which runs the launch. */
+static fan_status scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
+{
+    fan_tree_scope *s = (fan_tree_scope *)scope;
+    if (!scope->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
+        return FAN_OK;
+    if (fan_grow((void **)&s->outside, &s->outside_cap, s->noutside + 1, sizeof *s->outside))
+        return fan__tree_no_memory(err);
+    if (s->tree->origin)
+        FAN_TRY(fan_memory_record_stream(made, s->tree->origin, err));
+    s->outside[s->noutside++] = fan_storage_hold(made);
+    return FAN_OK;
+}
+
+/* scope_fini: frees the remaining blocks; `listed`: in the block table, too. */
+static void scope_fini(fan_tree_scope *s, bool listed, const char *why)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (listed)
+            (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
+        fan__tree_block_free(s->blocks[i], why);
+    }
+    fan_free(s->blocks);
+    fan_graph_ranges_fini(&s->used);
+    s->blocks = NULL;
+    s->n = s->cap = 0;
+}
+
 /* ---- check the result of a body ---- */
 
 static fan_status check_form(const fan_tree_run *r, fan_error *err)
@@ -111,14 +221,6 @@ typedef struct access_check {
     const char *foreign; /* the operation that uses other memory; NULL: none */
 } access_check;
 
-/* inside_array: whether a range lies between an array's first and last byte. */
-static bool inside_array(const void *p, size_t n, const fan_array *a)
-{
-    int64_t lo, hi;
-    fan_array_reach(a, &lo, &hi);
-    return fan_flat_within(p, n, a->data + lo, (uint64_t)(hi - lo));
-}
-
 static bool access_visit(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
     access_check *c = ctx;
@@ -126,7 +228,10 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_tree_operand *o = &c->operands[i];
         const fan_array *a = o->placement == FAN_PLACE_COPY ? o->staged : r->args->in[i];
-        if (!a || !inside_array(data, bytes, a))
+        int64_t lo = 0, hi = 0;
+        if (a)
+            fan_array_reach(a, &lo, &hi);
+        if (!a || !fan_flat_within(data, bytes, a->data + lo, (uint64_t)(hi - lo)))
             continue;
         r->signature->written[i] |= write;
         c->r->wrote |= write && o->placement == FAN_PLACE_COPY;
@@ -141,14 +246,6 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
         return true; /* this recording is launched once */
     c->foreign = name;
     return false;
-}
-
-static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_tree_node *n, fan_error *err)
-{
-    access_check c = {.r = r, .scope = s, .operands = n->operands};
-    if (r->tree->recorder->accesses)
-        r->tree->recorder->accesses(n->recording, access_visit, &c);
-    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign) : FAN_OK;
 }
 
 /* ---- nodes ---- */
@@ -239,8 +336,8 @@ static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const 
 static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
 {
     return (fan_tree_scope){.scope = {.device = r->tree->device,
-                                      .alloc = fan__tree_scope_alloc,
-                                      .outside = fan__tree_scope_outside,
+                                      .alloc = scope_alloc,
+                                      .outside = scope_outside,
                                       .who = r->function->name,
                                       .recording = recording},
                             .tree = r->tree,
@@ -265,7 +362,7 @@ static void undo(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_graph
     if (!s->scope.recording)
         (void)wait_scope(r, s, NULL);
     fan__tree_node_free(n, failed_words);
-    fan__tree_scope_fini(s, false, failed_words);
+    scope_fini(s, false, failed_words);
     if (saved) {
         fan_graph_pool_swap(&r->tree->pool, saved);
         fan__tree_relist(r->tree);
@@ -310,7 +407,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
     commit_warm(r, n, &s);
-    fan__tree_scope_fini(&s, true, NULL);
+    scope_fini(&s, true, NULL);
 done:
     if (status != FAN_OK)
         undo(r, n, &s, is_saved ? &saved : NULL);
@@ -408,27 +505,6 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
                : (err ? (void)(*err = why) : (void)0, status);
 }
 
-/* commit: the path continues with a node of the tree; cannot fail, `place` has room. */
-static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
-{
-    place->children[place->n++] = n;
-    n->signature->function->recordings++;
-    n->next = t->nodes;
-    t->nodes = n;
-    n->number = t->numbers++;
-    t->stats.nodes++;
-    t->current = n;
-    t->path = FAN_TREE_RECORDING;
-}
-
-/* scope_to_node: frees the temporaries; the node gets the list of all memory that was used. */
-static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
-{
-    n->used = s->used;
-    s->used = (fan_graph_ranges){0};
-    fan__tree_scope_fini(s, true, NULL);
-}
-
 /* place_for_child: a list with room for one more child. */
 static fan_status place_for_child(fan_tree_node *at, fan_tree_signature *signature, fan_tree_children **out,
                                   fan_error *err)
@@ -471,14 +547,20 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan__tree_enter(r, err));
     FAN_GO(capture(r, n, &s, given, err));
     FAN_GO(check_form(r, err));
-    FAN_GO(check_accesses(r, &s, n, err));
+    access_check c = {.r = r, .scope = &s, .operands = n->operands};
+    if (t->recorder->accesses)
+        t->recorder->accesses(n->recording, access_visit, &c);
+    if (c.foreign)
+        FAN_GO(fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign));
     if (r->wrote)
         goto done;
     FAN_GO(fan__tree_check_overlap(r, err)); /* again: now the written operands are known */
     FAN_GO(check_own(r, given, s.full[0], err));
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
-    scope_to_node(&s, n);
+    n->used = s.used;
+    s.used = (fan_graph_ranges){0};
+    scope_fini(&s, true, NULL);
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->block_table, err));
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));
@@ -489,14 +571,24 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan__tree_leave(r, err));
     if (s.full[0] && !FAN_FAULT(TREE_FULL_REPLAYED))
         commit_warm(r, n, &s);
-    else
-        commit(t, n, place);
+    else {
+        place->children[place->n++] = n;
+        n->signature->function->recordings++;
+        n->next = t->nodes;
+        t->nodes = n;
+        n->number = t->numbers++;
+        t->stats.nodes++;
+        t->current = n;
+        t->path = FAN_TREE_RECORDING;
+    }
     *out = n;
 done:
     t->reach = reach > t->reach ? reach : t->reach;
     if (!*out)
         undo(r, n, &s, is_saved ? &saved : NULL);
-    fan__tree_scope_drop_outside(&s);
+    while (s.noutside > 0)
+        fan_storage_drop(s.outside[--s.noutside]);
+    fan_free(s.outside);
     fan_graph_ranges_fini(&saved);
     fan_free(given);
     return status;

@@ -4,9 +4,11 @@
 #include "array/overlap.h"
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/trace.h"
 #include "device/event.h"
 #include "device/job.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* check_pair: operand i is added into, or written in place; k is another. */
@@ -39,22 +41,6 @@ fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
     for (size_t i = 0; i < r->args->n; i++)
         for (size_t k = 0; k < r->args->n && is_written(r, i); k++)
             FAN_TRY(check_pair(r, i, k, err));
-    return FAN_OK;
-}
-
-/* check_moved: the overlap check of a replay: only copied operands can have moved since the last check. */
-static fan_status check_moved(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
-{
-    for (size_t c = 0; c < n->ncopied; c++) {
-        size_t k = n->copied[c];
-        const fan_array *a = r->args->in[k];
-        if (n->operands[k].checked == a->data)
-            continue;
-        for (size_t i = 0; i < n->n; i++)
-            if (is_written(r, i))
-                FAN_TRY(check_pair(r, i, k, err));
-        n->operands[k].checked = a->data;
-    }
     return FAN_OK;
 }
 
@@ -91,32 +77,15 @@ static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
 {
     fan_stream *origin = r->tree->origin;
-    bool known =
-        !r->ran && origin && r->caller != origin; /* a body may have started a capture of the caller's stream */
+    if (!origin)
+        return FAN_OK;                           /* without streams the work is done */
+    bool known = !r->ran && r->caller != origin; /* a body may have started a capture of the caller's stream */
     fan_status status = known ? fan_stream_follow(r->caller, origin, err) : follow(r->caller, origin, err);
     if (status == FAN_OK)
         status = use_on(r, r->caller, err);
     if (status != FAN_OK)
         (void)use_on(r, r->tree->origin, NULL);
     return status;
-}
-
-/* stage_some: n copies, in one launch if the device can batch them. */
-static fan_status stage_some(const fan_tree *t, fan_job *copies, size_t n, fan_error *err)
-{
-    const fan_backend *b = t->device->backend;
-    fan_job_state states[FAN_STAGE_MANY];
-    bool batched = n > 1 && b->run_many != NULL;
-    for (size_t k = 0; k < n; k++) {
-        states[k] = FAN_JOB_PENDING;
-        copies[k].kind = batched ? FAN_JOB_SUM : FAN_JOB_COPY; /* a sum of one: the same bits */
-    }
-    if (batched)
-        FAN_TRY(b->run_many(t->device, t->origin, copies, n, states, err));
-    for (size_t k = 0; k < n; k++)
-        if (states[k] == FAN_JOB_PENDING)
-            FAN_TRY(fan_device_run(t->device, t->origin, &copies[k], err));
-    return FAN_OK;
 }
 
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
@@ -129,8 +98,56 @@ fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *e
     }
     for (size_t i = 0; i < n->ncopied; i += FAN_STAGE_MANY) {
         size_t some = n->ncopied - i < FAN_STAGE_MANY ? n->ncopied - i : FAN_STAGE_MANY;
-        FAN_TRY(stage_some(r->tree, n->copies + i, some, err));
+        fan_job *copies = n->copies + i;
+        const fan_backend *b = r->tree->device->backend;
+        fan_job_state states[FAN_STAGE_MANY];
+        bool batched = some > 1 && b->run_many != NULL;
+        for (size_t k = 0; k < some; k++) {
+            states[k] = FAN_JOB_PENDING;
+            copies[k].kind = batched ? FAN_JOB_SUM : FAN_JOB_COPY; /* a sum of one: the same bits */
+        }
+        if (batched)
+            FAN_TRY(b->run_many(r->tree->device, r->tree->origin, copies, some, states, err));
+        for (size_t k = 0; k < some; k++)
+            if (states[k] == FAN_JOB_PENDING)
+                FAN_TRY(fan_device_run(r->tree->device, r->tree->origin, &copies[k], err));
     }
+    return FAN_OK;
+}
+
+void fan_tree_result_clear(fan_tree_result *r)
+{
+    while (r->n > 0)
+        fan_array_drop(r->at[--r->n]);
+}
+
+void fan_tree_result_fini(fan_tree_result *r)
+{
+    fan_tree_result_clear(r);
+    fan_free(r->at);
+    *r = (fan_tree_result){0};
+}
+
+fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err)
+{
+    const fan_recorder *r = t->recorder;
+    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed) && fan_trace_on();
+    bool timed = traced && r->clock;
+    double start = timed ? r->clock(t->device, t->origin) : -1;
+    FAN_TRY(r->launch(n->recording, t->origin, err));
+    if (!traced)
+        return FAN_OK;
+    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                           .device = (int16_t)t->device->index,
+                           .slot = -1,
+                           .key = -1,
+                           .stream = t->origin ? t->origin->handle : 0,
+                           .start_us = start,
+                           .end_us = timed ? r->clock(t->device, t->origin) : -1};
+    for (size_t i = 0; i < n->nblocks; i++)
+        line.bytes += n->blocks[i]->bytes;
+    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->signature->function->name, number);
+    fan_trace_put(&line);
     return FAN_OK;
 }
 
@@ -234,25 +251,29 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     return FAN_OK;
 }
 
-/* begin_blocks: the node's storages are valid again; those that ended with references were replaced, so that no other
- * thread reads `ended` of these. */
-static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
+    fan_tree *t = r->tree;
+    /* Only copied operands can have moved since the last check. */
+    for (size_t c = 0; c < n->ncopied; c++) {
+        size_t k = n->copied[c];
+        const fan_array *a = r->args->in[k];
+        if (n->operands[k].checked == a->data)
+            continue;
+        for (size_t i = 0; i < n->n; i++)
+            if (is_written(r, i))
+                FAN_TRY(check_pair(r, i, k, err));
+        n->operands[k].checked = a->data;
+    }
+    for (size_t i = 0; i < n->ndead && t->origin; i++)
+        if (n->dead[i]->storage)
+            FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));
+    /* The storages are valid again; those that ended with references are replaced: no other thread reads `ended` of
+     * these. */
     for (size_t i = 0; i < n->nblocks; i++) {
         FAN_TRY(renew(r, n, n->blocks[i], err));
         atomic_store_explicit(&n->blocks[i]->storage->ended, NULL, memory_order_relaxed);
     }
-    return FAN_OK;
-}
-
-fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
-{
-    fan_tree *t = r->tree;
-    FAN_TRY(check_moved(r, n, err));
-    for (size_t i = 0; i < n->ndead; i++)
-        if (n->dead[i]->storage)
-            FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));
-    FAN_TRY(begin_blocks(r, n, err));
     fan_status status = fan__tree_enter(r, err);
     if (status == FAN_OK)
         status = fan__tree_stage(r, n, err);

@@ -52,29 +52,35 @@ void fan_tree_step_end(fan_tree *t, const char *call_site)
 
 /* ---- signatures ---- */
 
-/* signature_write: writes *n words to t->words. Of each operand: dtype (-1: no array), rank, and shape and stride of
- * each axis. */
-static fan_status signature_write(fan_tree *t, const fan_tree_args *a, size_t *n, fan_error *err)
+/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an older one made
+ * room.
+ */
+static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, fan_tree_signature **out, bool *evicted,
+                                 fan_error *err)
 {
-    size_t at = 0;
+    fan_tree *t = f->tree;
+    size_t n = 0; /* words: of each operand dtype (-1: no array), rank, and shape and stride of each axis */
     for (size_t i = 0; i < a->n; i++) {
         const fan_array *x = a->in[i];
-        if (fan_grow((void **)&t->words, &t->words_cap, at + 2 + 2 * (size_t)(x ? x->ndim : 0), sizeof *t->words))
+        if (fan_grow((void **)&t->words, &t->words_cap, n + 2 + 2 * (size_t)(x ? x->ndim : 0), sizeof *t->words))
             return fan__tree_no_memory(err);
-        t->words[at++] = x ? (int64_t)x->dtype : -1;
-        t->words[at++] = x ? x->ndim : 0;
+        t->words[n++] = x ? (int64_t)x->dtype : -1;
+        t->words[n++] = x ? x->ndim : 0;
         for (int k = 0; x && k < x->ndim; k++) {
-            t->words[at++] = x->shape[k];
-            t->words[at++] = x->strides[k];
+            t->words[n++] = x->shape[k];
+            t->words[n++] = x->strides[k];
         }
     }
-    *n = at;
-    return FAN_OK;
-}
-
-static fan_status signature_new(fan_tree_function *f, const fan_tree_args *a, size_t n, fan_tree_signature **out,
-                                fan_error *err)
-{
+    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next) {
+        fan_tree_signature *sig = *at;
+        if (sig->key != a->key || sig->n != a->n || sig->nwords != n ||
+            (n && memcmp(sig->words, t->words, n * sizeof *sig->words) != 0))
+            continue;
+        *at = sig->next;
+        sig->next = f->signatures;
+        f->signatures = *out = sig;
+        return FAN_OK;
+    }
     fan_tree_signature *sig = fan_calloc(sizeof *sig);
     if (!sig || !(sig->words = fan_alloc((n + 1) * sizeof *sig->words)) || !(sig->demoted = fan_calloc(a->n + 1)) ||
         !(sig->written = fan_calloc(a->n + 1)) || !(sig->shown = fan_calloc(a->n + 1))) {
@@ -83,7 +89,7 @@ static fan_status signature_new(fan_tree_function *f, const fan_tree_args *a, si
         return fan__tree_no_memory(err);
     }
     if (n)
-        memcpy(sig->words, f->tree->words, n * sizeof *sig->words);
+        memcpy(sig->words, t->words, n * sizeof *sig->words);
     sig->function = f;
     sig->n = a->n;
     sig->nwords = n;
@@ -93,28 +99,6 @@ static fan_status signature_new(fan_tree_function *f, const fan_tree_args *a, si
     f->nsignatures++;
     f->kept++;
     *out = sig;
-    return FAN_OK;
-}
-
-/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an older one made
- * room.
- */
-static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, fan_tree_signature **out, bool *evicted,
-                                 fan_error *err)
-{
-    size_t n = 0;
-    FAN_TRY(signature_write(f->tree, a, &n, err));
-    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next) {
-        fan_tree_signature *sig = *at;
-        if (sig->key != a->key || sig->n != a->n || sig->nwords != n ||
-            (n && memcmp(sig->words, f->tree->words, n * sizeof *sig->words) != 0))
-            continue;
-        *at = sig->next;
-        sig->next = f->signatures;
-        f->signatures = *out = sig;
-        return FAN_OK;
-    }
-    FAN_TRY(signature_new(f, a, n, out, err));
     *evicted = f->nsignatures > FAN_TREE_SIGNATURES;
     if (*evicted)
         fan__tree_evict(f);
@@ -158,25 +142,6 @@ static fan_status place_operands(fan_tree_run *r, fan_error *err)
     return FAN_OK;
 }
 
-/* same_places: whether a recording's operands lay where this call's do; else *which is the first that moved. */
-static bool same_places(const fan_tree_run *r, const fan_tree_node *n, size_t *which)
-{
-    for (size_t i = 0; i < n->n; i++)
-        if (n->operands[i].placement != r->operands[i].placement || n->operands[i].data != r->operands[i].data) {
-            *which = i;
-            return false;
-        }
-    return true;
-}
-
-static bool dead_as_recorded(const fan_tree_node *n)
-{
-    for (size_t i = 0; i < n->ndead && !FAN_FAULT(TREE_ALIVE_FITS); i++)
-        if (fan__tree_block_lives(n->dead[i]))
-            return false;
-    return true;
-}
-
 /* The facts of one place, and the recording that fits best there. */
 typedef struct place_facts {
     fan_tree_place facts;
@@ -204,18 +169,21 @@ static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
         fan_tree_node *n = place->children[i];
         size_t which = 0;
         fan_tree_fit fit = FAN_TREE_FIT_FITS;
-        if (!same_places(r, n, &which)) {
+        while (which < n->n && n->operands[which].placement == r->operands[which].placement &&
+               n->operands[which].data == r->operands[which].data)
+            which++;
+        if (which < n->n) {
             if (p.facts.fit == FAN_TREE_FIT_ALIVE)
                 continue;
             fit = r->operands[which].placement == FAN_PLACE_POOL || n->operands[which].placement == FAN_PLACE_POOL
                       ? FAN_TREE_FIT_OPERAND
                       : FAN_TREE_FIT_STATIC;
-        } else if (!dead_as_recorded(n)) {
-            fit = FAN_TREE_FIT_ALIVE;
         }
+        for (size_t k = 0; k < n->ndead && fit == FAN_TREE_FIT_FITS && !FAN_FAULT(TREE_ALIVE_FITS); k++)
+            fit = fan__tree_block_lives(n->dead[k]) ? FAN_TREE_FIT_ALIVE : fit;
         p.facts.fit = fit;
         p.child = n;
-        p.which = which;
+        p.which = which < n->n ? which : 0;
         if (fit == FAN_TREE_FIT_FITS)
             return p;
     }
@@ -244,28 +212,6 @@ static bool repeats(const fan_tree_run *r)
 
 /* ---- reasons and warnings ---- */
 
-static void report_eager(const fan_tree_run *r, const place_facts *p, fan_tree_report *o)
-{
-    if (o->rules & FAN_T(6))
-        snprintf(o->reason, sizeof o->reason,
-                 "it writes into operand %zu, which is copied: give it the role static or accumulate",
-                 writes_copied(r));
-    else if (r->function->recordings >= FAN_TREE_RECORDINGS)
-        snprintf(o->reason, sizeof o->reason,
-                 "it has %d recordings, and none fits: call functions in the same order in each step, and do not let "
-                 "steps of several threads overlap (a tree for each thread)",
-                 FAN_TREE_RECORDINGS);
-    else
-        snprintf(
-            o->reason, sizeof o->reason,
-            "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep the array where it "
-            "is, or give the operand the role copy",
-            p->which, r->tree->options.limit,
-            r->signature->shown[p->which]     ? "the function returns a view of it"
-            : r->signature->written[p->which] ? "the function writes into it"
-                                              : "foreign kernels may write into it");
-}
-
 static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_report *o)
 {
     static const char *const warm[] = {"it is warmed up after a replay, where the path branches",
@@ -276,8 +222,27 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
     o->node = -1;
     o->handed = false;
     o->reason[0] = '\0';
-    if (plan->outcome == FAN_TREE_EAGER)
-        report_eager(r, p, o);
+    if (plan->outcome == FAN_TREE_EAGER) {
+        if (o->rules & FAN_T(6))
+            snprintf(o->reason, sizeof o->reason,
+                     "it writes into operand %zu, which is copied: give it the role static or accumulate",
+                     writes_copied(r));
+        else if (r->function->recordings >= FAN_TREE_RECORDINGS)
+            snprintf(
+                o->reason, sizeof o->reason,
+                "it has %d recordings, and none fits: call functions in the same order in each step, and do not let "
+                "steps of several threads overlap (a tree for each thread)",
+                FAN_TREE_RECORDINGS);
+        else
+            snprintf(
+                o->reason, sizeof o->reason,
+                "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep the array where it "
+                "is, or give the operand the role copy",
+                p->which, r->tree->options.limit,
+                r->signature->shown[p->which]     ? "the function returns a view of it"
+                : r->signature->written[p->which] ? "the function writes into it"
+                                                  : "foreign kernels may write into it");
+    }
     if (plan->outcome == FAN_TREE_WARM)
         snprintf(o->reason, sizeof o->reason, "%s", warm[plan->rules & FAN_T(8) ? 0 : plan->rules & FAN_T(10) ? 2 : 1]);
     if (plan->outcome != FAN_TREE_RECORD)
@@ -300,33 +265,6 @@ static void warn(const fan_tree_run *r, unsigned what, const char *text)
     r->args->body.warn(r->args->body.ctx, message);
 }
 
-static void warn_of_plan(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p,
-                         const fan_tree_report *o)
-{
-    char text[FAN_TREE_REASON + 64];
-    snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
-    if (plan->warn_writes)
-        warn(r, 0, text);
-    else if (plan->outcome == FAN_TREE_EAGER && o->rules & FAN_T(7))
-        warn(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES, text);
-    if (plan->warn_repeats)
-        warn(r, FAN_TREE_WARN_REPEATS,
-             "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
-             "anew: end the step, delete outputs, or copy them with keep=True");
-    if (plan->demote) {
-        snprintf(text, sizeof text,
-                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
-                 "or give the operand the role copy",
-                 p->which, r->tree->options.limit);
-        warn(r, FAN_TREE_WARN_DEMOTED, text);
-    }
-    if (r->evicted)
-        warn(r, FAN_TREE_WARN_SIGNATURES,
-             "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
-             "of the "
-             "least recently used one: pad to fewer shapes, and pass what changes as an array");
-}
-
 /* ---- a call ---- */
 
 static fan_status run_eager(fan_tree_run *r, fan_error *err)
@@ -335,22 +273,19 @@ static fan_status run_eager(fan_tree_run *r, fan_error *err)
     return fan__tree_keep_operands(r, err);
 }
 
-static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_error *err)
-{
-    return fan_fail(err, FAN_ERR_VALUE, "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
-                    r->function->name, p->which, (void *)r->args->in[p->which]->data,
-                    p->child->operands[p->which].data);
-}
-
 /* decide: gathers the facts and makes the plan; *p: the facts of the place where it continues. */
 static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
 {
     fan_tree *t = r->tree;
     place_facts here = place_facts_of(r, t->current),
                 root = t->current == &t->root ? here : place_facts_of(r, &t->root);
+    bool all_dead = t->path != FAN_TREE_NONE;
+    for (const fan_tree_node *n = t->current; n != &t->root && all_dead; n = n->parent)
+        for (size_t i = 0; i < n->nblocks && all_dead; i++)
+            all_dead = !fan__tree_block_lives(n->blocks[i]);
     fan_tree_call c = {.path = t->path,
                        .new_step = t->path != FAN_TREE_NONE && t->path_step != t->steps,
-                       .all_dead = t->path != FAN_TREE_NONE && fan__tree_all_dead(t),
+                       .all_dead = all_dead,
                        .warm = r->signature->warm,
                        .strict = t->options.strict,
                        .repeats = repeats(r),
@@ -435,7 +370,9 @@ static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p,
     fan_tree *t = r->tree;
     switch (plan->outcome) {
     case FAN_TREE_FAIL:
-        return fail_strict(r, p, err);
+        return fan_fail(err, FAN_ERR_VALUE, "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
+                        r->function->name, p->which, (void *)r->args->in[p->which]->data,
+                        p->child->operands[p->which].data);
     case FAN_TREE_EAGER:
         t->stats.eager++;
         return run_eager(r, err);
@@ -449,13 +386,6 @@ static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p,
         return replay(r, p->child, o, err);
     }
     return FAN_OK;
-}
-
-static fan_status fail_ended(const fan_tree_function *f, size_t i, const fan_storage *st, fan_error *err)
-{
-    fan_error why;
-    (void)fan_storage_check(st, &why);
-    return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
 }
 
 /* check_call: whether the function may be called now, with these operands. */
@@ -472,8 +402,11 @@ static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a,
         return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu", f->name, a->n, FAN_PLURAL(a->n),
                         f->nroles);
     for (size_t i = 0; i < a->n; i++)
-        if (a->in[i] && fan_storage_ended(a->in[i]->storage))
-            return fail_ended(f, i, a->in[i]->storage, err);
+        if (a->in[i] && fan_storage_ended(a->in[i]->storage)) {
+            fan_error why;
+            (void)fan_storage_check(a->in[i]->storage, &why);
+            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
+        }
     return FAN_OK;
 }
 
@@ -483,30 +416,6 @@ static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_report
     snprintf(o->reason, sizeof o->reason, "%s", reason);
     r->tree->stats.eager++;
     return run_eager(r, err);
-}
-
-/* run_without_room: the arena ran out in each of the last calls that tried to record. */
-static fan_status run_without_room(fan_tree_run *r, fan_tree_report *o, fan_error *err)
-{
-    char reason[256];
-    snprintf(reason, sizeof reason,
-             "runs without a recording: the tree's memory ran out in %u of its calls: give the tree more (memory=), or "
-             "delete outputs earlier",
-             r->signature->full);
-    FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
-    warn(r, FAN_TREE_WARN_ROOM, reason);
-    return FAN_OK;
-}
-
-/* read_operands: their signature, and the placement of each. */
-static fan_status read_operands(fan_tree_run *r, fan_error *err)
-{
-    fan_tree *t = r->tree;
-    FAN_TRY(signature_find(r->function, r->args, &r->signature, &r->evicted, err));
-    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
-        return fan__tree_no_memory(err);
-    r->operands = t->operands;
-    return place_operands(r, err);
 }
 
 /* call_locked: with the lock. */
@@ -521,7 +430,11 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
         FAN_TRY(fan_stream_capture(r->caller, &capture, err));
     if (capture)
         return run_aside(r, "the caller's current stream is captured", o, err);
-    FAN_TRY(read_operands(r, err));
+    FAN_TRY(signature_find(r->function, r->args, &r->signature, &r->evicted, err));
+    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
+        return fan__tree_no_memory(err);
+    r->operands = t->operands;
+    FAN_TRY(place_operands(r, err));
     fan_tree_plan plan = decide(r, &p);
     fill_report(r, &plan, &p, o);
     if (plan.end_path) {
@@ -530,11 +443,42 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     }
     if (t->current == &t->root)
         t->path_step = t->steps;
-    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) && r->signature->full > t->options.limit)
-        return run_without_room(r, o, err);
+    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) && r->signature->full > t->options.limit) {
+        char reason[256];
+        snprintf(
+            reason, sizeof reason,
+            "runs without a recording: the tree's memory ran out in %u of its calls: give the tree more (memory=), or "
+            "delete outputs earlier",
+            r->signature->full);
+        FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
+        warn(r, FAN_TREE_WARN_ROOM, reason);
+        return FAN_OK;
+    }
     r->restore = plan.restore;
     FAN_TRY(run_plan(r, &plan, &p, o, err));
-    warn_of_plan(r, &plan, &p, o);
+    char text[FAN_TREE_REASON + 64];
+    if (plan.outcome == FAN_TREE_EAGER)
+        snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
+    if (plan.warn_writes)
+        warn(r, 0, text);
+    else if (plan.outcome == FAN_TREE_EAGER && o->rules & FAN_T(7))
+        warn(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES, text);
+    if (plan.warn_repeats)
+        warn(r, FAN_TREE_WARN_REPEATS,
+             "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
+             "anew: end the step, delete outputs, or copy them with keep=True");
+    if (plan.demote) {
+        snprintf(text, sizeof text,
+                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
+                 "or give the operand the role copy",
+                 p.which, r->tree->options.limit);
+        warn(r, FAN_TREE_WARN_DEMOTED, text);
+    }
+    if (r->evicted)
+        warn(r, FAN_TREE_WARN_SIGNATURES,
+             "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
+             "of the "
+             "least recently used one: pad to fewer shapes, and pass what changes as an array");
     return FAN_OK;
 }
 

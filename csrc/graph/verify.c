@@ -34,22 +34,6 @@ static void arrays_free(fan_array **arrays, size_t n)
     fan_free(arrays);
 }
 
-static void verify_fini(verify_state *v)
-{
-    arrays_free(v->before, v->n);
-    arrays_free(v->after, v->n);
-    arrays_free(v->gave, v->ngave);
-    fan_free(v->made.at); /* empty: run_function took its arrays */
-}
-
-static fan_status verify_init(verify_state *v, size_t n, fan_error *err)
-{
-    *v = (verify_state){.n = n};
-    v->before = fan_calloc((n + 1) * sizeof *v->before);
-    v->after = fan_calloc((n + 1) * sizeof *v->after);
-    return v->before && v->after ? FAN_OK : fan__tree_no_memory(err);
-}
-
 static fan_status copy_on(const fan_tree_run *r, const fan_array *from, const fan_array *to, fan_error *err)
 {
     fan_operand in = {.array = from, .acc = from->dtype};
@@ -62,18 +46,6 @@ static fan_status read_host(const fan_tree_run *r, const fan_array *a, fan_array
 {
     FAN_TRY(fan_array_new(a->dtype, a->ndim, a->shape, NULL, out, err));
     return a->size ? r->tree->device->backend->read(r->caller, *out, a, err) : FAN_OK;
-}
-
-static fan_status save_operands(const fan_tree_run *r, verify_state *v, fan_error *err)
-{
-    for (size_t i = 0; i < v->n; i++) {
-        const fan_array *a = r->args->in[i];
-        if (!a || !a->writable)
-            continue;
-        FAN_TRY(fan_device_array(r->tree->device, r->caller, a->dtype, a->ndim, a->shape, a, &v->before[i], err));
-        FAN_TRY(copy_on(r, a, v->before[i], err));
-    }
-    return FAN_OK;
 }
 
 static fan_status put_back_operands(const fan_tree_run *r, const verify_state *v, fan_error *err)
@@ -113,7 +85,13 @@ static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
     const fan_tree *t = r->tree;
     if (t->origin && r->caller != t->origin) /* the tree's stream may still write what the function reads */
         FAN_TRY(fan_stream_follow(r->caller, t->origin, err));
-    FAN_TRY(save_operands(r, v, err));
+    for (size_t i = 0; i < v->n; i++) {
+        const fan_array *a = r->args->in[i];
+        if (!a || !a->writable)
+            continue;
+        FAN_TRY(fan_device_array(r->tree->device, r->caller, a->dtype, a->ndim, a->shape, a, &v->before[i], err));
+        FAN_TRY(copy_on(r, a, v->before[i], err));
+    }
     fan_status status = r->args->body.run(r->args->body.ctx, r->args->in, &v->made, err);
     if (status == FAN_OK)
         status = read_function(r, v, err);
@@ -124,12 +102,6 @@ static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
 }
 
 /* ---- compare ---- */
-
-static const char *role_word(const fan_tree_run *r, size_t i)
-{
-    static const char *const words[] = {"auto", "copy", "static", "accumulate"};
-    return words[r->function->roles[r->function->nroles ? i : 0]];
-}
 
 /* differ: writes into `why` how an array differs from the function's ("": not at all). `what`: its name. */
 static fan_status differ(const fan_tree_run *r, const fan_array *is, const fan_array *was, const char *what,
@@ -162,6 +134,7 @@ static fan_status differ(const fan_tree_run *r, const fan_array *is, const fan_a
 /* compare: writes into `why` the first array that differs; "": none. */
 static fan_status compare(const fan_tree_run *r, const verify_state *v, char why[256], fan_error *err)
 {
+    static const char *const roles[] = {"auto", "copy", "static", "accumulate"};
     const fan_tree_result *is = r->result;
     char what[64];
     why[0] = '\0';
@@ -178,7 +151,7 @@ static fan_status compare(const fan_tree_run *r, const verify_state *v, char why
     }
     for (size_t i = 0; !why[0] && i < v->n; i++)
         if (v->before[i]) {
-            snprintf(what, sizeof what, "operand %zu (%s)", i, role_word(r, i));
+            snprintf(what, sizeof what, "operand %zu (%s)", i, roles[r->function->roles[r->function->nroles ? i : 0]]);
             FAN_TRY(differ(r, r->args->in[i], v->after[i], what, why, err));
         }
     return FAN_OK;
@@ -202,10 +175,12 @@ static fan_status fail_different(const fan_tree_run *r, const fan_tree_node *n, 
 
 fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
-    verify_state v;
+    size_t room = r->args->n + 1;
+    verify_state v = {
+        .n = r->args->n, .before = fan_calloc(room * sizeof *v.before), .after = fan_calloc(room * sizeof *v.after)};
     char why[256];
-    fan_status status = verify_init(&v, r->args->n, err);
-    FAN_GO(status);
+    fan_status status;
+    FAN_GO(v.before && v.after ? FAN_OK : fan__tree_no_memory(err));
     FAN_GO(run_function(r, &v, err));
     FAN_GO(fan__tree_replay(r, n, err));
     status = compare(r, &v, why, err);
@@ -217,6 +192,9 @@ fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     if (status == FAN_OK)
         status = back == FAN_OK ? fail_different(r, n, why, err) : back;
 done:
-    verify_fini(&v);
+    arrays_free(v.before, v.n);
+    arrays_free(v.after, v.n);
+    arrays_free(v.gave, v.ngave);
+    fan_free(v.made.at); /* empty: run_function took its arrays */
     return status;
 }

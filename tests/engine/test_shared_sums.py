@@ -208,3 +208,23 @@ def test_a_torch_tensor_that_others_have_and_a_function_has_written_is_an_error(
         [(Node(lambda g: g * 1, edges=[(Node(lambda g: g.mul_(10), edges=[(alone, 0)]), 0)]), 0, torch.ones(3))]
     )
     assert alone.grad.tolist() == [10.0] * 3
+
+
+@pytest.mark.partners
+def test_an_exception_that_a_torch_mode_raises_about_a_gradient_ends_the_pass() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.overrides import TorchFunctionMode
+
+    class Stops(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func == torch.Tensor.is_cpu.__get__:
+                raise KeyboardInterrupt("stop here")
+            return func(*args, **(kwargs or {}))
+
+    sparse, leaf = torch.ones(3).to_sparse(), Leaf(torch.zeros(3))
+    node = Node(lambda g: g, edges=[(leaf, 0)])
+    with Stops(), pytest.raises(KeyboardInterrupt, match="stop here"):
+        fanin.backward([(node, 0, sparse), (node, 0, sparse)], keep_graph=True)
+    assert leaf.grad is None
+    fanin.backward([(node, 0, sparse), (node, 0, sparse)])
+    assert leaf.grad.to_dense().tolist() == [2.0] * 3

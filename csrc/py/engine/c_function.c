@@ -74,25 +74,20 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
     return -1;
 }
 
-/* refuse_recorded: -1 with an exception: a recording cannot contain the function's work. */
-__attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
-{
-    char name[128];
-    fan_error err = {0};
-    (void)fan_fail(&err, FAN_ERR_CAPTURE,
-                   "%s: a node's function in C cannot be recorded: a replay would not run it again",
-                   node_text(n, name, sizeof name));
-    (void)fan_raise(FAN_ERR_CAPTURE, &err);
-    return -1;
-}
-
 /* call_function: 0, or -1 with an exception. */
 static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
 {
     FAN_UNINITIALIZED fanin_error err;
     fanin_status status;
-    if (fan_storage_redirected() && fan_recording_here())
-        return refuse_recorded(n);
+    if (fan_storage_redirected() && fan_recording_here()) { /* a recording cannot contain its work */
+        char name[128];
+        fan_error why = {0};
+        (void)fan_fail(&why, FAN_ERR_CAPTURE,
+                       "%s: a node's function in C cannot be recorded: a replay would not run it again",
+                       node_text(n, name, sizeof name));
+        (void)fan_raise(FAN_ERR_CAPTURE, &why);
+        return -1;
+    }
     void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
     err.text[0] = '\0';
     status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
@@ -125,22 +120,17 @@ static int call_with(const function_object *f, const fan_node *n, void **sums, f
     return bad;
 }
 
-__attribute__((noinline, cold)) static int wrong_number(const function_object *f, const fan_node *n,
-                                                        uint32_t ngradients)
-{
-    char name[128];
-    return fan_set_error(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
-                         node_text(n, name, sizeof name), ngradients, f->gradients);
-}
-
 int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
 {
     FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
     fanin_value *values = on_stack, *out;
     size_t all = (size_t)f->inputs + ngradients;
     int bad;
-    if (n && ngradients != f->gradients)
-        return wrong_number(f, n, ngradients);
+    if (n && ngradients != f->gradients) {
+        char name[128];
+        return fan_set_error(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+                             node_text(n, name, sizeof name), ngradients, f->gradients);
+    }
     if (all > VALUES_ON_STACK && !(values = fan_alloc(all * sizeof *values))) {
         PyErr_NoMemory();
         return -1;

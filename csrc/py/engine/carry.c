@@ -23,20 +23,16 @@ static PyObject *rings_beside(void)
 
 static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
 
-/* machine_now: a capsule of the simulated machine that this thread has entered; None: there is none. */
-static PyObject *machine_now(void)
-{
-    fan_sim *m = fan_sim_entered();
-    PyObject *capsule = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
-    if (m && capsule)
-        fan_sim_hold(m);
-    return capsule;
-}
-
 static fan_status worker_new(void **worker, fan_error *err)
 {
-    PyObject *context = PyContext_CopyCurrent(), *machine = context ? machine_now() : NULL,
-             *rings = machine ? rings_beside() : NULL;
+    fan_sim *m = fan_sim_entered(); /* this thread has entered it; NULL: none */
+    PyObject *context = PyContext_CopyCurrent(), *machine = NULL, *rings = NULL;
+    if (context)
+        machine = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
+    if (m && machine)
+        fan_sim_hold(m);
+    if (machine)
+        rings = rings_beside();
     *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
     Py_XDECREF(context);
     Py_XDECREF(machine);
@@ -88,24 +84,22 @@ static void worker_leave(void *worker)
     PyGILState_Release(PyGILState_UNLOCKED);
 }
 
-/* ---- gradients ---- */
-
 /* ---- handed through (A14) ---- */
 
-static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
+static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 {
-    const node_more *more = fan_node_object(n)->more;
-    return more && more->slots.specs ? &more->slots.specs[slot] : NULL;
-}
-
-static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
-{
-    const fan_slot_spec *spec = spec_of(to, slot);
+    const node_more *more = fan_node_object(to)->more;
+    const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
+    PyObject *o = gradient;
     FAN_UNINITIALIZED fan_plain_kind kind;
     const int64_t *shape;
     fan_dtype of;
     char *data;
     int ndim;
+    if (fan_is_unboxed(gradient)) {
+        const fan_array *a = fan_unboxed_array(gradient);
+        return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
+    }
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
         return true;
     if (fan_node_out_buffer(to, slot))
@@ -125,40 +119,32 @@ static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
     return !kind.check_at_use;
 }
 
-static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
-{
-    const fan_slot_spec *spec;
-    const fan_array *a;
-    if (!fan_is_unboxed(gradient))
-        return can_forward_object(to, slot, gradient);
-    spec = spec_of(to, slot);
-    a = fan_unboxed_array(gradient);
-    return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
-}
-
 /* ---- buffers ---- */
 
-/* on_host: whether a gradient lies on the CPU, as far as can be read without an import. */
-static bool on_host(PyObject *gradient)
+/* on_host: whether a gradient lies on the CPU, as far as can be read without an import: 1, 0, or -1 with an exception,
+ * as of a torch function mode. */
+static int on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
     if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data))
-        return true;
-    PyObject *is = fan_is_tensor(fan_state_get(), gradient) ? PyObject_GetAttrString(gradient, "is_cpu") : NULL;
-    PyErr_Clear();
+        return 1;
+    if (!fan_is_tensor(fan_state_get(), gradient))
+        return 0;
+    PyObject *is = PyObject_GetAttrString(gradient, "is_cpu");
     Py_XDECREF(is);
-    return is == Py_True;
+    return is ? is == Py_True : -1;
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
 {
     *value = (fan_value){.dtype = FAN_DT_NONE};
     *current = NULL;
-    if (!gradient || on_host(gradient))
-        return FAN_OK;
-    if (fan_import(gradient, false, true, value) < 0)
+    int host = gradient ? on_host(gradient) : 1;
+    if (host < 0 || (!host && fan_import(gradient, false, true, value) < 0))
         return fan_from_python(err);
+    if (host)
+        return FAN_OK;
     if (value->device && value->device->backend->has_streams) {
         if (fan_library_stream(value, NULL, current) < 0)
             PyErr_Clear(); /* the library has none */
@@ -173,14 +159,14 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
     return FAN_OK;
 }
 
-static void place_drop(fan_value *value) { fan_value_release(value); }
-
 /* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12): that buffer can
  * serve again. */
 static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
                              void **buffer, fan_error *err)
 {
-    bool host = n->inputs == 1 && gradient && on_host(gradient);
+    int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
+    if (host < 0)
+        return fan_from_python(err);
     fan_buffer_config how = {.stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect};
     *buffer = fan_node_buffer(fan_node_object(n), how);
     return *buffer ? FAN_OK : fan_from_python(err);
@@ -237,32 +223,30 @@ static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, con
     return bad;
 }
 
-static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient, const fan_producer *producer)
+/* add_any: by the general path, to which what is unboxed comes as an ndarray. */
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given, const fan_producer *producer)
 {
+    void *gradient = given;
+    if (given && fan_is_unboxed(given)) {
+        fan_array_hold(fan_unboxed_array(given));
+        if (fan_box(&gradient) < 0) {
+            fan_object_drop(gradient);
+            return -1;
+        }
+    }
     fan_contribution c = {.key = -1,
                           .value = {.dtype = FAN_DT_NONE},
                           .stream = producer->stream,
                           .alone = gradient && fan_alone(gradient, 1)};
     PyObject *number = PyLong_FromUnsignedLong(key);
-    int bad = !number || fan_contribution_of(b, slot, gradient ? gradient : Py_None, number, &c) < 0 ||
+    int bad = !number || fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c) < 0 ||
               add_between(b, slot, &c, producer) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_release(&c.value);
     Py_XDECREF(number);
+    if (gradient != given)
+        fan_object_drop(gradient);
     return bad ? -1 : 0;
-}
-
-/* add_shown: by the general path, to which what is native comes as an ndarray. */
-static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer)
-{
-    void *shown = gradient;
-    int bad;
-    if (!gradient || !fan_is_unboxed(gradient))
-        return add_any(b, slot, key, gradient, producer);
-    fan_array_hold(fan_unboxed_array(gradient));
-    bad = fan_box(&shown) < 0 || add_any(b, slot, key, shown, producer) < 0 ? -1 : 0;
-    fan_object_drop(shown);
-    return bad;
 }
 
 static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
@@ -272,20 +256,16 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
+    int bad = 0;
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
         one.alone = gradient && fan_alone(gradient, 1);
         fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
-        if (status != FAN_OK)
+        bad = status != FAN_OK;
+        if (bad)
             fan_raise(status, err);
-        else if (added)
-            return FAN_OK;
-        if (status != FAN_OK) {
-            name_producer(b, producer);
-            return fan_from_python(err);
-        }
     }
-    if (add_shown(b, slot, key, gradient, producer) == 0)
+    if (!bad && (added || add_any(b, slot, key, gradient, producer) == 0))
         return FAN_OK;
     name_producer(b, producer);
     return fan_from_python(err);
@@ -316,25 +296,71 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
 
 static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from_python(err) : FAN_OK; }
 
-static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *err)
+/* lost_fn: the error of a node without its function; -1. */
+__attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
-    node_object *self = fan_node_object(n);
-    const node_more *more = self->more;
-    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
-        return FAN_OK;
-    return status_of(fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
-                             fan_hooks_slots(self, sums) < 0 || fan_hooks_keep(self, sums) < 0
-                         ? -1
-                         : 0,
-                     err);
+    FAN_UNINITIALIZED fan_error err;
+    char name[128];
+    fan_error_clear(&err);
+    if (self->node.freed_by)
+        fan_raise(fan_node_freed(&self->node, &err), &err);
+    else
+        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
+                     fan_node_name(&self->node, name, sizeof name));
+    return -1;
+}
+
+static int run_in_python(node_object *self, void **sums, void **gradients, uint32_t ngradients)
+{
+    FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
+    PyObject **args = on_stack, *result, *fn;
+    FAN_UNINITIALIZED fan_guards guards;
+    uint32_t n = self->node.inputs;
+    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
+        return -1;
+    if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
+        PyErr_NoMemory();
+        return fan_guards_end(&guards, NULL), -1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
+    fn = Py_NewRef(self->fn);
+    result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(fn);
+    if (args != on_stack)
+        fan_free(args);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(result);
+    if (!result)
+        return -1;
+    if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
+        gradients[0] = result; /* the usual case */
+    else
+        return fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+    return 0;
 }
 
 static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients, fan_error *err)
 {
-    return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
+    node_object *self = fan_node_object(n);
+    int bad = 0;
+    if (self->fn && node_hooks)
+        bad = fan_hooks_pre(self, node_hooks, sums);
+    if (!bad && !self->fn) /* a pass inside a hook may have freed it */
+        bad = lost_fn(self);
+    if (!bad && fan_is_function(self->fn)) {
+        PyObject *fn = Py_NewRef(self->fn);
+        bad = fan_function_run((function_object *)fn, n, sums, gradients, ngradients);
+        Py_DECREF(fn);
+        if (!bad && node_hooks)
+            bad = fan_box_all(gradients, ngradients);
+    } else if (!bad) {
+        bad = run_in_python(self, sums, gradients, ngradients);
+    }
+    if (!bad && node_hooks)
+        bad = fan_hooks_post(self, node_hooks, sums, gradients, ngradients);
+    return status_of(bad, err);
 }
-
-static bool is_from_hook(const void *node_hooks, uint32_t index) { return fan_hooks_produced(node_hooks, index); }
 
 /* fetch: of a function in Python its own memory is what it needs. */
 static void fetch(const fan_node *const ahead[3])
@@ -424,16 +450,16 @@ const fan_engine_frontend fan_python_engine = {
     .drop = fan_object_drop_here,
     .can_forward = can_forward,
     .place = place,
-    .place_drop = place_drop,
+    .place_drop = fan_value_release,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
     .add = add,
     .take = take,
     .read_stats = fan_explain_read_stats,
     .nonfinite = fan_explain_nonfinite,
-    .hooks = hooks,
+    .hooks = fan_hooks_sums,
     .run = run,
-    .is_from_hook = is_from_hook,
+    .is_from_hook = fan_hooks_produced,
     .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,

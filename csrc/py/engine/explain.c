@@ -74,14 +74,6 @@ PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
     return text;
 }
 
-/* explain_lost: fan_backward_lost as a str; NULL with an exception. */
-static PyObject *explain_lost(const fan_backward *p)
-{
-    PyObject *text = PyUnicode_FromString("");
-    fan_backward_lost(p, &(fan_text){text_append, &text});
-    return text;
-}
-
 /* ---- E14: the error that ends a pass ---- */
 
 #define MOST_NOTES 16
@@ -156,7 +148,9 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
     uint32_t ran, all;
     const fan_node *n = fan_backward_at(p, &ran, &all);
     PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
-    add_note(e, explain_lost(p));
+    PyObject *lost = PyUnicode_FromString("");
+    fan_backward_lost(p, &(fan_text){text_append, &lost});
+    add_note(e, lost);
     fan_exception_put(e);
 }
 

@@ -77,21 +77,17 @@ void fan__guard_array(fan_guards *all, PyArrayObject *a)
     all->n = 1;
 }
 
-static bool array_begin(fan_guard *g, PyObject *o)
-{
-    bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
-    if (writable ? is_unique(o, 1) : !other_of(o))
-        return false;
-    guard_push(g, (PyArrayObject *)o, writable);
-    return true;
-}
-
 /* begin_one: false: it needs no guard. */
 static bool begin_one(fan_guard *g, PyObject *o)
 {
     long long version;
-    if (PyArray_Check(o))
-        return array_begin(g, o);
+    if (PyArray_Check(o)) {
+        bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
+        if (writable ? is_unique(o, 1) : !other_of(o))
+            return false;
+        guard_push(g, (PyArrayObject *)o, writable);
+        return true;
+    }
     if (!fan_is_tensor(fan_state_get(), o) || (Py_REFCNT(o) == 1 && !is_view(o)) || !is_version(o, &version))
         return false;
     *g = (fan_guard){.object = o, .tensor = true, .version = version};
@@ -122,20 +118,6 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
     return 0;
 }
 
-static void array_end(fan_guard *g)
-{
-    fan_guard *other, **at = &fan__guards;
-    while (*at != g)
-        at = &(*at)->outer;
-    *at = g->outer;
-    if (!g->gives_back)
-        return;
-    if ((other = other_of(g->object)))
-        other->gives_back = true;
-    else
-        PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
-}
-
 /* tensor_written: -1 with an exception if the tensor was written and no exception is live. */
 static int tensor_written(const fan_guard *g, const fan_node *n)
 {
@@ -159,9 +141,18 @@ int fan__guards_end(fan_guards *all, const fan_node *n)
     while (all->n) {
         uint32_t i = --all->n;
         fan_guard *g = i < FAN_GUARDS_INSIDE ? &all->inside[i] : &all->more[i - FAN_GUARDS_INSIDE];
-        if (!g->tensor)
-            array_end(g);
-        else if (tensor_written(g, n) < 0)
+        if (!g->tensor) {
+            fan_guard *other, **at = &fan__guards;
+            while (*at != g)
+                at = &(*at)->outer;
+            *at = g->outer;
+            if (g->gives_back) {
+                if ((other = other_of(g->object)))
+                    other->gives_back = true;
+                else
+                    PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
+            }
+        } else if (tensor_written(g, n) < 0)
             bad = -1;
     }
     fan_free(all->more);

@@ -80,24 +80,6 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 
 /* ---- what functions and hooks return ---- */
 
-/* wrong_number: takes `result`; -1. */
-static int wrong_number(PyObject *result, const fan_node *n, const char *who, uint32_t ngradients)
-{
-    char name[128];
-    who = who ? who : fan_node_name(n, name, sizeof name);
-    if (PyTuple_Check(result) || PyList_Check(result))
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
-                     ngradients, PySequence_Fast_GET_SIZE(result));
-    else if (ngradients == 0)
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
-                     FAN_TYPE_TEXT(result));
-    else
-        PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
-                     ngradients, FAN_TYPE_TEXT(result));
-    Py_DECREF(result);
-    return -1;
-}
-
 int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients)
 {
     bool several = PyTuple_Check(result) || PyList_Check(result);
@@ -109,8 +91,21 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
         Py_DECREF(result);
         return 0;
     }
-    if (several || (ngradients != 1 && (ngradients || result != Py_None)))
-        return wrong_number(result, n, who, ngradients);
+    if (several || (ngradients != 1 && (ngradients || result != Py_None))) {
+        char name[128];
+        who = who ? who : fan_node_name(n, name, sizeof name);
+        if (PyTuple_Check(result) || PyList_Check(result))
+            PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
+                         ngradients, PySequence_Fast_GET_SIZE(result));
+        else if (ngradients == 0)
+            PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
+                         FAN_TYPE_TEXT(result));
+        else
+            PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s",
+                         who, ngradients, FAN_TYPE_TEXT(result));
+        Py_DECREF(result);
+        return -1;
+    }
     if (result != Py_None)
         gradients[0] = result;
     else
@@ -209,9 +204,9 @@ static PyObject *tuple_of(void **sums, uint32_t n)
 
 /* ---- run ---- */
 
-int fan_hooks_slots(node_object *self, void **sums)
+static int hooks_slots(node_object *self, void **sums)
 {
-    PyObject *all = self->more ? Py_XNewRef(self->more->hooks[FAN_HOOK_SLOT]) : NULL;
+    PyObject *all = Py_XNewRef(self->more->hooks[FAN_HOOK_SLOT]);
     char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
@@ -238,9 +233,10 @@ int fan_hooks_slots(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-int fan_hooks_keep(node_object *self, void **sums)
+/* hooks_keep: retain_grad. */
+static int hooks_keep(node_object *self, void **sums)
 {
-    PyObject *kept = self->more ? Py_XNewRef(self->more->kept) : NULL;
+    PyObject *kept = Py_XNewRef(self->more->kept);
     int bad = 0;
     for (uint32_t i = 0; kept && i < self->node.inputs && !bad; i++) {
         PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
@@ -258,15 +254,6 @@ int fan_hooks_keep(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-/* produced_none: of each gradient whether a post-hook returned it: not yet. */
-static PyObject *produced_none(uint32_t n)
-{
-    PyObject *produced = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
-    if (produced)
-        memset(PyByteArray_AS_STRING(produced), 0, n);
-    return produced;
-}
-
 bool fan_hooks_produced(const void *node_hooks, uint32_t index)
 {
     PyObject *produced = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
@@ -279,17 +266,32 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
     PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
-    PyObject *produced = all && post ? produced_none(self->node.nedges) : Py_NewRef(Py_None);
+    uint32_t n = self->node.nedges;
+    PyObject *produced = all && post ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n) : Py_NewRef(Py_None);
     if (!all || !produced) {
         Py_XDECREF(all);
         Py_XDECREF(produced);
         return -1;
     }
+    if (post)
+        memset(PyByteArray_AS_STRING(produced), 0, n); /* whether a post-hook returned each gradient */
     PyTuple_SET_ITEM(all, 0, Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
     PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
     PyTuple_SET_ITEM(all, 2, produced);
     *node_hooks = all;
     return 0;
+}
+
+fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error *err)
+{
+    node_object *self = fan_node_object(n);
+    const node_more *more = self->more;
+    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
+        return FAN_OK;
+    return fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 || hooks_slots(self, sums) < 0 ||
+                   hooks_keep(self, sums) < 0
+               ? fan_from_python(err)
+               : FAN_OK;
 }
 
 static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)

@@ -221,16 +221,6 @@ static bool is_scipy(PyObject *sum)
     return is;
 }
 
-/* torch_parts_are_unique: the tensors inside a sparse torch tensor have no other references. */
-static bool torch_parts_are_unique(PyObject *sum)
-{
-    PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
-    PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
-    bool ours = answer == Py_True;
-    Py_XDECREF(answer);
-    return ours;
-}
-
 /* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
 static bool parts_are_unique(PyObject *sum)
 {
@@ -250,30 +240,14 @@ static bool parts_are_unique(PyObject *sum)
         while (ours && PyDict_Next(parts, &at, &key, &part))
             ours = part_is_unique(part);
     } else {
-        ours = torch_parts_are_unique(sum);
+        PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
+        PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
+        ours = answer == Py_True;
+        Py_XDECREF(answer);
     }
     Py_XDECREF(parts);
     PyErr_Clear();
     return ours;
-}
-
-static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
-{
-    fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
-    PyObject *grad = grad_read(self);
-    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
-    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
-    if (!bad)
-        bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
-    facts.unshared =
-        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
-    if (fan_storage_redirected()) /* L8 */
-        facts.unshared = FAN_FAULT(LEAF_ADOPTS);
-    facts.same_layout = !bad && same_layout(self, *sum);
-    if (!bad)
-        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
-    Py_XDECREF(grad);
-    return bad;
 }
 
 PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_read(self); }
@@ -327,12 +301,24 @@ int fan_leaf_divert(leaf_object *self, void **sum)
 
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
-    int bad;
     if (self->accumulate) /* without a claim: it may start a pass */
         return call_with(self, self->accumulate, sum);
     if (claim(self) < 0)
         return -1;
-    bad = accumulate_claimed(self, sum, recording);
+    fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
+    PyObject *grad = grad_read(self);
+    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
+    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
+    if (!bad)
+        bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
+    facts.unshared =
+        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
+    if (fan_storage_redirected()) /* L8 */
+        facts.unshared = FAN_FAULT(LEAF_ADOPTS);
+    facts.same_layout = !bad && same_layout(self, *sum);
+    if (!bad)
+        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
+    Py_XDECREF(grad);
     fan_leaf_claim_end(&self->claim);
     return bad;
 }
@@ -360,17 +346,6 @@ static int update_wide(leaf_object *self)
     return bad;
 }
 
-/* reader_waits: S20: the reader's stream waits for the leaf's. */
-static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
-{
-    fan_value v = {.dtype = FAN_DT_NONE};
-    if (self->grad && fan_import(self->grad, false, true, &v) < 0)
-        return -1;
-    int bad = FAN_CHECK(fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err));
-    fan_value_release(&v);
-    return bad;
-}
-
 /* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
@@ -385,8 +360,13 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
         bad = bad < 0 ? bad : update_wide(self);
         fan_streams_leave(&outer);
     }
-    if (!bad)
-        bad = reader_waits(self, own, reader);
+    fan_value v = {.dtype = FAN_DT_NONE};
+    if (!bad && self->grad)
+        bad = fan_import(self->grad, false, true, &v);
+    if (!bad) { /* S20: the reader's stream waits for the leaf's */
+        bad = FAN_CHECK(fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err));
+        fan_value_release(&v);
+    }
     fan_stream_drop(reader);
     return bad;
 }
@@ -616,18 +596,6 @@ static int wide_of(leaf_object *self, PyObject *accumulate)
     return pair ? 0 : -1;
 }
 
-static void grads_outside(leaf_object *self)
-{
-    PyObject *asks;
-    if (self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))
-        return;
-    asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
-    if (!asks)
-        PyErr_Clear();
-    self->outside = asks == Py_True;
-    Py_XDECREF(asks);
-}
-
 static int fill_in(leaf_object *self, const leaf_args *a)
 {
     PyObject *slot = NULL, *list = NULL;
@@ -664,7 +632,14 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
     } else if (a->accumulate && wide_of(self, a->accumulate) < 0)
         return -1;
-    grads_outside(self);
+    PyObject *asks;
+    if (!(self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))) {
+        asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
+        if (!asks)
+            PyErr_Clear();
+        self->outside = asks == Py_True;
+        Py_XDECREF(asks);
+    }
     if (self->outside && self->wide)
         return fan_set_error(
             PyExc_ValueError,
@@ -674,28 +649,21 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     return 0;
 }
 
-static int check_args(const leaf_args *a)
-{
-    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
-    if (!a->array == !a->like)
-        return fan_set_error(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
-    if (a->array && (PyList_Check(a->array) || PyTuple_Check(a->array)))
-        return fan_set_error(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
-                             Py_TYPE(a->array)->tp_name);
-    if (a->like && !calls)
-        return fan_set_error(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
-    return 0;
-}
-
 static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
 
 static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
     const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
                          given(values[3]), given(values[4]), given(values[5])};
+    bool calls = a.accumulate && PyCallable_Check(a.accumulate) && !PyType_Check(a.accumulate);
+    if (!a.array == !a.like)
+        return PyErr_Format(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
+    if (a.array && (PyList_Check(a.array) || PyTuple_Check(a.array)))
+        return PyErr_Format(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
+                            Py_TYPE(a.array)->tp_name);
+    if (a.like && !calls)
+        return PyErr_Format(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
     leaf_object *self;
-    if (check_args(&a) < 0)
-        return NULL;
     self = PyObject_GC_New(leaf_object, type);
     if (!self)
         return NULL;

@@ -1,6 +1,7 @@
 /* node: fanin.Node. */
 #include "py/engine/node_object.h"
 #include "py/base/args.h"
+#include "py/device/backends.h"
 
 #include "base/mem.h"
 
@@ -153,22 +154,6 @@ const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t s
     return buf;
 }
 
-/* with_slots: slots= with a Slot() for each None; new reference. */
-static PyObject *with_slots(PyObject *slots)
-{
-    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-    PyObject *list = type ? PySequence_List(slots) : NULL;
-    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-        PyObject *empty;
-        if (PyList_GET_ITEM(list, i) != Py_None)
-            continue;
-        empty = PyObject_CallNoArgs(type);
-        if (!empty || PyList_SetItem(list, i, empty) < 0)
-            Py_CLEAR(list);
-    }
-    return list;
-}
-
 /* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an exception. */
 static int declare_arrays(fan_slot_specs *d, PyObject *slots)
 {
@@ -209,8 +194,16 @@ static int declare_any(node_more *more, PyObject *slots, const char *name)
     if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
         fan_refuse(PyExc_TypeError, "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
                    Py_TYPE(slots)->tp_name);
-    else if (bare == 0 && (list = with_slots(slots)))
-        bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
+    else if (bare == 0) {
+        PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+        list = type ? PySequence_List(slots) : NULL;
+        for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+            PyObject *empty = PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
+            if (PyList_GET_ITEM(list, i) == Py_None && (!empty || PyList_SetItem(list, i, empty) < 0))
+                Py_CLEAR(list);
+        }
+        bad = list ? fan_slot_specs_of(list, name, &more->slots, &more->names) : -1;
+    }
     Py_XDECREF(list);
     return bad;
 }
@@ -238,15 +231,146 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     return bad;
 }
 
-/* edge_of: (node, slot) with a small int, the usual case: borrowed; NULL, without an exception: something else. */
-static node_object *edge_of(PyObject *edge, uint32_t *slot)
+/* ---- its streams (E4) ---- */
+
+/* The arguments. */
+typedef struct place_args {
+    fan_stream *stream; /* held; NULL: not given */
+    fan_device *device; /* held; NULL: not given */
+    fan_stream_set *now;
+} place_args;
+
+static const fan_slot_specs *specs_of(const node_object *self)
 {
-    node_object *to =
-        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1;
-    *slot = (uint32_t)i;
-    return i >= 0 && i < (Py_ssize_t)to->node.inputs ? to : NULL;
+    return self->more && self->more->slots.specs ? &self->more->slots : NULL;
 }
+
+/* current_for: the current stream of a device, in the example array's library if it has one; a hold; NULL with an
+ * exception. */
+static fan_stream *current_for(fan_device *d, PyObject *example)
+{
+    fan_stream *s = NULL;
+    fan_value v;
+    if (example && fan_is_shared(d)) {
+        if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, NULL, &s) < 0)
+            PyErr_Clear(); /* a Slot, or a library without streams */
+        fan_value_release(&v);
+    }
+    if (!s && !(s = fan_stream_current(d)))
+        PyErr_NoMemory();
+    return s;
+}
+
+/* own_by_slots: *own: a hold on the current stream of the first device with streams that a slot declares; *host: all
+ * slots declare the CPU. */
+static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream **own, bool *host)
+{
+    *host = specs != NULL;
+    for (size_t i = 0; specs && i < specs->n; i++) {
+        fan_device *d = specs->specs[i].device;
+        if (d && d->backend->has_streams) {
+            PyObject *example = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots)
+                                    ? PyList_GET_ITEM(slots, (Py_ssize_t)i)
+                                    : NULL;
+            *host = false;
+            *own = current_for(d, example);
+            return *own ? 0 : -1;
+        }
+        *host = *host && d;
+    }
+    return 0;
+}
+
+/* check_slots: stream= must be of the device of a slot, and able to wait for what every slot holds. */
+static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
+{
+    const fan_slot_spec *wrong = specs ? specs->specs : NULL;
+    char one[32], two[32];
+    for (size_t i = 0; specs && i < specs->n; i++) {
+        const fan_device *d = specs->specs[i].device;
+        if (d && d->backend->has_streams && (d->backend != own->device->backend || d->self != own->device->self)) {
+            wrong = &specs->specs[i];
+            break;
+        }
+        if (!d || d == own->device)
+            wrong = NULL;
+    }
+    if (!wrong)
+        return 0;
+    const fan_device *d = wrong->device;
+    bool machine = d->backend == own->device->backend && d->self != own->device->self;
+    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
+                      fan_device_text(d, one, sizeof one), (size_t)(wrong - specs->specs),
+                      (unsigned long long)own->handle, fan_device_text(own->device, two, sizeof two),
+                      machine ? " of another machine" : "");
+}
+
+static int own_of(node_object *self, place_args *a, PyObject *slots)
+{
+    char one[32], two[32];
+    if (a->stream && a->device && a->device != a->stream->device)
+        return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
+                          fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
+                          fan_device_text(a->stream->device, two, sizeof two));
+    if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
+        return -1;
+    if (a->stream)
+        return check_slots(specs_of(self), a->stream);
+    if (a->device)
+        self->node.host = true;
+    else if (own_by_slots(specs_of(self), slots, &a->stream, &self->node.host) < 0)
+        return -1;
+    return 0;
+}
+
+static int place_in(node_object *self, place_args *a, PyObject *slots)
+{
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
+    if (own_of(self, a, slots) < 0)
+        return -1;
+    fan_status status = fan_stream_set_now(&a->now, &err);
+    if (status == FAN_OK && a->stream)
+        status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);
+    else if (status == FAN_OK)
+        self->node.streams = fan_stream_set_hold(a->now);
+    return fan_check(status, &err);
+}
+
+/* raise_about: prefixes the exception with the node and the argument: "Mul: stream: ..". */
+static int raise_about(const char *name, const char *what)
+{
+    PyObject *e = fan_exception_take(), *type = (PyObject *)Py_TYPE(e);
+    PyErr_Format(type, "%s: %s: %S", name, what, e);
+    Py_DECREF(e);
+    return -1;
+}
+
+int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
+{
+    char name[128];
+    fan_error_context w = {.slot = -1, .key = -1};
+    place_args a = {0};
+    int bad;
+    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) /* the usual case */
+        return FAN_CHECK(fan_stream_set_now(&self->node.streams, &err));
+    w.buffer = fan_node_name(&self->node, name, sizeof name);
+    if (fan_stream_arg(stream, &a.stream) < 0)
+        return raise_about(name, "stream");
+    if (fan_device_arg(device, &a.device) < 0) {
+        fan_stream_drop(a.stream);
+        return raise_about(name, "device");
+    }
+    fan_error_context_push(&w);
+    bad = place_in(self, &a, slots);
+    fan_error_context_pop(&w);
+    fan_stream_drop(a.stream);
+    fan_device_drop(a.device);
+    fan_stream_set_drop(a.now);
+    return bad;
+}
+
+/* ---- its edges ---- */
 
 /* edge_of_index: a slot that is another integer; NULL with an exception. */
 __attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
@@ -277,16 +401,16 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
 /* edge_arg: None, or (node, slot): borrowed. */
 static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next, uint32_t *slot)
 {
-    node_object *to = edge == Py_None ? NULL : edge_of(edge, slot);
+    bool pair = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2;
+    node_object *to = pair ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1; /* the usual case */
+    *slot = i < 0 ? 0 : (uint32_t)i;
+    if (edge != Py_None && (i < 0 || i >= (Py_ssize_t)to->node.inputs)) {
+        *slot = 0;
+        to = edge_of_index(self, edge, index, slot);
+    }
     *next = to ? &to->node : NULL;
-    if (to)
-        return 0;
-    *slot = 0;
-    if (edge == Py_None)
-        return 0;
-    to = edge_of_index(self, edge, index, slot);
-    *next = to ? &to->node : NULL;
-    return to ? 0 : -1;
+    return to || edge == Py_None ? 0 : -1;
 }
 
 static int link_edges(node_object *self, PyObject *edges)
@@ -331,49 +455,9 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
                          inputs);
 }
 
-/* keep_call_site: the caller's line, if Python has one: 0, or -1 with an exception. */
-static int keep_call_site(node_object *self)
-{
-    char line[256];
-    node_more *more = fan_node_more(self);
-    fan_call_site(line, sizeof line);
-    if (more && line[0])
-        more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace");
-    return more && (more->call_site || !line[0]) ? 0 : -1;
-}
-
 typedef struct node_args {
     PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
 } node_args;
-
-/* check_inputs: of a function in C, which declares their number. */
-static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
-{
-    char name[128];
-    if (*inputs && *inputs != fn->inputs)
-        return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
-                             fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
-    *inputs = fn->inputs;
-    return 0;
-}
-
-/* group_arg: equal strings are one group, since they are interned; other objects are compared by identity. */
-static int group_arg(node_object *self, PyObject *group)
-{
-    node_more *more;
-    if (!group || group == Py_None)
-        return 0;
-    if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group))
-        return fan_set_error(PyExc_TypeError,
-                             "group must be a str or an object shared by the nodes (compared by identity), got %s",
-                             FAN_TYPE_TEXT(group));
-    if (!(more = fan_node_more(self)))
-        return -1;
-    more->group = Py_NewRef(group);
-    if (PyUnicode_CheckExact(group))
-        PyUnicode_InternInPlace(&more->group);
-    return 0;
-}
 
 static int fill_in(node_object *self, const node_args *a)
 {
@@ -390,13 +474,34 @@ static int fill_in(node_object *self, const node_args *a)
     if ((a->stream || a->device || a->slots || fan_streams_in_use()) &&
         fan_node_place(self, a->stream, a->device, a->slots) < 0)
         return -1;
-    if (group_arg(self, a->group) < 0)
-        return -1;
-    if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
-        return -1;
+    if (a->group && a->group != Py_None) {
+        if (PyLong_Check(a->group) || PyFloat_Check(a->group) || PyTuple_Check(a->group) || PyBytes_Check(a->group))
+            return fan_set_error(PyExc_TypeError,
+                                 "group must be a str or an object shared by the nodes (compared by identity), got %s",
+                                 FAN_TYPE_TEXT(a->group));
+        if (!fan_node_more(self))
+            return -1;
+        self->more->group = Py_NewRef(a->group);
+        if (PyUnicode_CheckExact(a->group)) /* equal strings are one group */
+            PyUnicode_InternInPlace(&self->more->group);
+    }
+    if (fan_is_function(a->fn)) {
+        uint32_t takes = ((function_object *)a->fn)->inputs;
+        char name[128];
+        if (inputs && inputs != takes)
+            return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
+                                 fan_node_name(&self->node, name, sizeof name), takes, inputs);
+        inputs = takes;
+    }
     self->node.inputs = inputs ? inputs : 1;
-    if (fan_state_get()->detect && keep_call_site(self) < 0)
-        return -1;
+    if (fan_state_get()->detect) {
+        char line[256]; /* "": Python has none */
+        fan_call_site(line, sizeof line);
+        if (!fan_node_more(self))
+            return -1;
+        if (line[0] && !(self->more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace")))
+            return -1;
+    }
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
     if (a->edges && a->edges != Py_None && link_edges(self, a->edges) < 0)
@@ -470,74 +575,6 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
 
 /* ---- run, release ---- */
 
-/* lost_fn: the error of a node without its function; -1. */
-__attribute__((noinline, cold)) static int lost_fn(const node_object *self)
-{
-    FAN_UNINITIALIZED fan_error err;
-    char name[128];
-    fan_error_clear(&err);
-    if (self->node.freed_by)
-        fan_raise(fan_node_freed(&self->node, &err), &err);
-    else
-        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
-                     fan_node_name(&self->node, name, sizeof name));
-    return -1;
-}
-
-static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
-{
-    PyObject *fn = Py_NewRef(self->fn);
-    int bad = fan_function_run((function_object *)fn, &self->node, sums, gradients, ngradients);
-    Py_DECREF(fn);
-    if (bad || !node_hooks)
-        return bad;
-    return fan_box_all(gradients, ngradients) < 0 || fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
-               ? -1
-               : 0;
-}
-
-static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
-{
-    FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
-    PyObject **args = on_stack, *result, *fn;
-    FAN_UNINITIALIZED fan_guards guards;
-    uint32_t n = self->node.inputs;
-    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
-        return -1;
-    if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
-        PyErr_NoMemory();
-        return fan_guards_end(&guards, NULL), -1;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
-    fn = Py_NewRef(self->fn);
-    result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_DECREF(fn);
-    if (args != on_stack)
-        fan_free(args);
-    if (fan_guards_end(&guards, &self->node) < 0)
-        Py_CLEAR(result);
-    if (!result)
-        return -1;
-    if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
-        gradients[0] = result; /* the usual case */
-    else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
-        return -1;
-    return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
-}
-
-int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
-{
-    if (!self->fn)
-        return lost_fn(self);
-    if (node_hooks && fan_hooks_pre(self, node_hooks, sums) < 0)
-        return -1;
-    if (!self->fn) /* a pass inside a hook may have freed it */
-        return lost_fn(self);
-    return fan_is_function(self->fn) ? run_in_c(self, sums, node_hooks, gradients, ngradients)
-                                     : run_in_python(self, sums, node_hooks, gradients, ngradients);
-}
-
 int fan_node_release(node_object *self)
 {
     PyObject *release = self->release, *ignored;
@@ -603,6 +640,12 @@ static PyObject *node_append_edge(PyObject *o, PyObject *edge)
     if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
         return NULL;
     return FAN_DONE(fan_node_append(&self->node, next, slot, &err));
+}
+
+PyObject *fan_node_get_stream(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_stream *own = fan_node_stream(&((const node_object *)o)->node);
+    return own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
 }
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))

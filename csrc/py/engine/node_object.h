@@ -130,9 +130,8 @@ node_more *fan_node_more(node_object *self); /* allocates it if needed; NULL wit
  */
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
 PyObject *fan_hooks_remove(node_object *owner, PyObject *hook);
-/* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. node_hooks: of fan_engine_frontend.hooks. */
-int fan_hooks_slots(node_object *self, void **sums);
-int fan_hooks_keep(node_object *self, void **sums); /* retain_grad */
+/* fan_hooks_sums: fan_engine_frontend.hooks. The others: -1 with an exception; node_hooks: as of fan_hooks_sums. */
+fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error *err);
 int fan_hooks_of_node(node_object *self, void **node_hooks);
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
@@ -158,7 +157,6 @@ PyObject *fan_node_get_stream(PyObject *o, void *closure);
 node_object *fan_node_arg(PyObject *o);
 /* fan_no_node_text: for messages: a root whose `node` is no node. */
 const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size);
-int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients);
 int fan_node_release(node_object *self);
 /* Shared by Node and Leaf: */
 void fan_node_text(const fan_node *n, char *buf, size_t size);

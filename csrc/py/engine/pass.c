@@ -18,16 +18,6 @@ typedef struct pass_parts {
     fan_backward_config config;
 } pass_parts;
 
-static void parts_fini(pass_parts *parts)
-{
-    for (size_t i = 0; parts->config.roots && i < parts->config.nroots; i++)
-        Py_XDECREF((PyObject *)parts->config.roots[i].gradient);
-    fan_free(parts->config.roots);
-    fan_free(parts->config.wanted);
-    Py_XDECREF(parts->roots);
-    Py_XDECREF(parts->inputs);
-}
-
 /* slot_any: a slot that is no small int in range: 0, or -1 with an exception. */
 __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, const char *what, size_t index,
                                                     const node_object *n, PyObject *slot, uint32_t *out)
@@ -165,31 +155,6 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
     return fan_sequence_arg(o, named, out);
 }
 
-static int fill_in(pass_parts *parts)
-{
-    fan_backward_config *c = &parts->config;
-    size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
-           nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
-    c->limited = parts->inputs != NULL;
-    if (c->limited && !nwanted)
-        return fan_set_error(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
-    c->roots = fan_calloc(nroots * sizeof *c->roots);
-    c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
-    if (!c->roots || !c->wanted) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    c->nroots = nroots;
-    c->nwanted = nwanted;
-    for (size_t i = 0; i < nwanted; i++)
-        if (input_arg(parts, i, PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i)) < 0)
-            return -1;
-    for (size_t i = 0; i < nroots; i++)
-        if (root_arg(parts, i, PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i)) < 0)
-            return -1;
-    return 0;
-}
-
 static int workers_arg(fan_backward_config *c, PyObject *workers)
 {
     int64_t n = workers ? fan_small_index(workers) : 1;
@@ -245,7 +210,28 @@ static int parse(pass_parts *parts, PyObject *const *a)
         function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 || function_arg(c, a[ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
-    return workers_arg(c, parts->is_walk ? NULL : a[WORKERS]) < 0 ? -1 : fill_in(parts);
+    if (workers_arg(c, parts->is_walk ? NULL : a[WORKERS]) < 0)
+        return -1;
+    size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
+           nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
+    c->limited = parts->inputs != NULL;
+    if (c->limited && !nwanted)
+        return fan_set_error(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
+    c->roots = fan_calloc(nroots * sizeof *c->roots);
+    c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
+    if (!c->roots || !c->wanted) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    c->nroots = nroots;
+    c->nwanted = nwanted;
+    for (size_t i = 0; i < nwanted; i++)
+        if (input_arg(parts, i, PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i)) < 0)
+            return -1;
+    for (size_t i = 0; i < nroots; i++)
+        if (root_arg(parts, i, PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i)) < 0)
+            return -1;
+    return 0;
 }
 
 fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted)
@@ -258,7 +244,12 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool cap
         (void)FAN_CHECK(fan_backward_begin(&parts.config, &p, &err));
         *nwanted = parts.config.nwanted;
     }
-    parts_fini(&parts);
+    for (size_t i = 0; parts.config.roots && i < parts.config.nroots; i++)
+        Py_XDECREF((PyObject *)parts.config.roots[i].gradient);
+    fan_free(parts.config.roots);
+    fan_free(parts.config.wanted);
+    Py_XDECREF(parts.roots);
+    Py_XDECREF(parts.inputs);
     return p;
 }
 
@@ -295,21 +286,23 @@ static int backward_run(PyObject *const *a)
     return bad;
 }
 
-/* backward_reduced: the reducer takes its leaves' sums, and accumulates their sums over ranks at the end. The pass's
+/* backward: a reducer takes its leaves' sums, and accumulates their sums over ranks at the end. The pass's
  * exception is raised also if the reducer has another. */
-static int backward_reduced(PyObject *const *a)
+static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyObject *reducer = a[REDUCER], *done, *begun, *error;
+    if (!reducer || reducer == Py_None)
+        return backward_run(a) < 0 ? NULL : Py_NewRef(Py_None);
     if (a[CREATE_GRAPH] == Py_True)
-        return fan_set_error(PyExc_ValueError,
-                             "backward: a pass with reducer= cannot record itself (create_graph=True)");
+        return PyErr_Format(PyExc_ValueError,
+                            "backward: a pass with reducer= cannot record itself (create_graph=True)");
     if (!PyObject_HasAttrString(reducer, "_begin")) {
-        return fan_set_error(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
-                             FAN_TYPE_TEXT(reducer));
+        return PyErr_Format(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
+                            FAN_TYPE_TEXT(reducer));
     }
     begun = PyObject_CallMethod(reducer, "_begin", NULL);
     if (!begun)
-        return -1;
+        return NULL;
     Py_DECREF(begun);
     int bad = backward_run(a);
     error = fan_exception_take();
@@ -317,13 +310,7 @@ static int backward_reduced(PyObject *const *a)
     Py_XDECREF(done);
     if (error)
         fan_exception_put(error);
-    return bad || !done ? -1 : 0;
-}
-
-static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
-{
-    bool reduced = a[REDUCER] && a[REDUCER] != Py_None;
-    return (reduced ? backward_reduced(a) : backward_run(a)) < 0 ? NULL : Py_NewRef(Py_None);
+    return bad || !done ? NULL : Py_NewRef(Py_None);
 }
 
 /* leaf_of_arg: a Leaf, borrowed; NULL with an exception. */

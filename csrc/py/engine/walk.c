@@ -16,14 +16,6 @@ typedef struct walk_object {
 
 static walk_object *walk_cast(PyObject *o) { return (walk_object *)o; }
 
-static void forget_node(walk_object *self)
-{
-    (void)fan_guards_end(&self->guards, NULL);
-    Py_CLEAR(self->now);
-    Py_CLEAR(self->sums);
-    Py_CLEAR(self->node_hooks);
-}
-
 static void walk_end(walk_object *self)
 {
     PyObject *live = fan_exception_take();
@@ -178,9 +170,12 @@ static int gradients_given(walk_object *self, PyObject *result)
     fan_streams_leave(&outer);
     fan_free(gradients);
     fan_free(sums);
-    if (status == FAN_OK)
-        forget_node(self);
-    else
+    if (status == FAN_OK) {
+        (void)fan_guards_end(&self->guards, NULL);
+        Py_CLEAR(self->now);
+        Py_CLEAR(self->sums);
+        Py_CLEAR(self->node_hooks);
+    } else
         walk_failed(self, status, &err);
     return status == FAN_OK ? 0 : -1;
 }

@@ -140,19 +140,14 @@ static bool is_flat(PyArrayObject *a, PyArrayObject *out)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
 }
 
-/* type_of: the type of an argument in the loop; of a number the result's. */
-static char type_of(PyObject *x, PyArrayObject *out)
-{
-    return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
-}
-
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
 static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
 {
     for (int i = 0; i < f->ntypes; i++) {
         bool same = f->functions[i] != NULL;
         for (int j = 0; same && j < f->nargs; j++)
-            same = f->types[i * f->nargs + j] == type_of(args[j], out);
+            same = f->types[i * f->nargs + j] ==
+                   (char)PyArray_TYPE(PyArray_Check(args[j]) ? (PyArrayObject *)args[j] : out);
         if (same)
             return i;
     }
@@ -183,16 +178,16 @@ static int loop_argument(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject
     return PyArray_SETITEM(out, l->numbers[i], x);
 }
 
-/* loop_new: the direct loop of a call; NULL, without an exception: there is none. */
-static inner_loop *loop_new(PyObject *call)
+/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is none. */
+static bool call_loop(PyObject *call, fan_cpu_call *how)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
     if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
-        return NULL;
+        return false;
     const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
     if (f->core_enabled || f->nargs != n || f->nout != 1)
-        return NULL;
+        return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
     bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
     for (Py_ssize_t i = 0; i < n && simple; i++)
@@ -200,7 +195,7 @@ static inner_loop *loop_new(PyObject *call)
     int which = simple ? loop_of(f, args, out) : -1;
     inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
     if (!l)
-        return NULL;
+        return false;
     l->run = f->functions[which];
     l->data = f->data ? f->data[which] : NULL;
     l->count = PyArray_SIZE(out);
@@ -208,17 +203,8 @@ static inner_loop *loop_new(PyObject *call)
         if (loop_argument(l, i, args[i], out) < 0) {
             PyErr_Clear();
             PyMem_RawFree(l);
-            return NULL;
+            return false;
         }
-    return l;
-}
-
-/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is none. */
-static bool call_loop(PyObject *call, fan_cpu_call *how)
-{
-    inner_loop *l = loop_new(call);
-    if (!l)
-        return false;
     how->run = run_loop;
     how->drop = drop_loop;
     how->ctx = l;
@@ -310,18 +296,6 @@ static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, boo
                         write ? "writes writable arrays" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
 }
 
-/* record_call: adds a call to this thread's recording; it runs at each launch. */
-static fan_status record_call(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_error *err)
-{
-    tree_kernel *k = fan_calloc(sizeof *k);
-    if (!k)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
-    if (!call_loop(call, &k->loop))
-        k->call = Py_NewRef(call);
-    return call_record(r, call, reads, (fan_cpu_call){.run = kernel_run, .drop = kernel_drop, .ctx = k}, err);
-}
-
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
 static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
@@ -330,8 +304,20 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_error err = {0};
     if (!call)
         return NULL;
-    fan_status status =
-        r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(a[2]), &err) : call_run(call, &err);
+    fan_status status;
+    if (!r || !fan_recording_defers()) {
+        status = call_run(call, &err);
+    } else {
+        tree_kernel *k = fan_calloc(sizeof *k);
+        if (k) {
+            k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
+            if (!call_loop(call, &k->loop))
+                k->call = Py_NewRef(call);
+        }
+        const fan_cpu_call how = {.run = kernel_run, .drop = kernel_drop, .ctx = k};
+        status = k ? call_record(r, call, PyTuple_GET_SIZE(a[2]), how, &err)
+                   : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    }
     Py_DECREF(call);
     return fan_done(status, &err);
 }
@@ -413,28 +399,26 @@ static long locks_of(PyObject *at)
     return n ? PyLong_AsLong(n) : 0;
 }
 
-/* lock_one: adds `by`, 1 or -1; the array is writable again after the last -1. Without memory nothing changes. */
-static void lock_one(PyArrayObject *a, long by)
-{
-    PyObject *at = PyLong_FromVoidPtr(a), *n = PyLong_FromLong(locks_of(at) + by);
-    bool ends = by < 0 && locks_of(at) <= 1;
-    if (!locked)
-        locked = PyDict_New();
-    if (ends)
-        PyArray_ENABLEFLAGS(a, NPY_ARRAY_WRITEABLE);
-    if (ends && locks_of(at))
-        (void)PyDict_DelItem(locked, at);
-    else if (!ends && at && n && locked && PyDict_SetItem(locked, at, n) == 0)
-        PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
-    PyErr_Clear();
-    Py_XDECREF(at);
-    Py_XDECREF(n);
-}
-
+/* recording_lock: an array is read-only while a recording locks it. Without memory nothing changes. */
 static PyObject *recording_lock(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++)
-        lock_one((PyArrayObject *)PyList_GET_ITEM(a[0], i), a[1] == Py_True ? 1 : -1);
+    const long by = a[1] == Py_True ? 1 : -1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++) {
+        PyArrayObject *x = (PyArrayObject *)PyList_GET_ITEM(a[0], i);
+        PyObject *at = PyLong_FromVoidPtr(x), *n = PyLong_FromLong(locks_of(at) + by);
+        bool ends = by < 0 && locks_of(at) <= 1;
+        if (!locked)
+            locked = PyDict_New();
+        if (ends)
+            PyArray_ENABLEFLAGS(x, NPY_ARRAY_WRITEABLE);
+        if (ends && locks_of(at))
+            (void)PyDict_DelItem(locked, at);
+        else if (!ends && at && n && locked && PyDict_SetItem(locked, at, n) == 0)
+            PyArray_CLEARFLAGS(x, NPY_ARRAY_WRITEABLE);
+        PyErr_Clear();
+        Py_XDECREF(at);
+        Py_XDECREF(n);
+    }
     Py_RETURN_NONE;
 }
 
@@ -637,15 +621,6 @@ static fan_region region_of(PyArrayObject *a)
                         (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
 }
 
-/* may_share: whether two arrays share a byte; true if that cannot be decided quickly. */
-static bool may_share(PyArrayObject *a, PyArrayObject *b)
-{
-    fan_region one = region_of(a), two = region_of(b);
-    fan_verdict v = FAN_OVERLAP_HARD;
-    fan_error err = {0};
-    return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
-}
-
 /* find_overlap: a copied argument must not overlap memory that the call writes: the copy would miss those writes. NULL,
  * or (index of the argument, name of the kernel or index of the gradient); also NULL with an exception. `writes`: pairs
  * of an operand and the kernel that writes into it. */
@@ -662,9 +637,15 @@ static PyObject *find_overlap(PyObject *writes, PyObject *copied, PyObject *grad
             if (fan_flats_meet(lo, bytes, at, size))
                 return Py_BuildValue("(nO)", i, PyTuple_GET_ITEM(pair, 1));
         }
-        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++)
-            if (PyTuple_GET_ITEM(grads, j) != Py_None && may_share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
-                return Py_BuildValue("(nn)", i, j);
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++) {
+            if (PyTuple_GET_ITEM(grads, j) == Py_None)
+                continue;
+            fan_region one = region_of(x), two = region_of((PyArrayObject *)PyTuple_GET_ITEM(grads, j));
+            fan_verdict v = FAN_OVERLAP_HARD;
+            fan_error err = {0};
+            if (fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT)
+                return Py_BuildValue("(nn)", i, j); /* also if that cannot be decided quickly */
+        }
     }
     return NULL;
 }

@@ -209,16 +209,6 @@ static void body_collect(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* keep_outside: for a new recording. */
-static void keep_outside(graph_function *self, int node, PyObject *values)
-{
-    PyObject *number = PyLong_FromLong(node);
-    if (number && (self->outside || (self->outside = PyDict_New())))
-        (void)PyDict_SetItem(self->outside, number, values);
-    PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
-    Py_XDECREF(number);
-}
-
 static void body_cause(void *ctx, int node, char *buf, size_t size)
 {
     const graph_function *self = ((body *)ctx)->self;
@@ -241,14 +231,6 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
 
 static const char *const role_names[] = {"auto", "copy", "static", "accumulate"};
 
-static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
-{
-    char text[32];
-    return fan_set_error(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name,
-                         i, role_names[self->roles[self->nroles ? i : 0]],
-                         fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(o)->tp_name);
-}
-
 /* ndarray_operand: an ndarray as an array of the core, with a hold; NULL with an exception. */
 static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject *o)
 {
@@ -264,14 +246,6 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
     else if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
         (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     return a;
-}
-
-/* operands_drop: drops the results of ndarray_operand. */
-static void operands_drop(const graph_function *self, PyObject *const *args, size_t n, fan_array **in)
-{
-    for (size_t i = 0; on_cpu(self) && i < n; i++)
-        if (in[i] && PyArray_CheckExact(args[i]))
-            fan_array_drop(in[i]);
 }
 
 /* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL: none. */
@@ -297,8 +271,12 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
                                  i, fan_device_text(d, there, sizeof there),
                                  fan_device_text(self->tree->d, here, sizeof here));
         if ((self->nroles == 0 || i < self->nroles) &&
-            (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i])))
-            return refuse_operand(self, i, args[i]);
+            (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i]))) {
+            char text[32];
+            return fan_set_error(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s",
+                                 self->name, i, role_names[self->roles[self->nroles ? i : 0]],
+                                 fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(args[i])->tp_name);
+        }
         if (!*others && !(*others = PyList_New(0)))
             return -1;
         PyObject *one = Py_BuildValue("(nO)", (Py_ssize_t)i, args[i]);
@@ -391,8 +369,13 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
         self->last = report;
         self->called = true;
-        if (report.outcome == FAN_TREE_RECORD && b->outside)
-            keep_outside(self, report.node, b->outside);
+        if (report.outcome == FAN_TREE_RECORD && b->outside) {
+            PyObject *number = PyLong_FromLong(report.node);
+            if (number && (self->outside || (self->outside = PyDict_New())))
+                (void)PyDict_SetItem(self->outside, number, b->outside);
+            PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
+            Py_XDECREF(number);
+        }
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
         else if (b->result && !self->keeps &&
@@ -438,7 +421,9 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
         Py_XDECREF(b.outside);
     }
     Py_XDECREF(others);
-    operands_drop(self, args, n, in);
+    for (size_t i = 0; on_cpu(self) && i < n; i++)
+        if (in[i] && PyArray_CheckExact(args[i]))
+            fan_array_drop(in[i]);
     if (in != on_stack)
         fan_free(in);
     Py_DECREF(o);

@@ -173,12 +173,18 @@ static PyObject *tree_plot(PyObject *o, PyObject *const *a)
     return fan_graph_python("plot", "(OO)", o, a[0] ? a[0] : Py_None);
 }
 
-static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
+static fan_tree_stats stats_of(PyObject *o)
 {
     fan_tree_stats s;
     Py_BEGIN_ALLOW_THREADS
         fan_tree_get_stats(tree_self(o)->t, &s);
     Py_END_ALLOW_THREADS
+    return s;
+}
+
+static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_tree_stats s = stats_of(o);
     return fan_graph_python("GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
                             (unsigned long long)s.in_use, (unsigned long long)s.high_water,
                             (unsigned long long)s.warmed, (unsigned long long)s.recorded,
@@ -233,14 +239,7 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
     return list;
 }
 
-static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
-{
-    fan_tree_stats s;
-    Py_BEGIN_ALLOW_THREADS
-        fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(s.closed);
-}
+static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(stats_of(o).closed); }
 
 static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -251,12 +250,9 @@ static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
 static PyObject *tree_repr(PyObject *o)
 {
     char text[32];
-    fan_tree_stats s;
-    Py_BEGIN_ALLOW_THREADS
-        fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS
     return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
-                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
+                                fan_device_text(tree_self(o)->d, text, sizeof text),
+                                (unsigned long long)stats_of(o).nodes);
 }
 
 #include "py/declared/GraphTree.h"
