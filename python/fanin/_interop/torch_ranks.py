@@ -28,18 +28,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
 
-#: The group of each process group, by id; the process group stays alive. A closed group stays closed: making another is
-#: collective, and would wait for ranks whose group is open.
-Known = dict[int, tuple[object, Group]]
+#: The group of each process group. A closed group stays closed: making another is collective, and would wait for ranks
+#: whose group is open.
+Known = weakref.WeakKeyDictionary[object, Group]
 
 
-def _ranks(call: str, x: object, known: Known) -> Group:
-    if id(x) not in known:
-        known[id(x)] = (x, _group(call, x))
-    return known[id(x)][1]
-
-
-def _group(call: str, x: object) -> Group:
+def _group(call: str, x: object, known: Known) -> Group:
     """The group of a process group; RuntimeError where it cannot carry messages."""
     distributed = torch.distributed
     if isinstance(x, Group):
@@ -51,7 +45,9 @@ def _group(call: str, x: object) -> Group:
     process_group = isinstance(x, distributed.ProcessGroup)
     if process_group and distributed.get_backend(x) == "nccl" and not torch.cuda.is_available():  # type: ignore[arg-type, unused-ignore]
         raise RuntimeError(f"{call}: the process group is of NCCL, and there is no GPU: make it with Gloo")
-    return group_of(x)
+    if x not in known:
+        known[x] = group_of(x)
+    return known[x]
 
 
 def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
@@ -203,14 +199,14 @@ class _Hook:
     def __init__(self, options: Options, timeout: float | None) -> None:
         self.options = options
         self.timeout = None if timeout is None else seconds("ddp_hook", timeout)
-        self.known: Known = {}
+        self.known: Known = Known()
         self.current: _Pass | None = None
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
         run = self.current
         if run is None:
-            run = self.current = _Pass(self, _ranks("ddp_hook", state, self.known))
+            run = self.current = _Pass(self, _group("ddp_hook", state, self.known))
         run.watch()
         x = bucket.buffer()
         index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
@@ -326,7 +322,7 @@ class ReduceScatter:
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
         self._timeout = None if timeout is None else seconds("ReduceScatter", timeout)
-        self._known: Known = {}
+        self._known: Known = Known()
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an empty tensor for FSDP's gradients.
@@ -362,7 +358,7 @@ class ReduceScatter:
         """
         if async_op:
             raise ValueError("ReduceScatter: expected async_op=False, as FSDP2 calls it")
-        ranks = _ranks("ReduceScatter", group, self._known)
+        ranks = _group("ReduceScatter", group, self._known)
         n = output_tensor.numel()
         with ranks.call("ReduceScatter", self._timeout) as call:
             options = replace(self._options, scale=_scale(op, ranks.size))

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -397,10 +398,15 @@ def failure_of(error: BaseException) -> Header:
 
 
 class _Known:
-    """A communicator, which stays alive, and its group. The lock: one thread at a time makes the group."""
+    """A communicator and its group. The lock: one thread at a time makes the group."""
 
     def __init__(self, x: object) -> None:
-        self.x, self.lock = x, threading.Lock()
+        number = id(x)
+        try:  # a reference to a process group that was destroyed would keep its threads until Python ends
+            self.x: object = weakref.ref(x, lambda _: _known.pop(number, None))
+        except TypeError:
+            self.x = x
+        self.lock = threading.Lock()
         self.group: Group | None = None
 
 

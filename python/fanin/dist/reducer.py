@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial, reduce
 from typing import Any, Literal, Self
 
@@ -28,6 +29,9 @@ from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
 from .sums import Into, Options, Order, Sent, Term
+
+#: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
+_inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 
 
 class _Bucket:
@@ -309,16 +313,21 @@ class Reducer:
         with self._lock:
             self._takes = False
 
+    def _refuse_others(self, bucket: _Bucket, i: int) -> None:
+        if not self._takes or (self._passing and _inside.get() is not self):
+            when = "during a pass with reducer=" if self._takes else "after the end"
+            raise RuntimeError(
+                f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
+                " thread before"
+            )
+
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         nonfinite = 0
+        self._refuse_others(bucket, i)
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient)
         with self._lock:
-            if not self._takes:
-                raise RuntimeError(
-                    f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end, of a pass in another"
-                    " thread: join the thread before"
-                )
+            self._refuse_others(bucket, i)  # again: the pass may have begun while this thread waited
             if self._taking is not None:
                 if self._each and self._key is None and bucket.has[i]:
                     self._contribute(bucket)
@@ -411,6 +420,9 @@ class Reducer:
         """Begin a pass over tensors (fanin.torch.backward), or over leaves of fanin."""
         pass_ = ExitStack()
         pass_.enter_context(self.group.entered("backward"))
+        pass_.callback(_inside.set, None)
+        _inside.set(self)
+        self._passing = True
         try:
             self._divert()
         except BaseException as e:
@@ -421,7 +433,7 @@ class Reducer:
         self._pass = pass_
         self.group._passes += 1
         self._turn += 1
-        self._passing, self._over_tensors = True, tensors
+        self._over_tensors = tensors
         self._travels: list[tuple[int, int]] = []
         rings, number = [] if here.spawn else beside(), self.group._passes
 
