@@ -94,29 +94,20 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     wide = accumulation(segment.dtype)
     if order == "key":
         if headers:
-            keys = in_order(headers)
-            lines.append(f"The owner folds from the left, in {wide}: {listed(keys)} (N2).")
+            every = [(k, r) for r, h in enumerate(headers) for k in h["keys"]]
+            if any(k is None for k, _ in every):
+                every = [(n, r) for n, (_, r) in enumerate(every)]
+            keys = listed(f"key {k} of rank {r}" for k, r in sorted(every))
+            lines.append(f"The owner folds from the left, in {wide}: {keys} (N2).")
         wire = segment.dtype
     else:
         lines.append(f"Each rank folds its terms in {wide}; the owner folds the ranks' sums in their order (N4).")
-        wire, mine = (wire_of(segment, counts), min(mine, 1)) if counts else (wide, mine)
+        wire = wide if not counts or max(counts) > 1 else segment.dtype  # terms that need no fold travel as they are
+        mine = min(mine, 1)
     if headers:
         n = away * itemsize(wire) * mine
         lines.append(f"This rank sent {wire} to owners: {size(n)}.")
     return lines
-
-
-def wire_of(segment: Segment, counts: Sequence[int]) -> str:
-    """The dtype in which ranks' sums travel; terms that need no fold travel as they are."""
-    return accumulation(segment.dtype) if max(counts) > 1 else segment.dtype
-
-
-def in_order(headers: Sequence[Header]) -> list[str]:
-    """The terms in the order of the fold."""
-    every = [(k, r) for r, h in enumerate(headers) for k in h["keys"]]
-    if any(k is None for k, _ in every):
-        every = [(n, r) for n, (_, r) in enumerate(every)]
-    return [f"key {k} of rank {r}" for k, r in sorted(every)]
 
 
 def answer(layout: Layout, options: Options, group: Group) -> str:

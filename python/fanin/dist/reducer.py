@@ -222,7 +222,7 @@ class Reducer:
         self.missing = missing
         self.detect = detect
         self._count_bad = stats
-        self._bad: BadTerm | None = None  #: of the last pass
+        self._bad: BadTerm | None = None  #: of the last pass: the first by key, or by rank and contribution; then leaf
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
@@ -288,14 +288,15 @@ class Reducer:
                     " summed over ranks: make the reducer anew"
                 )
         diverted: list[Any] = []
+        collectors = []
 
         def undo() -> None:
+            with self._lock:
+                self._takes = False
             for leaf in diverted:
                 _core.leaf_divert(leaf, None, None, 0)
 
         self._open.callback(undo)
-        collectors = []
-        self._open.callback(self._stop)
         self._takes = True
         for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
@@ -308,10 +309,6 @@ class Reducer:
             self._open.callback(self._taking.end)
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._takes = False
 
     def _refuse_others(self, bucket: _Bucket, i: int) -> None:
         if not self._takes or (self._passing and _inside.get() is not self):
@@ -357,6 +354,12 @@ class Reducer:
             bucket.settle(self._options.order)
             bucket.start()
 
+    def _contribute_all(self, key: int | None) -> None:
+        """.. of all buckets; the next one has this key."""
+        for bucket in self._buckets:
+            self._contribute(bucket)
+        self._key = key
+
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
@@ -381,20 +384,15 @@ class Reducer:
         number = self._key if key is None else self.at(key)._key
         self._key = None
         with self.group.entered("Reducer.accumulate"):
-            failed: BaseException | None = None
             try:
                 with self._open:
                     self._divert()
                     yield
                 self._key = number
-                for bucket in self._buckets:
-                    self._contribute(bucket)
-                self._key = None
+                self._contribute_all(None)
             except BaseException as e:
-                failed = e
-            if failed is not None:
-                self._fail(failed)
-                raise failed
+                self._fail(e)
+                raise
 
     def _fail(self, error: BaseException) -> None:
         """End the pass of every rank with this rank's error."""
@@ -467,13 +465,9 @@ class Reducer:
         if self._options.into == "shard":
             self.shards = made
             return
-        self._accumulate(made)
-
-    def _accumulate(self, made: list[Any]) -> None:
-        """Add the sums to .grad. A hook that raises keeps no other leaf from its sum."""
         errors: list[BaseException] = []
         for i, leaf in enumerate(self.leaves):
-            try:
+            try:  # a hook that raises keeps no other leaf from its sum
                 if isinstance(leaf, _core.Leaf) and made[i] is not None:
                     _core.leaf_accumulate(leaf, made, i)
                 elif made[i] is not None:
@@ -504,7 +498,15 @@ class Reducer:
         if error is not None:
             raise error
         self.group._tally.passed(self._travels, ended)
-        self._bad = self._first_bad()
+        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        for bucket in self._buckets:
+            for rank, h in enumerate(bucket.headers or ()):
+                if h["bad"]:
+                    place, i, elements = h["bad"]
+                    key = h["keys"][place]
+                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
+                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
+        self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
         return self._results()
 
     def _check_reached(self) -> None:
@@ -557,9 +559,7 @@ class Reducer:
         """The gradients that come next have this key."""
         number = sums.check_keys([key], 1)[0]
         with self._lock:
-            for bucket in self._buckets:
-                self._contribute(bucket)
-            self._key = number
+            self._contribute_all(number)
 
     def _drop(self) -> None:
         """End without a sum: the other ranks wait until their time limit."""
@@ -574,9 +574,7 @@ class Reducer:
         except RuntimeError as e:  # .grad was set in the block
             failed = error or e
         if failed is None:
-            for bucket in self._buckets:
-                self._contribute(bucket)
-            self._key = None
+            self._contribute_all(None)
             self._begin(tensors=True)
             self._end(None)
             return
@@ -622,13 +620,13 @@ class Reducer:
         """Sum all buckets, in their order on every rank; then agree that no rank failed."""
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with self._call(number, bucket.number) as call:
+            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
             self._travels.append(call.data_ns)
         failed = self._until(None)
-        with self._call(number, len(self._buckets)) as call:
+        with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
             call.title = "pass end"
             call.meet({}, failure=None if failed is None else failure_of(failed))
 
@@ -637,9 +635,6 @@ class Reducer:
         (self._ended if bucket is None else bucket.closed).wait(self._turn)
         return self._error if self._ended.value >= self._turn else None
 
-    def _call(self, number: int, bucket: int) -> Call:
-        return Call(self.group, self._name, number, bucket, self._timeout)
-
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
         alone = self._keeps and not bucket.terms
@@ -647,15 +642,12 @@ class Reducer:
             bucket.finish(self._key, alone)
         sent = bucket.sent(self.group, self._options)
         call.trace("pack", begin)
-        mine = 0
-        for mask in bucket.masks:
-            mine |= mask
-        headers = call.meet({**sent.header, "has": f"{mine:x}", "bad": bucket.bad}, digest=self._digest)
+        mine = f"{reduce(operator.or_, bucket.masks, 0):x}"
+        headers = call.meet({**sent.header, "has": mine, "bad": bucket.bad}, digest=self._digest)
         call.compare(headers, self._parts)
         bucket.headers = headers
         has = [int(h["has"], 16) for h in headers]
-        for mask in has:
-            bucket.anywhere |= mask
+        bucket.anywhere = reduce(operator.or_, has)
         lacking = bucket.anywhere & ~reduce(operator.and_, has)
         if self.missing == "error" and lacking:
             i = (lacking & -lacking).bit_length() - 1
@@ -674,18 +666,6 @@ class Reducer:
             bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
 
     # ---- what is known of the sums
-
-    def _first_bad(self) -> BadTerm | None:
-        """Of the last pass: by key, or without keys by rank and contribution; then by leaf."""
-        found: list[tuple[tuple[int, ...], BadTerm]] = []
-        for bucket in self._buckets:
-            for rank, h in enumerate(bucket.headers or ()):
-                if h["bad"]:
-                    place, i, elements = h["bad"]
-                    key = h["keys"][place]
-                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
-                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
-        return min(found, key=lambda one: one[0])[1] if found else None
 
     def explain(self, which: Any) -> str:
         """Sentences, with the numbers of the rules, about a bucket: who owns its elements, whose terms are summed in
