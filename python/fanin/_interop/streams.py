@@ -48,20 +48,6 @@ def interface_int(x: object, what: str, value: object, least: int) -> int:
     return n
 
 
-def dtype_of(where: str, typestr: object) -> np.dtype[np.generic]:
-    dtype = None
-    if isinstance(typestr, str):
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
-            dtype = np.dtype(typestr)
-    if dtype is None:
-        refuse(TypeError, f"{where} has typestr {typestr!r:.80}; expected one like '<f4'")
-    if not dtype.isnative:
-        refuse(DTypeError, f"{where} has typestr {typestr!r:.80} of foreign byte order; convert it first")
-    if dtype.char in "gG":
-        refuse(DTypeError, f"{where} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
-    return dtype
-
-
 def fields_of(x: object) -> Fields:
     """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError,
     BufferError.
@@ -84,7 +70,16 @@ def fields_of(x: object) -> Fields:
             ValueError,
             f"{where} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
         )
-    dtype = dtype_of(where, got["typestr"])
+    typestr, dtype = got["typestr"], None
+    if isinstance(typestr, str):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
+            dtype = np.dtype(typestr)
+    if dtype is None:
+        refuse(TypeError, f"{where} has typestr {typestr!r:.80}; expected one like '<f4'")
+    if not dtype.isnative:
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80} of foreign byte order; convert it first")
+    if dtype.char in "gG":
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
     return Fields(
         interface_int(x, "address", data[0] or 0, 0),
         bool(data[1]),
