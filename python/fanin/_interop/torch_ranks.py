@@ -66,20 +66,8 @@ def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: compl
 def _sum(
     call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, bounds: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The sum of a flat tensor over ranks, or of the part that `bounds` gives this rank.
-
-    Parameters
-    ----------
-    call : Call
-        Which sum it is.
-    x : torch.Tensor
-        What this rank brings.
-    parts : list of [name, description]
-        What all ranks must agree on, for messages.
-    options : Options
-        How the sum is made.
-    bounds : sequence of int, optional
-        Rank r owns elements [bounds[r], bounds[r + 1]). Default: runs of whole blocks.
+    """The sum of a flat tensor over ranks, which agree on `parts`, or of the part that `bounds` gives this rank: rank r
+    owns elements [bounds[r], bounds[r + 1]).
     """
     group = call.group
     layout = Layout([leaf_of(x, "the bucket")], group.size)
@@ -361,7 +349,14 @@ class ReduceScatter:
         ranks = _group("ReduceScatter", group, self._known)
         n = output_tensor.numel()
         with ranks.call("ReduceScatter", self._timeout) as call:
-            options = replace(self._options, scale=_scale(op, ranks.size))
+            ops, factor = torch.distributed.ReduceOp, None
+            if op == ops.AVG:
+                factor = 1 / ranks.size
+            elif op == ops.PREMUL_SUM:
+                factor = float(op.__getstate__()[1])
+            elif op != ops.SUM:
+                raise ValueError(f"ReduceScatter: expected a sum or a mean, got {op}")
+            options = replace(self._options, scale=factor)
             if input_tensor.numel() != n * ranks.size or input_tensor.dtype != output_tensor.dtype:
                 raise ValueError(
                     f"ReduceScatter: expected {ranks.size} * {n} elements of {output_tensor.dtype}, got"
@@ -370,16 +365,3 @@ class ReduceScatter:
             parts = [_part("the gradients of a module", input_tensor)]
             total = _sum(call, input_tensor, parts, options, [n * r for r in range(ranks.size + 1)])
         output_tensor.view(-1).copy_(total)
-
-
-def _scale(op: Any, size: int) -> float | None:
-    """The factor by which a reduction multiplies the sum."""
-    ops = torch.distributed.ReduceOp
-    if op == ops.SUM:
-        return None
-    if op == ops.AVG:
-        return 1 / size
-    if op == ops.PREMUL_SUM:
-        factor = op.__getstate__()[1]
-        return float(factor)
-    raise ValueError(f"ReduceScatter: expected a sum or a mean, got {op}")

@@ -27,10 +27,10 @@ from typing import Any, cast
 import numpy as np
 
 import fanin
-from fanin import dist, tape
+from fanin import _files, dist, tape
 from fanin._interop.protocols import NDArray
 
-from . import files, plain
+from . import plain
 from .screen import Screen, natural, positive
 
 #: Of every 5 digits one is held out; of the others each step takes so many, in so many micro-batches.
@@ -345,7 +345,7 @@ def step(
 def train(options: argparse.Namespace) -> int:
     screen, began, out = Screen(), time.monotonic(), Path(options.out)
     for name in (TRACE, PICTURE):
-        files.claim(out / name)
+        _files.claim(out / name)
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     epoch = len(digits.labels) // BATCH

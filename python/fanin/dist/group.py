@@ -245,7 +245,8 @@ class Call:
         if error is None:
             self._summed()
             if self.data_ns[0]:
-                self.group._tally.summed(*self.data_ns)
+                self.group._tally.sums += 1
+                self.group._tally.data_ns += self.data_ns[1] - self.data_ns[0]
         elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):

@@ -497,7 +497,7 @@ class Reducer:
                 raise self._failed
         if error is not None:
             raise error
-        self.group._tally.passed(self._travels, ended)
+        self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
         found: list[tuple[tuple[int, ...], BadTerm]] = []
         for bucket in self._buckets:
             for rank, h in enumerate(bucket.headers or ()):
