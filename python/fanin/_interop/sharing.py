@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TypeGuard
 
 from .arrays import capsule_of, is_host
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
@@ -27,7 +26,8 @@ def memory_of(x: object) -> Memory:
         return Refused(
             TypeError, f"{named(x)} is sparse and has several memories; expected one array: give its parts one by one"
         )
-    if is_tensor(x):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
         return tensor_memory(x)
     if is_jax(x) and x.is_deleted():
         return Refused(TypeError, "the jax.Array has been deleted; expected one that still has its memory")
@@ -46,12 +46,6 @@ def memory_of(x: object) -> Memory:
         TypeError,
         f"{named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__",
     )
-
-
-def is_tensor(x: object) -> TypeGuard[Tensor]:
-    """A torch.Tensor, or an object of a class that derives from it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def tensor_memory(x: Tensor) -> Memory:

@@ -120,28 +120,6 @@ def device_of(s: object, owner: str) -> int | None:
     return None
 
 
-def handle_of(s: object, owner: str) -> int:
-    """The handle of another library's stream; TypeError for what is none."""
-    protocol = getattr(type(s), "__cuda_stream__", None)
-    if protocol is not None:
-        got = protocol(s)
-        if not isinstance(got, tuple) or len(got) != 2:
-            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
-        if whole(owner, "version", got[0]) != 0:
-            raise TypeError(f"{owner}: __cuda_stream__() has version {got[0]}; expected 0")
-        return whole(owner, "handle", got[1])
-    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s))
-    if attribute is not None and hasattr(s, attribute):
-        return whole(owner, attribute, getattr(s, attribute))
-    if isinstance(s, int):
-        raise TypeError(
-            f'expected a stream, got the number {s}: pass fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
-        )
-    raise TypeError(
-        f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
-    )
-
-
 def foreign(s: object) -> _core.Stream:
     """Another library's stream as a `fanin.Stream`. The caller keeps it alive.
 
@@ -151,7 +129,23 @@ def foreign(s: object) -> _core.Stream:
     """
     name = type(s).__qualname__
     owner = name if type(s).__module__ == "builtins" else f"{package_of(s)}.{name}"
-    handle = handle_of(s, owner)
+    protocol = getattr(type(s), "__cuda_stream__", None)
+    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s), "")
+    if protocol is not None:
+        got = protocol(s)
+        if not isinstance(got, tuple) or len(got) != 2:
+            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
+        if whole(owner, "version", got[0]) != 0:
+            raise TypeError(f"{owner}: __cuda_stream__() has version {got[0]}; expected 0")
+        handle = whole(owner, "handle", got[1])
+    elif attribute and hasattr(s, attribute):
+        handle = whole(owner, attribute, getattr(s, attribute))
+    elif isinstance(s, int):
+        hint = f'pass fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
+        raise TypeError(f"expected a stream, got the number {s}: {hint}")
+    else:
+        known = "a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None"
+        raise TypeError(f"expected a stream ({known}), got {owner}")
     if not 0 <= handle < 2**64:
         raise ValueError(f"{owner} has handle {handle}; expected a non-negative number that fits 64 bits")
     index = device_of(s, owner)

@@ -446,17 +446,6 @@ def _holder() -> Any:
         return _Calls.apply(torch.zeros((), requires_grad=True), _pass)
 
 
-def _guarded(name: str) -> Callable[..., object]:
-    own: Callable[..., object] = getattr(torch._C, name)
-
-    def query(*args: object) -> object:
-        if _passes.hooks:
-            raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
-        return own(*args)
-
-    return query
-
-
 class _Guard:
     """While passes run, refuses hooks of intermediate tensors that query torch's engine for its pass: they would get
     another pass for each tensor.
@@ -470,10 +459,15 @@ class _Guard:
         with self.lock:
             self.passes += 1
             if self.passes == 1:
-                names = [name for name in PASS_QUERIES if hasattr(torch._C, name)]
-                self.own = {name: getattr(torch._C, name) for name in names}
-                for name in names:
-                    setattr(torch._C, name, _guarded(name))
+                self.own = {name: getattr(torch._C, name) for name in PASS_QUERIES if hasattr(torch._C, name)}
+                for name, own in self.own.items():
+
+                    def query(*args: object, own: Callable[..., object] = own) -> object:
+                        if _passes.hooks:
+                            raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
+                        return own(*args)
+
+                    setattr(torch._C, name, query)
 
     def __exit__(self, *_: object) -> None:
         with self.lock:

@@ -78,7 +78,14 @@ class Sheet:
         many = enumerate([*self.buffers, *self.buckets])
         self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in many}
         self.neighbours = Neighbours(picture)
-        self.bars = self._bars()
+        indexed = {s.buffer for s in picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
+        self.bars: list[Bar] = []  # a lane after the other, each in the order of time
+        for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
+            width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
+            name = s.name if s.buffer in indexed else s.name.removesuffix("[0]")
+            name = name.removeprefix(f"{s.bucket}: ") if s.bucket else name
+            colour = self.colour.get(s.buffer or s.bucket, GREY)
+            self.bars.append(Bar(s, self.row[s.lane], s.start - self.begin, width, colour, name))
         self.sent = {self.wire(a.lane, a.start, b.lane, b.end, self.colour[a.bucket]) for a, b, _ in picture.messages}
         # Gradients between nodes of workers; none from a node to the very next of its worker.
         rows: dict[Lane, list[Slice]] = {}
@@ -106,18 +113,6 @@ class Sheet:
     def fits(self, bar: Bar) -> bool:
         """Whether a bar has room for its name; if not, it bears a number."""
         return bar.width >= max(NARROW, (len(bar.name) + 1) * LETTER) * self.point
-
-    def _bars(self) -> list[Bar]:
-        """All slices, a lane after the other, each in the order of time."""
-        many = {s.buffer for s in self.picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
-        made = []
-        for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
-            width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
-            name = s.name if s.buffer in many else s.name.removesuffix("[0]")
-            name = name.removeprefix(f"{s.bucket}: ") if s.bucket else name
-            colour = self.colour.get(s.buffer or s.bucket, GREY)
-            made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, colour, name))
-        return made
 
 
 def draw(

@@ -20,7 +20,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -143,9 +142,7 @@ class Trace(Pictured):
         active().append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         if self not in active():
             raise RuntimeError("trace: __exit__ without __enter__ on this thread")
         self._cores[-1].end()

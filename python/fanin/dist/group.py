@@ -452,26 +452,23 @@ def _group(x: object) -> Group:
         return x
     known = _known.setdefault(id(x), _Known(x))
     with known.lock:
-        if known.group is None or known.group.closed is not None:
-            engine = _engine_of(x)
-            known.group = engine if isinstance(engine, Group) else Group(engine)
+        if known.group is not None and known.group.closed is None:
+            return known.group
+        module, engine = type(x).__module__.partition(".")[0], None
+        if callable(offer := getattr(x, "__fanin_group__", None)):
+            engine = offer()
+        elif module == "mpi4py":
+            from .mpi import MPIEngine
+
+            engine = MPIEngine(x)
+        elif module == "torch" and "torch.distributed" in sys.modules:
+            from .processes import TorchEngine
+
+            engine = TorchEngine(x)
+        else:
+            raise TypeError(
+                "group: expected an mpi4py communicator, a torch.distributed ProcessGroup or an object with"
+                f" __fanin_group__, got {type_of(x)}"
+            )
+        known.group = engine if isinstance(engine, Group) else Group(engine)
         return known.group
-
-
-def _engine_of(x: object) -> Any:
-    offer = getattr(x, "__fanin_group__", None)
-    if callable(offer):
-        return offer()
-    module = type(x).__module__.partition(".")[0]
-    if module == "mpi4py":
-        from .mpi import MPIEngine
-
-        return MPIEngine(x)
-    if module == "torch" and "torch.distributed" in sys.modules:
-        from .processes import TorchEngine
-
-        return TorchEngine(x)
-    raise TypeError(
-        f"group: expected an mpi4py communicator, a torch.distributed ProcessGroup or an object with __fanin_group__,"
-        f" got {type_of(x)}"
-    )

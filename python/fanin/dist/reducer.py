@@ -233,7 +233,24 @@ class Reducer:
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
-        self._buckets = self._divide(bucket_bytes)
+        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
+        groups: list[list[int]] = []
+        room = 0
+        for i in range(len(specs) - 1, -1, -1):
+            n = specs[i].size * itemsize(specs[i].dtype)
+            if not groups or n > room:
+                groups.append([])
+                room = bucket_bytes
+            groups[-1].append(i)
+            room -= n
+        self._buckets = made = [
+            _Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)
+        ]
+        for bucket in made:
+            self._options.check_dtypes(bucket.layout, "Reducer")
+        self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
+        self._parts += [part for bucket in made for part in bucket.layout.parts]
+        self._digest = digest(self._parts)
         takers = {i: (partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)}
         self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
@@ -252,25 +269,6 @@ class Reducer:
         self._failed: BaseException | None = None  # .. or its sums
         self._sender = ThreadPoolExecutor(1, "fanin.dist")
         self._open = ExitStack()
-
-    def _divide(self, bucket_bytes: int) -> list[_Bucket]:
-        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
-        groups: list[list[int]] = []
-        room = 0
-        for i in range(len(specs) - 1, -1, -1):
-            n = specs[i].size * itemsize(specs[i].dtype)
-            if not groups or n > room:
-                groups.append([])
-                room = bucket_bytes
-            groups[-1].append(i)
-            room -= n
-        made = [_Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)]
-        for bucket in made:
-            self._options.check_dtypes(bucket.layout, "Reducer")
-        self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
-        self._parts += [part for bucket in made for part in bucket.layout.parts]
-        self._digest = digest(self._parts)
-        return made
 
     def at(self, key: int | None) -> Self:
         """Set the key of the next pass's contribution (order="key"), and return the reducer."""
@@ -507,7 +505,23 @@ class Reducer:
                     term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
                     found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
         self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
-        return self._results()
+        made: list[Any] = [None] * len(self.leaves)
+        for bucket in self._buckets:
+            flats, layout = bucket.total, bucket.layout
+            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
+                continue
+            like = [self.leaves[i].array for i in bucket.indices]
+            if self._options.into == "shard":
+                pieces = layout.shards(flats, self.group.rank, like)
+            else:
+                pieces = layout.unflatten(flats, like)
+                for i, gradient in bucket.kept.items():
+                    pieces[i] = gradient
+            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
+            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
+                if has == "1":
+                    made[index] = piece
+        return made
 
     def _check_reached(self) -> None:
         """At the end of a pass: ValueError if no leaf has a gradient, or if one without is not of the pass's kind."""
@@ -594,25 +608,6 @@ class Reducer:
         for bucket in self._buckets:
             if bucket.closed.value < self._turn:
                 bucket.closed.advance()
-
-    def _results(self) -> list[Any]:
-        made: list[Any] = [None] * len(self.leaves)
-        for bucket in self._buckets:
-            flats, layout = bucket.total, bucket.layout
-            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
-                continue
-            like = [self.leaves[i].array for i in bucket.indices]
-            if self._options.into == "shard":
-                pieces = layout.shards(flats, self.group.rank, like)
-            else:
-                pieces = layout.unflatten(flats, like)
-                for i, gradient in bucket.kept.items():
-                    pieces[i] = gradient
-            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
-            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
-                if has == "1":
-                    made[index] = piece
-        return made
 
     # ---- on the sending thread
 

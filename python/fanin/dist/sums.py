@@ -425,20 +425,6 @@ def check_keys(keys: Iterable[int], n: int) -> list[int]:
     return made
 
 
-def _one_leaf(arrays: Sequence[Any]) -> Leaf | None:
-    """The leaf of arrays of one shape and dtype; None without arrays."""
-    leaf = None
-    for i, x in enumerate(arrays):
-        one = leaf_of(x, f"arrays[{i}]")._replace(name="")
-        if leaf is not None and one != leaf:
-            raise ValueError(
-                f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got {one.dtype} of"
-                f" shape {one.shape}"
-            )
-        leaf = one
-    return leaf
-
-
 def add_n(
     arrays: Iterable[Any],
     group: object = None,
@@ -495,7 +481,15 @@ def add_n(
         given = list(arrays)
         numbers = None if keys is None else check_keys(keys, len(given))
         present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
-        leaf = _one_leaf([x for _, x in present])
+        leaf = None
+        for i, (_, x) in enumerate(present):
+            one = leaf_of(x, f"arrays[{i}]")._replace(name="")
+            leaf = leaf or one
+            if one != leaf:
+                raise ValueError(
+                    f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got"
+                    f" {one.dtype} of shape {one.shape}"
+                )
         layout = None if leaf is None else Layout([leaf], ranks.size)
         if layout:
             terms = [Term(layout.flatten([x]), key) for key, x in present]

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar, cast, final, overload
 
 import numpy as np
@@ -223,9 +222,7 @@ class Machine(_core.Machine):
         self._enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         try:
             if kind is None and not self._dead:
                 self.synchronize()
