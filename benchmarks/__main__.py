@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fanin import _files
 from fanin._files import write_whole
-from fanin.cli import files
 from fanin.cli.screen import Screen
 
 from . import timing
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     for file in filter(None, (options.json, options.plot)):
-        files.claim(file)
+        _files.claim(file)
     results = []
     for name in ROWS:
         if not options.only or name in options.only:

@@ -24,8 +24,8 @@ from timeit import Timer
 from typing import Any
 
 import fanin
+from fanin import _files
 from fanin._words import counted
-from fanin.cli import files
 from fanin.cli.screen import Screen
 
 Work = Mapping[str, Callable[[], object] | str | None]
@@ -307,4 +307,4 @@ def write(file: Path, results: Iterable[Result]) -> None:
     """Figures as JSON, a line for each result, with machine, versions, date and command."""
     lines = [json.dumps(rounded(kept(one))) for one in results]
     head = json.dumps(machine(), indent=1).removesuffix("\n}")
-    files.write(file, head + ',\n "results": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
+    _files.write(file, head + ',\n "results": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")

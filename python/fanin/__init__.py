@@ -114,10 +114,7 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-def _is_here(name: str) -> bool:
-    module = "torch" if name == "torch" else f"{__name__}.{_OF_HOUSES.get(name, name)}"
-    return (name not in _LATER and name not in _OF_HOUSES) or importlib.util.find_spec(module) is not None
-
-
 def __dir__() -> list[str]:
-    return sorted(name for name in {*__all__, *_LATER} if _is_here(name))
+    needs = {name: f"{__name__}.{_OF_HOUSES.get(name, name)}" for name in (*_LATER, *_OF_HOUSES)} | {"torch": "torch"}
+    every = {*__all__, *_LATER}
+    return sorted(name for name in every if name not in needs or importlib.util.find_spec(needs[name]))

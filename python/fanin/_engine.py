@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, final, overload
 from weakref import ReferenceType
 
@@ -76,9 +75,7 @@ class HookHandle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> Literal[False]:
         self.remove()
         return False
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ._words import type_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def get_include() -> str:
@@ -55,3 +59,38 @@ def write_whole(path: str, fill: Callable[[IO[bytes]], object]) -> None:
         if isinstance(e, OSError) and e.errno is not None and (name is None or e.filename in (None, name)):
             raise OSError(e.errno, e.strerror, path) from None
         raise
+
+
+def claim(path: Path) -> None:
+    """Find out, before the work, whether `path` can be written later; its folder is made. OSError, which names the
+    path, if not. Nothing is left there.
+    """
+    import tempfile
+
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_regular(path):
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
+
+
+def write(path: Path, text: str) -> None:
+    """The file, whole or not at all; a pipe or a device is written as it is."""
+    if is_regular(path):
+        write_whole(str(path), lambda out: out.write(text.encode()))
+    else:
+        path.write_text(text)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is nothing at `path`, or a file that another one may take the place of."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import Any, Literal
 
 from . import _core
@@ -81,9 +80,7 @@ class Restore:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _core.set_options(*self._before)
         if self._raw is not None:
             streams.raw_addresses = self._raw

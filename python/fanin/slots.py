@@ -242,10 +242,6 @@ def global_norm(buf: _core.InputBuffer) -> float:
     return math.sqrt(math.fsum(s.sumsq for s in known))
 
 
-def _floats(x: object) -> bool:
-    return isinstance(x, float | complex) or any(k in str(getattr(x, "dtype", "")) for k in ("float", "complex"))
-
-
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
     """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable, disjoint from others."""
     if not isinstance(out, list | tuple) or len(out) != len(sums):
@@ -327,7 +323,8 @@ def clip_norm(
     norm = global_norm(buf)
     scale = float(max_norm) / norm if math.isfinite(norm) and norm > max_norm else None
     for x in sums if scale is not None else ():
-        if x is not None and not isinstance(x, Zero) and not _floats(x):
+        dtype = str(getattr(x, "dtype", ""))
+        if x is not None and not (isinstance(x, Zero | float | complex) or "float" in dtype or "complex" in dtype):
             raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
     done: dict[int, object] = {}  # one array in two slots is scaled once
     for x, o in zip(sums, outs or [None] * len(sums), strict=True):

@@ -21,6 +21,7 @@ from . import _core
 from ._interop.protocols import StreamLike
 from ._interop.streams import foreign
 from ._version import __version__
+from ._words import counted
 
 __all__ = ["Event", "Info", "Stream", "current_stream", "devices", "info", "stream"]
 
@@ -77,82 +78,36 @@ def devices() -> list[str]:
     return _core.devices()
 
 
-def _cuda() -> dict[str, object]:
-    """The CUDA driver's features, or why there is none."""
-    found = _core.cuda_info()
-    if "why" in found:
-        return {"available": False, "why": found["why"], "code": found["code"]}
-    return {
-        "available": bool(found["devices"]),
-        "driver": found["path"],
-        "version": f"{found['version'] // 1000}.{found['version'] % 1000 // 10}",
-        "devices": list(found["devices"]),
-        "missing": dict(found["missing"]),
-    }
-
-
-def _kernels() -> dict[str, object]:
-    """The CUDA kernels of this build, and the images that devices in use have loaded."""
-    machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
-    ptx, _, nvcc = rest.partition(", by nvcc ")
-    return {
-        "machine_code": machine_code.split(", ") if machine_code else [],
-        "ptx": ptx or None,
-        "nvcc": nvcc or None,
-        "loaded": dict(_core.cuda_info().get("kernels", {})),
-    }
-
-
-def _cuda_words(cuda: dict[str, Any]) -> str:
-    if "why" in cuda:
-        return f"built in, not usable here: {cuda['why']}"
-    words = [f"built in; driver {cuda['driver']}, CUDA {cuda['version']}"]
-    words += [f"cuda:{i} is {name}" for i, name in enumerate(cuda["devices"])] or ["no device"]
-    words += [f"without {name} (its driver has no {call})" for name, call in cuda["missing"].items()]
-    return ", ".join(words)
-
-
-def _kernels_words(kernels: dict[str, Any]) -> str:
-    if kernels["nvcc"] is None:
-        words = "built without nvcc: NVRTC compiles them when a device is first used"
-    else:
-        words = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
-    return "; ".join([words, *(f"{device} has {image}" for device, image in kernels["loaded"].items())])
-
-
 class Info(dict[str, Any]):
     """The result of `info`: a dict of data, ready for JSON, that prints as a table of 80 columns."""
 
     def __str__(self) -> str:
-        from textwrap import fill
+        from textwrap import TextWrapper
 
+        cuda, kernels, pool = self["backends"]["cuda"], self["kernels"], self["pool"]
+        if "why" in cuda:
+            driver = [f"built in, not usable here: {cuda['why']}"]
+        else:
+            driver = [f"built in; driver {cuda['driver']}, CUDA {cuda['version']}"]
+            driver += [f"cuda:{i} is {name}" for i, name in enumerate(cuda["devices"])] or ["no device"]
+            driver += [f"without {name} (its driver has no {call})" for name, call in cuda["missing"].items()]
+        made = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
+        if kernels["nvcc"] is None:
+            made = "built without nvcc: NVRTC compiles them when a device is first used"
+        limit = "any number" if pool["limit"] is None else pool["limit"]
         words = {
             **self,
             "python": f"{self['python']} ({self['implementation']})",
-            "sums": f"{self['sums']['isa']}, {self['sums']['threads']} thread{'s' * (self['sums']['threads'] != 1)}",
-            "backends": (
-                "cpu: built in; sim: built in, with fanin.sim.Machine(): ..; cuda: "
-                + _cuda_words(self["backends"]["cuda"])
-            ),
-            "kernels": _kernels_words(self["kernels"]),
+            "sums": f"{self['sums']['isa']}, {counted(self['sums']['threads'], 'thread')}",
+            "backends": f"cpu: built in; sim: built in, with fanin.sim.Machine(): ..; cuda: {', '.join(driver)}",
+            "kernels": "; ".join([made, *(f"{device} has {image}" for device, image in kernels["loaded"].items())]),
             "devices": ", ".join(self["devices"]),
-            "pool": (
-                f"{self['pool']['bytes']} bytes kept for large results, at most"
-                f" {'any number' if self['pool']['limit'] is None else self['pool']['limit']}"
-            ),
+            "pool": f"{pool['bytes']} bytes kept for large results, at most {limit}",
         }
         del words["implementation"]
         width = max(map(len, words))
-        return "\n".join(
-            fill(
-                f"{key:<{width}}  {value}",
-                80,
-                subsequent_indent=" " * (width + 2),
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
-            for key, value in words.items()
-        )
+        wrap = TextWrapper(80, subsequent_indent=" " * (width + 2), break_on_hyphens=False, break_long_words=False)
+        return "\n".join(wrap.fill(f"{key:<{width}}  {value}") for key, value in words.items())
 
     __repr__ = __str__
 
@@ -171,7 +126,18 @@ def info() -> Info:
     """
     import numpy
 
-    limit = _core.get_options()["pool_bytes"]
+    limit, found = _core.get_options()["pool_bytes"], _core.cuda_info()
+    machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
+    ptx, _, nvcc = rest.partition(", by nvcc ")
+    cuda: dict[str, object] = {"available": False, "why": found.get("why"), "code": found.get("code")}
+    if "why" not in found:
+        cuda = {
+            "available": bool(found["devices"]),
+            "driver": found["path"],
+            "version": f"{found['version'] // 1000}.{found['version'] % 1000 // 10}",
+            "devices": list(found["devices"]),
+            "missing": dict(found["missing"]),
+        }
     return Info(
         fanin=__version__,
         python=platform.python_version(),
@@ -180,8 +146,13 @@ def info() -> Info:
         numpy=numpy.__version__,
         **_core.build_info(),
         sums={"isa": _core.get_options()["isa"], "threads": _core.workers()},
-        backends={"cpu": {"available": True}, "sim": {"available": True}, "cuda": _cuda()},
-        kernels=_kernels(),
+        backends={"cpu": {"available": True}, "sim": {"available": True}, "cuda": cuda},
+        kernels={
+            "machine_code": machine_code.split(", ") if machine_code else [],
+            "ptx": ptx or None,
+            "nvcc": nvcc or None,
+            "loaded": dict(found.get("kernels", {})),
+        },
         devices=devices(),
         pool={"bytes": _core.counters().pool_bytes, "limit": None if limit == math.inf else int(limit)},
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import types
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, Self
@@ -241,9 +240,7 @@ class accumulate:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
         if self._reducer is not None:
@@ -289,7 +286,7 @@ class accumulate:
 
         def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
             """Adds a gradient that is sparse, or the first large one."""
-            try:
+            with _named(names):
                 if error is not None:
                     raise error
                 if came[-1]:
@@ -308,9 +305,6 @@ class accumulate:
                 came[slot] = 1
                 if came[-1]:
                     raise ended(slot)
-            except BaseException as e:
-                _rename(e, names)
-                raise
 
         return _core._collectors(self._buffer, small, came, collect)
 
@@ -460,18 +454,13 @@ def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
     return named
 
 
-def _rename(e: BaseException, names: Names) -> None:
-    """Give an error of the buffer a message about the parameter, not the slot."""
-    reason = getattr(e, "reason", None)
-    if isinstance(reason, str) and getattr(e, "object", None) == BUFFER:
-        slot = getattr(e, "slot", None)
-        e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {word(names[slot])}: {reason}",)
-
-
 @contextlib.contextmanager
 def _named(names: Names) -> Generator[None]:
+    """Errors of the buffer inside have messages about the parameter, not the slot."""
     try:
         yield
-    except Exception as e:
-        _rename(e, names)
+    except BaseException as e:
+        reason, slot = getattr(e, "reason", None), getattr(e, "slot", None)
+        if isinstance(reason, str) and getattr(e, "object", None) == BUFFER:
+            e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {word(names[slot])}: {reason}",)
         raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -132,6 +134,38 @@ def test_a_tensor_of_a_device_is_copied_to_the_host_before_it_travels() -> None:
         return dist.add_n([x], group).tolist(), bucket.places[0].tolist()
 
     assert dist.threads(2, rank) == [([0.0, 2.0, 4.0], [0.0, 1.0, 2.0])] * 2
+
+
+ENDS = """
+import atexit, sys, weakref
+import torch, torch.distributed as td
+
+def gone():
+    print("dropped before Python ends:", ref() is None)
+
+atexit.register(gone)  # runs after those that are registered later
+import fanin
+from fanin import dist
+
+td.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = dist.group()
+hook = fanin.torch.ddp_hook().__self__  # without a replica, which refers to its process group for ever
+assert fanin._interop.torch_ranks._group("ddp_hook", None, hook.known) is group
+ref, world = weakref.ref(group._engine._pg), weakref.ref(td.group.WORLD)
+if sys.argv[2] == "destroyed":
+    td.destroy_process_group()
+    print("its world:", world() is None)
+"""
+
+
+@pytest.mark.parametrize("way", ["destroyed", "left"])
+def test_process_groups_end_before_python_does(way: str, tmp_path: Path) -> None:
+    """A thread of Gloo that outlives Python may abort the process as it drops a tensor."""
+    words = [sys.executable, "-c", ENDS, str(tmp_path / "meet"), way]
+    made = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    world = ["its world: True"] if way == "destroyed" else []
+    assert made.stdout.splitlines() == [*world, "dropped before Python ends: True"]
 
 
 @pytest.mark.parametrize("size", [2, 3])

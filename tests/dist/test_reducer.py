@@ -45,6 +45,52 @@ def test_hooks_before_see_this_ranks_sum_and_hooks_after_see_the_sum_of_all() ->
     assert outcomes(2, rank) == [[[1, 1], [3, 3]], [[2, 2], [3, 3]]]
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_pass_of_another_thread_over_other_leaves_during_the_pass_is_refused(workers: int) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        reducer = Reducer(leaves, group, bucket_bytes=1, missing="skip")
+        errors: list[BaseException] = []
+
+        def other() -> None:
+            with pytest.raises(RuntimeError) as e:
+                fanin.backward(roots(leaves, 8, skip=(0, 1)))
+            errors.append(e.value)
+
+        def meanwhile(g: Any) -> Any:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            return g, g
+
+        node = fanin.Node(meanwhile, edges=[(leaves[0], 0), (leaves[1], 0)])
+        fanin.backward([(node, 0, np.ones(300, "f4"))], reducer=reducer, workers=workers)
+        [error] = errors
+        text = "w2 got a gradient during a pass with reducer=, of a pass in another thread: join the thread before"
+        assert text in str(error)
+        found = [None if w.grad is None else float(w.grad[0]) for w in leaves]
+        fanin.backward(roots(leaves, 8, skip=(0, 1)))
+        return found, float(leaves[2].grad[0])
+
+    assert outcomes(2, rank) == [([2.0, 2.0, None], 8.0)] * 2
+
+
+def test_a_pass_inside_a_node_of_the_pass_is_part_of_it() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2)
+
+        def inside(g: Any) -> Any:
+            fanin.backward(roots(leaves, 4, skip=(0,)))
+            return g
+
+        for workers in (1, 2):
+            node = fanin.Node(inside, edges=[(leaves[0], 0)])
+            fanin.backward([(node, 0, np.ones(300, "f4"))], reducer=Reducer(leaves, group), workers=workers)
+        return [float(w.grad[0]) for w in leaves]
+
+    assert outcomes(2, rank) == [[4.0, 16.0]] * 2
+
+
 def test_passes_add_to_the_gradient_that_is_there() -> None:
     def rank(group: Group) -> Any:
         leaves = leaves_of(3)

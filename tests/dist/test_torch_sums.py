@@ -626,6 +626,38 @@ def test_a_collector_of_one_rank_that_another_block_has_is_an_error_on_all_ranks
     assert on_ranks(rank) == [(True, [2.0] * 3)] * 2
 
 
+@pytest.mark.parametrize("backward", [torch.autograd.backward, fanin.torch.backward])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_pass_of_another_thread_over_other_tensors_during_the_pass_is_refused(workers: int, backward: Any) -> None:
+    def rank(group: Any) -> Any:
+        named = parameters(3)
+        tensors = [w for _, w in named]
+        errors: list[BaseException] = []
+
+        def other() -> None:
+            with pytest.raises(RuntimeError) as e:
+                backward((tensors[2] * 8).sum())
+            errors.append(e.value)
+
+        def meanwhile(g: Any) -> None:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+        h = tensors[0] * 1
+        h.register_hook(meanwhile)
+        reducer = dist.Reducer(named, group, missing="skip")
+        fanin.torch.backward((h + tensors[1]).sum(), reducer=reducer, workers=workers)
+        [error] = errors
+        text = "w2 got a gradient during a pass with reducer=, of a pass in another thread: join the thread before"
+        assert text in str(error)
+        found = [None if w.grad is None else float(w.grad[0]) for w in tensors]
+        backward((tensors[2] * 8).sum())
+        return found, float(tensors[2].grad[0])
+
+    assert on_ranks(rank) == [([2.0, 2.0, None], 8.0)] * 2
+
+
 def test_a_gradient_that_comes_after_the_end_of_the_block_is_an_error() -> None:
     def rank(group: Any) -> None:
         named = parameters(1)

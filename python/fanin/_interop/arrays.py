@@ -16,7 +16,6 @@ Other modules: `classes` (the library of an object), `protocols` (the attributes
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 import weakref
@@ -49,7 +48,7 @@ from .classes import (
     package_of,
     table_of,
 )
-from .protocols import Computed, Exporter, JaxArray, Shape
+from .protocols import Computed, Exporter, Shape
 from .records import (
     AS_IT_SAYS,
     NEVER,
@@ -191,34 +190,29 @@ def kind_of_library(x: object) -> int:
     API namespace.
     """
     t = type(x)
-    if t not in kinds:
-        kinds[t] = new_kind(x)
-    return kinds[t]
-
-
-def new_kind(x: object) -> int:
-    table, package = table_of(type(x)), package_of(x)
-    origin = _core.FROM_FOREIGN + len(KINDS)
+    if t in kinds:
+        return kinds[t]
+    table, package, origin = table_of(t), package_of(x), _core.FROM_FOREIGN + len(KINDS)
     if origin > LAST or (table is None and package not in ("cupy", "numba")):
-        return kind_of_namespace(x)
-    if table is not None:
-        KINDS.append(Kind(type(x).__qualname__, functools.partial(given_by, table), sparse_out))
+        origin = kind_of_namespace(x)
+    elif table is not None:
+
+        def give(part: Part) -> object:
+            if isinstance(part, _core.Array):
+                return _core.table_give(table, part.__dlpack__(max_version=(1, 3), stream=NO_SYNC))
+            return _core.table_give(table, part.__dlpack__(max_version=(1, 3)))
+
+        KINDS.append(Kind(t.__qualname__, give, sparse_out))
         _core.table_known(table, origin)
-        _core.read_by_table(type(x), origin, False)
-        return origin
-    library = sys.modules[package]
-    if package == "cupy":
+        _core.read_by_table(t, origin, False)
+    elif package == "cupy":
+        library = sys.modules[package]
         KINDS.append(Kind("cupy.ndarray", lambda part: library.from_dlpack(part), sparse_out))
     else:
+        library = sys.modules[package]
         KINDS.append(Kind("Numba's device array", lambda part: library.cuda.as_cuda_array(part), sparse_out))
+    kinds[t] = origin
     return origin
-
-
-def given_by(table: object, part: Part) -> object:
-    """A sum as an array of the library that an exchange table is of."""
-    if isinstance(part, _core.Array):
-        return _core.table_give(table, part.__dlpack__(max_version=(1, 3), stream=NO_SYNC))
-    return _core.table_give(table, part.__dlpack__(max_version=(1, 3)))
 
 
 # Called by the core
@@ -276,7 +270,11 @@ def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None
     if is_torch(x):
         return torch_of(x, ready)
     if is_jax(x):
-        return jax_of(x, ready)
+        if not hasattr(type(x), "__dlpack__"):
+            refuse(_core.DTypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
+        if x.is_deleted():
+            refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
+        return Dense(JAX, x, capsule_of(x, NEVER, ready))
     if is_scipy(x):
         return scipy_of(x)
     if isinstance(x, CONTAINERS) or has_parts(x) or is_subclass_of_known(x):
@@ -285,15 +283,11 @@ def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None
         return Dense(kind_of_library(x), x, capsule_of(x, AS_IT_SAYS, ready))
     if streams.raw_addresses and hasattr(type(x), INTERFACE):
         return Dense(kind_of_library(x), x, address_of(x, ready))
-    return buffer_of(x)
-
-
-def jax_of(x: JaxArray, ready: _core.Stream | None) -> Dense:
-    if not hasattr(type(x), "__dlpack__"):
-        refuse(_core.DTypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
-    if x.is_deleted():
-        refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
-    return Dense(JAX, x, capsule_of(x, NEVER, ready))
+    try:
+        view = memoryview(x)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return None
+    return Dense(_core.FROM_NDARRAY, x, np.asarray(view))
 
 
 def address_of(x: object, ready: _core.Stream | None) -> Address:
@@ -309,15 +303,6 @@ def address_of(x: object, ready: _core.Stream | None) -> Address:
             refuse(BufferError, f"{named(x)}: {INTERFACE} has address {f.address:#x}, where no CUDA device has memory")
     wait_for(x, index, ready, f.stream)
     return Address(f.address, f.dtype, f.shape, f.strides, not f.read_only, index)
-
-
-def buffer_of(x: object) -> Dense | None:
-    """An ndarray over an object with Python's buffer protocol, such as array.array and memoryview."""
-    try:
-        view = memoryview(x)  # type: ignore[arg-type]  # that is the question
-    except TypeError:
-        return None
-    return Dense(_core.FROM_NDARRAY, x, np.asarray(view))
 
 
 def sparse_of(x: Sparse, ready: _core.Stream | None) -> Stored:
@@ -366,15 +351,9 @@ def object_of(x: object, has_combine: bool) -> Object:
             )
     if has_parts(x):
         return Object(type(x).__fanin_parts__(x))
-    check_on_host(x)
-    return Object(None)
-
-
-def check_on_host(x: object) -> None:
-    """Refuse an object whose memory is on a device or cannot be checked."""
     by_address, by_dlpack = hasattr(type(x), INTERFACE), hasattr(type(x), "__dlpack_device__")
-    if not (by_address or by_dlpack) or is_subclass_of_known(x):
-        return
+    if is_subclass_of_known(x):
+        return Object(None)
     if by_address:
         refuse(
             TypeError,
@@ -383,6 +362,7 @@ def check_on_host(x: object) -> None:
         )
     if by_dlpack and not is_host(device_of(cast(Exporter, x))[0]):
         refuse(TypeError, f"{named(x)} is an object on a device whose memory is unknown: implement __fanin_parts__()")
+    return Object(None)
 
 
 # ---- Sums by operators: of objects, and in a pass that records itself (A1, A8).

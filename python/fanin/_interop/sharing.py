@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TypeGuard
 
 from .arrays import capsule_of, is_host
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
-from .protocols import Exporter, Tensor
+from .protocols import Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
 from .torch import is_sum, layout_of, quicken
@@ -27,22 +26,26 @@ def memory_of(x: object) -> Memory:
         return Refused(
             TypeError, f"{named(x)} is sparse and has several memories; expected one array: give its parts one by one"
         )
-    if is_tensor(x):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
         return tensor_memory(x)
     if is_jax(x) and x.is_deleted():
         return Refused(TypeError, "the jax.Array has been deleted; expected one that still has its memory")
-    if exports(x) and not is_subclass_of_known(x):
-        return dlpack_memory(x)
+    if exports(x) and not is_subclass_of_known(x):  # by a capsule, which the core reads and gives back
+        if not hasattr(type(x), "__dlpack_device__"):
+            return Lent(x.__dlpack__())
+        kind, _ = x.__dlpack_device__()
+        if not is_host(kind):
+            # No stream: nothing is read, so nothing needs to be waited for.
+            return Lent(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
+        try:
+            return Lent(capsule_of(x, NEVER).capsule)
+        except Refusal as e:
+            return e.as_record()
     return Refused(
         TypeError,
         f"{named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__",
     )
-
-
-def is_tensor(x: object) -> TypeGuard[Tensor]:
-    """A torch.Tensor, or an object of a class that derives from it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def tensor_memory(x: Tensor) -> Memory:
@@ -63,20 +66,6 @@ def tensor_memory(x: Tensor) -> Memory:
         return Refused(TypeError, f"{named(x)} has no memory; expected a tensor with memory")
     strides = tuple(s * size for s in x.stride())
     return Region(address, tuple(x.shape), strides, size, str(x.dtype), True, kind, x.device.index or 0)
-
-
-def dlpack_memory(x: Exporter) -> Memory:
-    """By a capsule, which the core reads and gives back."""
-    if not hasattr(type(x), "__dlpack_device__"):
-        return Lent(x.__dlpack__())
-    kind, _ = x.__dlpack_device__()
-    if not is_host(kind):
-        # No stream: nothing is read, so nothing needs to be waited for.
-        return Lent(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
-    try:
-        return Lent(capsule_of(x, NEVER).capsule)
-    except Refusal as e:
-        return e.as_record()
 
 
 def has_parts_alone(x: object) -> bool:

@@ -46,14 +46,6 @@ def part_of(x: ScipySparse, name: str) -> NDArray:
     return part
 
 
-def coo_index(x: ScipySparse, part: object) -> NDArray:
-    """The indices of a COO array along one axis, as int64."""
-    index = np.asarray(part)
-    if index.dtype.kind not in "iu" and index.size:
-        refuse(TypeError, f"{named(x)} has indices of dtype {index.dtype}; expected integers")
-    return index.astype(np.int64, casting="unsafe", copy=False)
-
-
 def check_whole(x: ScipySparse) -> None:
     """Check the parts that SciPy's conversions of "dia" and "lil" read unchecked: ValueError instead of a crash."""
     if x.format == "dia":
@@ -97,7 +89,11 @@ def stored(x: ScipySparse) -> Stored:
     values = part_of(x, "data")
     if x.format == "coo":
         coords = x.coords if hasattr(x, "coords") else (part_of(x, "row"), part_of(x, "col"))
-        indices = np.stack([coo_index(x, c) for c in coords])
+        axes = [np.asarray(c) for c in coords]
+        for index in axes:
+            if index.dtype.kind not in "iu" and index.size:
+                refuse(TypeError, f"{named(x)} has indices of dtype {index.dtype}; expected integers")
+        indices = np.stack([index.astype(np.int64, casting="unsafe", copy=False) for index in axes])
         return Stored(origin, given, "coo", tuple(x.shape), indices, None, values, False)
     indices, pointers = part_of(x, "indices"), part_of(x, "indptr")
     return Stored(origin, given, x.format, tuple(x.shape), indices, pointers, values, False)

@@ -48,20 +48,6 @@ def interface_int(x: object, what: str, value: object, least: int) -> int:
     return n
 
 
-def dtype_of(where: str, typestr: object) -> np.dtype[np.generic]:
-    dtype = None
-    if isinstance(typestr, str):
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
-            dtype = np.dtype(typestr)
-    if dtype is None:
-        refuse(TypeError, f"{where} has typestr {typestr!r:.80}; expected one like '<f4'")
-    if not dtype.isnative:
-        refuse(DTypeError, f"{where} has typestr {typestr!r:.80} of foreign byte order; convert it first")
-    if dtype.char in "gG":
-        refuse(DTypeError, f"{where} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
-    return dtype
-
-
 def fields_of(x: object) -> Fields:
     """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError,
     BufferError.
@@ -84,7 +70,16 @@ def fields_of(x: object) -> Fields:
             ValueError,
             f"{where} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
         )
-    dtype = dtype_of(where, got["typestr"])
+    typestr, dtype = got["typestr"], None
+    if isinstance(typestr, str):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
+            dtype = np.dtype(typestr)
+    if dtype is None:
+        refuse(TypeError, f"{where} has typestr {typestr!r:.80}; expected one like '<f4'")
+    if not dtype.isnative:
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80} of foreign byte order; convert it first")
+    if dtype.char in "gG":
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
     return Fields(
         interface_int(x, "address", data[0] or 0, 0),
         bool(data[1]),
@@ -125,28 +120,6 @@ def device_of(s: object, owner: str) -> int | None:
     return None
 
 
-def handle_of(s: object, owner: str) -> int:
-    """The handle of another library's stream; TypeError for what is none."""
-    protocol = getattr(type(s), "__cuda_stream__", None)
-    if protocol is not None:
-        got = protocol(s)
-        if not isinstance(got, tuple) or len(got) != 2:
-            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
-        if whole(owner, "version", got[0]) != 0:
-            raise TypeError(f"{owner}: __cuda_stream__() has version {got[0]}; expected 0")
-        return whole(owner, "handle", got[1])
-    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s))
-    if attribute is not None and hasattr(s, attribute):
-        return whole(owner, attribute, getattr(s, attribute))
-    if isinstance(s, int):
-        raise TypeError(
-            f'expected a stream, got the number {s}: pass fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
-        )
-    raise TypeError(
-        f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
-    )
-
-
 def foreign(s: object) -> _core.Stream:
     """Another library's stream as a `fanin.Stream`. The caller keeps it alive.
 
@@ -156,7 +129,23 @@ def foreign(s: object) -> _core.Stream:
     """
     name = type(s).__qualname__
     owner = name if type(s).__module__ == "builtins" else f"{package_of(s)}.{name}"
-    handle = handle_of(s, owner)
+    protocol = getattr(type(s), "__cuda_stream__", None)
+    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s), "")
+    if protocol is not None:
+        got = protocol(s)
+        if not isinstance(got, tuple) or len(got) != 2:
+            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
+        if whole(owner, "version", got[0]) != 0:
+            raise TypeError(f"{owner}: __cuda_stream__() has version {got[0]}; expected 0")
+        handle = whole(owner, "handle", got[1])
+    elif attribute and hasattr(s, attribute):
+        handle = whole(owner, attribute, getattr(s, attribute))
+    elif isinstance(s, int):
+        hint = f'pass fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
+        raise TypeError(f"expected a stream, got the number {s}: {hint}")
+    else:
+        known = "a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None"
+        raise TypeError(f"expected a stream ({known}), got {owner}")
     if not 0 <= handle < 2**64:
         raise ValueError(f"{owner} has handle {handle}; expected a non-negative number that fits 64 bits")
     index = device_of(s, owner)

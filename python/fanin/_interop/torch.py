@@ -54,11 +54,6 @@ def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | Stored | N
     if layout == "sparse_coo":
         indices, values = source_of(x._indices(), ready), source_of(x._values(), ready)
         return Stored(TORCH, x, "coo", tuple(x.shape), indices, None, values, x.is_coalesced())
-    return compressed_of(x, layout, ready)
-
-
-def compressed_of(x: Tensor, layout: str, ready: _core.Stream | None) -> Stored:
-    """One matrix in a compressed format."""
     format = layout.removeprefix("sparse_")
     if format not in ("csr", "csc", "bsr", "bsc"):
         refuse(BufferError, f"the torch.Tensor has layout {layout}; expected strided or sparse")
@@ -113,20 +108,17 @@ def is_sum(x: object) -> bool:
 
 
 def torch_out(part: Part) -> object:
-    made: object = sys.modules["torch"].utils.dlpack.from_dlpack(offered(part))
-    return made
-
-
-def offered(part: Part) -> object:
-    """A capsule over a sum. On a device nothing waits, because `take` has ordered the consumer's stream. Read-only
+    """A tensor over a sum. On a device nothing waits, because `take` has ordered the consumer's stream. Read-only
     memory, such as a gradient's own indices, is copied on the host, since torch's tensors are writable.
     """
-    if isinstance(part, _core.Array):
-        return part.__dlpack__(stream=NO_SYNC)
     try:
-        return part.__dlpack__()
+        capsule = part.__dlpack__(stream=NO_SYNC) if isinstance(part, _core.Array) else part.__dlpack__()
     except BufferError:
-        return part.__dlpack__(copy=True)
+        if isinstance(part, _core.Array):
+            raise
+        capsule = part.__dlpack__(copy=True)
+    made: object = sys.modules["torch"].utils.dlpack.from_dlpack(capsule)
+    return made
 
 
 def torch_sparse_out(

@@ -14,11 +14,10 @@ import itertools
 import operator
 import sys
 import threading
-import types
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -107,32 +106,29 @@ def backward(
     >>> w.grad  # doctest: +SKIP
     tensor([2., 2., 2.])
     """
-    with contextlib.nullcontext() if reducer is None else _reduced(reducer, create_graph):
-        _backward_pass(tensors, gradients, inputs, retain_graph, create_graph, accumulate, schedule, workers)
-
-
-@contextlib.contextmanager
-def _reduced(reducer: Reducer, create_graph: bool) -> Iterator[None]:
-    """A pass whose gradients are summed over ranks; if it raises, the passes of all ranks end."""
-    if not isinstance(reducer, Reducer):
-        raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
-    with reducer._reduced():
-        if create_graph:
-            raise ValueError("backward: a pass with reducer= cannot record itself (create_graph=True)")
-        yield
-
-
-def _backward_pass(
-    tensors: torch.Tensor | Sequence[torch.Tensor],
-    gradients: torch.Tensor | Sequence[torch.Tensor | None] | None,
-    inputs: torch.Tensor | Sequence[torch.Tensor] | None,
-    retain_graph: bool | None,
-    create_graph: bool,
-    accumulate: DTypeLike | None,
-    schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None,
-    workers: int,
-) -> None:
-    _refuse_modes()
+    if reducer is not None:
+        if not isinstance(reducer, Reducer):
+            raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
+        with reducer._reduced():  # if the pass raises, the passes of all ranks end
+            if create_graph:
+                raise ValueError("backward: a pass with reducer= cannot record itself (create_graph=True)")
+            backward(
+                tensors,
+                gradients,
+                inputs,
+                retain_graph=retain_graph,
+                accumulate=accumulate,
+                schedule=schedule,
+                workers=workers,
+            )
+        return
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
+        )
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "compiled_autograd_enabled", False):
+        raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
     roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
@@ -146,9 +142,20 @@ def _backward_pass(
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
-    for node in graph.leaves if leaves is None else leaves:
-        _refuse_hooks(node.variable)
-    _refuse_sharded([node.variable for node in (graph.leaves if leaves is None else leaves)])
+    reached = [node.variable for node in (graph.leaves if leaves is None else leaves)]
+    for leaf in reached:
+        for hook in [*(leaf._backward_hooks or {}).values(), *(leaf._post_accumulate_grad_hooks or {}).values()]:
+            code = getattr(hook, "__code__", None)
+            if code is not None and not PASS_QUERIES.isdisjoint(code.co_names):
+                raise RuntimeError(f"backward: a hook of a leaf of shape {tuple(leaf.shape)} {NO_PASS}")
+    for i, what in sharded(
+        reached
+    ):  # FSDP gathers and scatters in hooks of C++; the gradients of DTensors are DTensors
+        raise RuntimeError(
+            f"backward: leaf {i} of {len(reached)}, of shape {tuple(reached[i].shape)}, is sharded by {what}, whose"
+            " gradients this pass would leave in pieces that are not summed: use torch's own backward(); FSDP2 sums"
+            " them with one rounding by set_custom_reduce_scatter(fanin.torch.ReduceScatter())"
+        )
     if leaves is not None:
         _refuse_checkpoints(graph, leaves)
 
@@ -194,7 +201,7 @@ def _end(i: int, t: torch.Tensor) -> tuple[_Node, int]:
     if not t.requires_grad:
         raise RuntimeError(f"backward: tensor {i} does not require a gradient: nothing leads from it to a leaf")
     edge = get_gradient_edge(t)
-    return cast("_Node", edge.node), edge.output_nr
+    return edge.node, edge.output_nr
 
 
 def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
@@ -206,36 +213,7 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
             raise ValueError(
                 f"backward: input {i} is no leaf that requires a gradient: torch.autograd.grad gives those of others"
             )
-    return [cast("_Node", get_gradient_edge(t).node) for t in inputs]
-
-
-def _refuse_modes() -> None:
-    """Refuse what replaces or transforms torch's own passes."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise RuntimeError(
-            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
-        )
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if getattr(compiled, "compiled_autograd_enabled", False):
-        raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
-
-
-def _refuse_hooks(leaf: torch.Tensor) -> None:
-    """Refuse hooks of a leaf that query torch's engine for its pass, which is another pass here."""
-    for hook in [*(leaf._backward_hooks or {}).values(), *(leaf._post_accumulate_grad_hooks or {}).values()]:
-        code = getattr(hook, "__code__", None)
-        if code is not None and not PASS_QUERIES.isdisjoint(code.co_names):
-            raise RuntimeError(f"backward: a hook of a leaf of shape {tuple(leaf.shape)} {NO_PASS}")
-
-
-def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
-    """Refuse leaves of FSDP, which gathers and scatters in hooks of C++, and DTensors, whose gradients are DTensors."""
-    for i, what in sharded(leaves):
-        raise RuntimeError(
-            f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaves[i].shape)}, is sharded by {what}, whose"
-            " gradients this pass would leave in pieces that are not summed: use torch's own backward(); FSDP2 sums"
-            " them with one rounding by set_custom_reduce_scatter(fanin.torch.ReduceScatter())"
-        )
+    return [get_gradient_edge(t).node for t in inputs]
 
 
 def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:
@@ -277,47 +255,9 @@ Takes: TypeAlias = "tuple[tuple[int, ...], torch.dtype | None]"  # no dtype: it 
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
 
 
-class _Handle(Protocol):
-    """Of a hook."""
-
-    id: int
-
-    def hooks_dict_ref(self) -> OrderedDict[int, Callable[..., object]]: ...
-    def remove(self) -> None: ...
-
-
-class _Meta(Protocol):
-    """The metadata of a gradient that a node takes."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    is_nested_tensor: bool
-
-
-class _Node(Protocol):
-    """A node of torch's graph. The node of a `torch.autograd.Function` is also its `ctx`: it has the last attributes
-    here, and only the others can be called.
-    """
-
-    @property
-    def next_functions(self) -> Edges: ...
-    @property
-    def _input_metadata(self) -> Sequence[_Meta]: ...
-    def name(self) -> str: ...
-    def _sequence_nr(self) -> int: ...
-    def __call__(self, *gradients: torch.Tensor | None) -> Gradients: ...
-
-    metadata: dict[str, list[str]]
-    register_hook: Callable[[Callable[..., object]], _Handle]
-    register_prehook: Callable[[Callable[..., object]], _Handle]
-    variable: torch.Tensor  # of an `AccumulateGrad` alone
-    needs_input_grad: tuple[bool, ...]
-    _forward_cls: type
-
-    def apply(self, *gradients: torch.Tensor | None) -> Gradients: ...
-
-
+#: A node of torch's graph. That of a `torch.autograd.Function` is also its `ctx`, and cannot be called. `variable` is
+#: an attribute of an `AccumulateGrad` alone.
+_Node: TypeAlias = Any
 Edges = tuple[tuple[_Node | None, int], ...]
 
 
@@ -371,7 +311,11 @@ class _Graph:
                 indices, values = parts_alone(g)
                 # The indices of an Embedding are the user's own tensor.
                 if values and (indices or g._values().nbytes >= LARGE):
-                    _hand_over(variable, [_same_parts(g, copied=not indices)])
+                    at, once = g._indices() if indices else g._indices().clone(), g.is_coalesced()
+                    made = [
+                        torch.sparse_coo_tensor(at, g._values(), g.shape, is_coalesced=once, check_invariants=False)
+                    ]
+                    _hand_over(variable, made)
                     return
             _run(variable, g, False, recording)
 
@@ -448,37 +392,20 @@ def _references(around: bool) -> int:
     return counts[0]
 
 
-def _same_parts(g: torch.Tensor, copied: bool) -> torch.Tensor:
-    """A sparse tensor of the same values and indices (L3), or of a copy of these."""
-    indices = g._indices().clone() if copied else g._indices()
-    return torch.sparse_coo_tensor(indices, g._values(), g.shape, is_coalesced=g.is_coalesced(), check_invariants=False)
-
-
-class _Function(Protocol):
-    def apply(self, *args: object) -> torch.Tensor: ...
-
-
-class _Holder(Protocol):
-    function: Callable[[], torch.Tensor | None]
-
-
-def _forward(ctx: _Holder, variable: torch.Tensor, function: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+def _forward(ctx: Any, variable: torch.Tensor, function: Callable[[], torch.Tensor | None]) -> torch.Tensor:
     ctx.function = function
     return variable.new_zeros(())
 
 
-def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+def _backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
     return ctx.function(), None
 
 
-# A node of torch's whose gradient is what a function returns.
-_Calls = cast(
-    "_Function",
-    types.new_class(
-        "Calls",
-        (torch.autograd.Function,),
-        exec_body=lambda names: names.update(forward=staticmethod(_forward), backward=staticmethod(_backward)),
-    ),
+#: A node of torch's whose gradient is what a function returns.
+_Calls: Any = type(
+    "Calls",
+    (torch.autograd.Function,),
+    {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
 )
 
 
@@ -513,21 +440,10 @@ def _pass() -> None:
 
 
 @functools.cache
-def _holder() -> torch.Tensor:
+def _holder() -> Any:
     """The end of the graph of that node."""
     with torch.enable_grad(), torch.inference_mode(False):
         return _Calls.apply(torch.zeros((), requires_grad=True), _pass)
-
-
-def _guarded(name: str) -> Callable[..., object]:
-    own: Callable[..., object] = getattr(torch._C, name)
-
-    def query(*args: object) -> object:
-        if _passes.hooks:
-            raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
-        return own(*args)
-
-    return query
 
 
 class _Guard:
@@ -543,10 +459,15 @@ class _Guard:
         with self.lock:
             self.passes += 1
             if self.passes == 1:
-                names = [name for name in PASS_QUERIES if hasattr(torch._C, name)]
-                self.own = {name: getattr(torch._C, name) for name in names}
-                for name in names:
-                    setattr(torch._C, name, _guarded(name))
+                self.own = {name: getattr(torch._C, name) for name in PASS_QUERIES if hasattr(torch._C, name)}
+                for name, own in self.own.items():
+
+                    def query(*args: object, own: Callable[..., object] = own) -> object:
+                        if _passes.hooks:
+                            raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
+                        return own(*args)
+
+                    setattr(torch._C, name, query)
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
@@ -622,7 +543,8 @@ def _fitted(
         if g is not None and take is not None:
             shape, dtype = take
             if g.shape != shape:
-                if not _broadcasts(shape, g.shape):
+                broadcasts = all(a in (1, b) for a, b in zip(shape[::-1], g.shape[::-1], strict=False))
+                if len(shape) > len(g.shape) or not broadcasts:
                     raise ValueError(
                         f"{source} an invalid gradient at index {i}: expected {tuple(shape)}, got {tuple(g.shape)}"
                     )
@@ -632,11 +554,6 @@ def _fitted(
                 g = g.to(dtype)
         fitted.append(g)
     return tuple(fitted)
-
-
-def _broadcasts(shape: tuple[int, ...], to: torch.Size) -> bool:
-    """Whether a tensor of a shape can be expanded to another."""
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))
 
 
 def _checked(node: _Node, call: Callable[..., Gradients], sums: tuple[torch.Tensor | None, ...]) -> Gradients:
@@ -673,14 +590,10 @@ class _Hooks:
         self.node = node
         self.edges = tuple(_edge(node, i) for i in range(inputs))
         # A node's hooks can be read only through the handle of a new hook.
-        for register in (node.register_prehook, node.register_hook):
-            handle = register(_nothing)
-            hooks = handle.hooks_dict_ref()
+        handles = node.register_prehook(bool), node.register_hook(bool)
+        self.before, self.after = (handle.hooks_dict_ref() for handle in handles)
+        for handle in handles:
             handle.remove()
-            if register == node.register_prehook:
-                self.before = hooks
-            else:
-                self.after = hooks
 
     def arrive(
         self, sums: tuple[torch.Tensor | None, ...], given: list[torch.Tensor], create: bool
@@ -726,10 +639,6 @@ class _Hooks:
 
 def _edge(node: _Node, slot: int) -> GradientEdge:
     return GradientEdge(cast("torch.autograd.graph.Node", node), slot)
-
-
-def _nothing(*_: object) -> None:
-    """A hook that is added to see the others."""
 
 
 class _Custom:
@@ -834,30 +743,20 @@ def _in_order(ends: list[_Node]) -> tuple[list[_Node], dict[_Node, Edges]]:
     leaves = [node for node in after if hasattr(node, "variable")]
     others = [node for node in after if not hasattr(node, "variable")]
     others.sort(key=operator.methodcaller("_sequence_nr"))
-    by_age = leaves + others
-    return by_age if _leads_back(by_age, after) else _by_depth(ends, after), after
-
-
-def _leads_back(order: list[_Node], after: dict[_Node, Edges]) -> bool:
-    """Whether each node comes after those that it leads to."""
     before: set[_Node | None] = {None}
-    for node in order:
-        for to, _ in after[node]:
-            if to not in before:
-                return False
+    for node in leaves + others:
+        if any(to not in before for to, _ in after[node]):
+            break
         before.add(node)
-    return True
-
-
-def _by_depth(ends: list[_Node], after: dict[_Node, Edges]) -> list[_Node]:
-    """Each node after those that it leads to, whatever their numbers: several threads have made them."""
-    done: dict[_Node, None] = {}
-    waiting = [(node, False) for node in reversed(ends)]
-    while waiting:
-        node, left = waiting.pop()
+    else:
+        return leaves + others, after
+    done: dict[_Node, None] = {}  # several threads have made them, so that their numbers are no order
+    stack = [(node, False) for node in reversed(ends)]
+    while stack:
+        node, left = stack.pop()
         if left:
             done[node] = None
         elif node not in done:
-            waiting.append((node, True))
-            waiting += [(to, False) for to, _ in after[node] if to is not None and to not in done]
-    return list(done)
+            stack.append((node, True))
+            stack += [(to, False) for to, _ in after[node] if to is not None and to not in done]
+    return list(done), after

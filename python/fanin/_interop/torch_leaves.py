@@ -186,26 +186,18 @@ def leaves_of(
 
 def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
     """Which leaves FSDP or DTensor shards."""
-    gathered = {id(p) for p in _gathered()}
+    gathered = set()  # the parameters that FSDP (`fully_shard`) has put together for a forward
+    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    for reference in list(modules.values()):
+        state = reference()
+        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]:
+            gathered |= {id(getattr(one, "_unsharded_param", None)) for one in getattr(group, "fsdp_params", ())}
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     for i, leaf in enumerate(leaves):
         if dtensor is not None and isinstance(leaf, dtensor):
             yield i, "DTensor"
         elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
             yield i, "FSDP"
-
-
-def _gathered() -> Iterator[torch.Tensor]:
-    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
-    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
-    for reference in list(modules.values()):
-        state = reference()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
-            for one in getattr(group, "fsdp_params", ()):
-                parameter = getattr(one, "_unsharded_param", None)
-                if parameter is not None:
-                    yield parameter
 
 
 class TorchLeaf:

@@ -28,18 +28,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
 
-#: The group of each process group, by id; the process group stays alive. A closed group stays closed: making another is
-#: collective, and would wait for ranks whose group is open.
-Known = dict[int, tuple[object, Group]]
+#: The group of each process group. A closed group stays closed: making another is collective, and would wait for ranks
+#: whose group is open.
+Known = weakref.WeakKeyDictionary[object, Group]
 
 
-def _ranks(call: str, x: object, known: Known) -> Group:
-    if id(x) not in known:
-        known[id(x)] = (x, _group(call, x))
-    return known[id(x)][1]
-
-
-def _group(call: str, x: object) -> Group:
+def _group(call: str, x: object, known: Known) -> Group:
     """The group of a process group; RuntimeError where it cannot carry messages."""
     distributed = torch.distributed
     if isinstance(x, Group):
@@ -51,7 +45,9 @@ def _group(call: str, x: object) -> Group:
     process_group = isinstance(x, distributed.ProcessGroup)
     if process_group and distributed.get_backend(x) == "nccl" and not torch.cuda.is_available():  # type: ignore[arg-type, unused-ignore]
         raise RuntimeError(f"{call}: the process group is of NCCL, and there is no GPU: make it with Gloo")
-    return group_of(x)
+    if x not in known:
+        known[x] = group_of(x)
+    return known[x]
 
 
 def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
@@ -70,20 +66,8 @@ def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: compl
 def _sum(
     call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, bounds: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The sum of a flat tensor over ranks, or of the part that `bounds` gives this rank.
-
-    Parameters
-    ----------
-    call : Call
-        Which sum it is.
-    x : torch.Tensor
-        What this rank brings.
-    parts : list of [name, description]
-        What all ranks must agree on, for messages.
-    options : Options
-        How the sum is made.
-    bounds : sequence of int, optional
-        Rank r owns elements [bounds[r], bounds[r + 1]). Default: runs of whole blocks.
+    """The sum of a flat tensor over ranks, which agree on `parts`, or of the part that `bounds` gives this rank: rank r
+    owns elements [bounds[r], bounds[r + 1]).
     """
     group = call.group
     layout = Layout([leaf_of(x, "the bucket")], group.size)
@@ -203,14 +187,14 @@ class _Hook:
     def __init__(self, options: Options, timeout: float | None) -> None:
         self.options = options
         self.timeout = None if timeout is None else seconds("ddp_hook", timeout)
-        self.known: Known = {}
+        self.known: Known = Known()
         self.current: _Pass | None = None
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
         run = self.current
         if run is None:
-            run = self.current = _Pass(self, _ranks("ddp_hook", state, self.known))
+            run = self.current = _Pass(self, _group("ddp_hook", state, self.known))
         run.watch()
         x = bucket.buffer()
         index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
@@ -326,7 +310,7 @@ class ReduceScatter:
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
         self._timeout = None if timeout is None else seconds("ReduceScatter", timeout)
-        self._known: Known = {}
+        self._known: Known = Known()
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an empty tensor for FSDP's gradients.
@@ -362,10 +346,17 @@ class ReduceScatter:
         """
         if async_op:
             raise ValueError("ReduceScatter: expected async_op=False, as FSDP2 calls it")
-        ranks = _ranks("ReduceScatter", group, self._known)
+        ranks = _group("ReduceScatter", group, self._known)
         n = output_tensor.numel()
         with ranks.call("ReduceScatter", self._timeout) as call:
-            options = replace(self._options, scale=_scale(op, ranks.size))
+            ops, factor = torch.distributed.ReduceOp, None
+            if op == ops.AVG:
+                factor = 1 / ranks.size
+            elif op == ops.PREMUL_SUM:
+                factor = float(op.__getstate__()[1])
+            elif op != ops.SUM:
+                raise ValueError(f"ReduceScatter: expected a sum or a mean, got {op}")
+            options = replace(self._options, scale=factor)
             if input_tensor.numel() != n * ranks.size or input_tensor.dtype != output_tensor.dtype:
                 raise ValueError(
                     f"ReduceScatter: expected {ranks.size} * {n} elements of {output_tensor.dtype}, got"
@@ -374,16 +365,3 @@ class ReduceScatter:
             parts = [_part("the gradients of a module", input_tensor)]
             total = _sum(call, input_tensor, parts, options, [n * r for r in range(ranks.size + 1)])
         output_tensor.view(-1).copy_(total)
-
-
-def _scale(op: Any, size: int) -> float | None:
-    """The factor by which a reduction multiplies the sum."""
-    ops = torch.distributed.ReduceOp
-    if op == ops.SUM:
-        return None
-    if op == ops.AVG:
-        return 1 / size
-    if op == ops.PREMUL_SUM:
-        factor = op.__getstate__()[1]
-        return float(factor)
-    raise ValueError(f"ReduceScatter: expected a sum or a mean, got {op}")

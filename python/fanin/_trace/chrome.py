@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from types import MappingProxyType
 
@@ -30,16 +31,20 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
             ("thread_sort_index", {"sort_index": row}),
         ):
             events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
-    events += nodes_of(picture)
+    critical = {id(step.work) for found in critical_paths(picture) for step in found.steps}
+    for n in picture.nodes:  # before its work, which lies within
+        args: dict[str, object] = {"pass": n.pass_number, "node": n.number, "critical": id(n) in critical}
+        events.append(at(n.lane, n.start, "X", n.name, "node", dur=round(n.end - n.start, 3), args=args))
     for s in picture.slices:
-        args: dict[str, object] = {"bytes": s.line.bytes if s.line else 0}
+        args = {"bytes": s.line.bytes if s.line else 0}
         if s.buffer:
             args["buffer"] = s.buffer
         kind = s.line.kind if s.line else ""
         cat = "accumulate" if s.buffer else {"copy": "gpu_memcpy", "bucket": "bucket"}.get(kind, "kernel")
         events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
-    neighbours = Neighbours(picture)
-    for number, arrow in enumerate(picture.arrows, 1):
+    neighbours, numbers = Neighbours(picture), itertools.count(1)
+    for arrow in picture.arrows:
+        number = next(numbers)
         # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own, at the
         # tail of the work that was recorded and at the head of the work that waits.
         for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
@@ -48,13 +53,20 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
             start = time if not work else work.end - dur if phase == "s" else work.start
             events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
             events.append(flow(phase, lane, start, arrow.name, "event", number))
-    events += gradients_of(picture, len(picture.arrows))
-    events += messages_of(picture, len(picture.arrows) + len(picture.gradients))
+    for g in picture.gradients:  # from the tail of the node that gave it to the head of the one that got it
+        a, b, name, number = g.source, g.target, f"to slot {g.slot} of {g.target.name}", next(numbers)
+        events.append(flow("s", a.lane, a.end - rim(a), name, "gradient", number))
+        events.append(flow("f", b.lane, b.start, name, "gradient", number))
+    for m in picture.messages:  # from the head of the sender's step to the tail of the receiver's
+        sender, owner, number = m.source, m.target, next(numbers)
+        name = f"{sender.name}: {size(m.bytes)} from rank {sender.lane.rank} to rank {owner.lane.rank}"
+        events.append(flow("s", sender.lane, sender.start + rim(sender), name, "message", number))
+        events.append(flow("f", owner.lane, owner.end - rim(owner), name, "message", number))
     for lane, time, line in picture.notes:
         args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
         events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
-    for buffer, time, n in picture.parked:
-        events.append(at(Lane(HOST, 0), time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": n}))
+    for buffer, time, parked in picture.parked:
+        events.append(at(Lane(HOST, 0), time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": parked}))
     for race in picture.races:
         events.append(at(race.lane, race.time, "i", "RACE", "race", s="g", cname="terrible", args={"text": race.text}))
     return {
@@ -64,37 +76,6 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         "otherData": {"made by": "fanin", "clock": picture.clock, "passes": summary(picture)},
         "traceEvents": events,
     }
-
-
-def nodes_of(picture: Picture) -> list[dict[str, object]]:
-    """A slice for each node of a pass, around its work; before that, so that it lies within."""
-    critical = {id(step.work) for found in critical_paths(picture) for step in found.steps}
-    made = []
-    for n in picture.nodes:
-        args: dict[str, object] = {"pass": n.pass_number, "node": n.number, "critical": id(n) in critical}
-        made.append(at(n.lane, n.start, "X", n.name, "node", dur=round(n.end - n.start, 3), args=args))
-    return made
-
-
-def gradients_of(picture: Picture, number: int) -> list[dict[str, object]]:
-    """An arrow for each gradient, from the tail of the node that gave it to the head of the one that got it."""
-    made = []
-    for i, g in enumerate(picture.gradients, number + 1):
-        a, b, name = g.source, g.target, f"to slot {g.slot} of {g.target.name}"
-        made.append(flow("s", a.lane, a.end - rim(a), name, "gradient", i))
-        made.append(flow("f", b.lane, b.start, name, "gradient", i))
-    return made
-
-
-def messages_of(picture: Picture, number: int) -> list[dict[str, object]]:
-    """An arrow for each message between ranks, from the head of the sender's step to the tail of the receiver's."""
-    made = []
-    for i, m in enumerate(picture.messages, number + 1):
-        a, b = m.source, m.target
-        name = f"{a.name}: {size(m.bytes)} from rank {a.lane.rank} to rank {b.lane.rank}"
-        made.append(flow("s", a.lane, a.start + rim(a), name, "message", i))
-        made.append(flow("f", b.lane, b.end - rim(b), name, "message", i))
-    return made
 
 
 def rim(s: Slice) -> float:

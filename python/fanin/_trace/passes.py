@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,51 +75,39 @@ def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:
     """Add the nodes of passes to a picture: on the CPU by the host's clock, if the picture uses it; on a stream around
     their own work there; else after the producers of their gradients.
     """
-    placing = Placing(picture, lines)
-    for line in lines:
+    workers = Workers(lines)
+    came: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of each node: the givers, and to which slot
+    found: dict[tuple[int, int], Node] = {}
+    ends: dict[Lane, float] = {}
+    work: dict[tuple[int, int], list[Slice]] = {}
+    for s in picture.slices:
+        if s.line and s.line.pass_number and not s.buffer:
+            work.setdefault((s.line.pass_number, s.line.node), []).append(s)
+    for line in lines:  # nodes in the order in which they ended
         if line.kind == "gradient":
-            placing.came.setdefault((line.pass_number, line.to), []).append((line.node, line.slot))
-        elif line.kind == "node":
-            placing.node(line)
+            came.setdefault((line.pass_number, line.to), []).append((line.node, line.slot))
+        if line.kind != "node":
+            continue
+        whose, lane = (line.pass_number, line.node), workers.lane(line)
+        givers = [(found.get((line.pass_number, n)), slot) for n, slot in came.get(whose, [])]
+        own = work.get(whose, [])
+        if lane.device == HOST and not picture.measured and own:
+            lane = own[0].lane  # its own stream is unknown: the lane of its work
+        own = [s for s in own if s.lane == lane]
+        if picture.measured:
+            start, end = workers.time(line.begin_ns), workers.time(line.host_ns)
+        elif own:
+            start, end = min(s.start for s in own), max(s.end for s in own)
+        else:
+            start = max([ends.get(lane, 0.0), *(n.end for n, _ in givers if n)])
+            end = start + (lane.device == HOST and picture.clock.startswith("logical"))
+        made = Node(lane, line.label, start, end, "", line, line.node, line.pass_number)
+        picture.nodes.append(made)
+        picture.gradients += [Gradient(n, made, slot) for n, slot in givers if n]
+        found[whose] = made
+        ends[lane] = max(end, ends.get(lane, 0.0))
     picture.nodes.sort(key=lambda node: (node.start, -node.end))
     return picture
-
-
-class Placing:
-    """Nodes on their way into a picture, in the order in which they ended."""
-
-    def __init__(self, picture: Picture, lines: Sequence[Line]) -> None:
-        self.picture, self.workers = picture, Workers(lines)
-        self.came: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of each node: the givers, and to which slot
-        self.found: dict[tuple[int, int], Node] = {}
-        self.end: dict[Lane, float] = {}
-        self.work: dict[tuple[int, int], list[Slice]] = {}
-        for s in picture.slices:
-            if s.line and s.line.pass_number and not s.buffer:
-                self.work.setdefault((s.line.pass_number, s.line.node), []).append(s)
-
-    def node(self, line: Line) -> None:
-        whose = line.pass_number, line.node
-        givers = [(self.found.get((line.pass_number, n)), slot) for n, slot in self.came.get(whose, [])]
-        work = self.work.get(whose, [])
-        lane = self.workers.lane(line)
-        if lane.device == HOST and not self.picture.measured and work:
-            lane = work[0].lane  # its own stream is unknown: the lane of its work
-        start, end = self.times(line, lane, [s for s in work if s.lane == lane], [n.end for n, _ in givers if n])
-        made = Node(lane, line.label, start, end, "", line, line.node, line.pass_number)
-        self.picture.nodes.append(made)
-        self.picture.gradients += [Gradient(n, made, slot) for n, slot in givers if n]
-        self.found[whose] = made
-        self.end[lane] = max(end, self.end.get(lane, 0.0))
-
-    def times(self, line: Line, lane: Lane, work: Sequence[Slice], givers: Iterable[float]) -> tuple[float, float]:
-        if self.picture.measured:
-            return self.workers.time(line.begin_ns), self.workers.time(line.host_ns)
-        if work:
-            return min(s.start for s in work), max(s.end for s in work)
-        start = max([self.end.get(lane, 0.0), *givers])
-        logical = lane.device == HOST and self.picture.clock.startswith("logical")
-        return start, start + logical
 
 
 # The critical path
@@ -132,63 +120,40 @@ def critical_paths(picture: Picture) -> list[CriticalPath]:
     found = []
     for rank, number in dict.fromkeys((node.lane.rank, node.pass_number) for node in picture.nodes):
         mine = [n for n in picture.nodes if (n.lane.rank, n.pass_number) == (rank, number)]
-        nodes: list[Slice] = [*mine]
-        names = {(n.pass_number, n.number): n.name for n in mine}
-        work = [s for s in picture.slices if s.line and s.line.pass_number == number and s.lane.device != HOST]
-        if picture.measured or not work:
-            steps = path(nodes, before_nodes(picture, nodes))
+        every: list[Slice] = [
+            s for s in picture.slices if s.line and s.line.pass_number == number and s.lane.device != HOST
+        ]
+        follows: list[tuple[Slice, Slice]] = []  # what waits, after what it waits for
+        if picture.measured or not every:
+            every = [*mine]
+            follows += [(g.source, g.target) for g in picture.gradients]
         else:
-            steps = path(work, before_work(picture, work))
-        found.append(CriticalPath(number, rank, tuple(steps), picture.clock, names))
+            neighbours, ids = Neighbours(picture), {id(s) for s in every}
+            for arrow in picture.arrows:
+                awaited, waits = neighbours.before(*arrow.at), neighbours.after(*arrow.to)
+                if awaited and waits and id(awaited) in ids:
+                    follows.append((awaited, waits))
+        lanes: dict[Lane, list[Slice]] = {}
+        for s in every:
+            lanes.setdefault(s.lane, []).append(s)
+        for row in lanes.values():
+            follows += itertools.pairwise(sorted(row, key=lambda s: (s.start, s.end)))
+        before: dict[int, list[Slice]] = {}
+        for one, next_ in follows:
+            before.setdefault(id(next_), []).append(one)
+        # From the end: before each step whatever ended last of what it had to wait for.
+        last: Slice | None = max(every, key=lambda s: s.end)
+        steps: list[Step] = []
+        seen: set[int] = set()
+        while last is not None:
+            seen.add(id(last))
+            earlier = [s for s in before.get(id(last), []) if id(s) not in seen]
+            held = max(earlier, key=lambda s: s.end, default=None)
+            steps.append(Step(last, max(last.start - held.end, 0.0) if held else 0.0))
+            last = held
+        names = {(n.pass_number, n.number): n.name for n in mine}
+        found.append(CriticalPath(number, rank, tuple(steps[::-1]), picture.clock, names))
     return found
-
-
-def path(every: Sequence[Slice], before: Callable[[Slice], list[Slice]]) -> list[Step]:
-    """From the end: before each step whatever ended last of what it had to wait for."""
-    last: Slice | None = max(every, key=lambda s: s.end)
-    steps: list[Step] = []
-    seen: set[int] = set()
-    while last is not None:
-        seen.add(id(last))
-        earlier = [s for s in before(last) if id(s) not in seen]
-        held = max(earlier, key=lambda s: s.end, default=None)
-        steps.append(Step(last, max(last.start - held.end, 0.0) if held else 0.0))
-        last = held
-    return steps[::-1]
-
-
-def before_nodes(picture: Picture, nodes: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
-    """The predecessors of each node: the producers of its gradients, and the previous node on its worker."""
-    before: dict[int, list[Slice]] = {}
-    for g in picture.gradients:
-        before.setdefault(id(g.target), []).append(g.source)
-    for one, next_ in on_one_lane(nodes):
-        before.setdefault(id(next_), []).append(one)
-    return lambda s: before.get(id(s), [])
-
-
-def before_work(picture: Picture, work: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
-    """The predecessors of work on a stream: the previous work there, and the work of the pass that its stream waits
-    for.
-    """
-    before: dict[int, list[Slice]] = {}
-    neighbours, mine = Neighbours(picture), {id(s) for s in work}
-    for arrow in picture.arrows:
-        held, waits = neighbours.before(*arrow.at), neighbours.after(*arrow.to)
-        if held and waits and id(held) in mine:
-            before.setdefault(id(waits), []).append(held)
-    for one, next_ in on_one_lane(work):
-        before.setdefault(id(next_), []).append(one)
-    return lambda s: before.get(id(s), [])
-
-
-def on_one_lane(work: Sequence[Slice]) -> Iterable[tuple[Slice, Slice]]:
-    """Pairs that follow each other on a lane."""
-    lanes: dict[Lane, list[Slice]] = {}
-    for s in work:
-        lanes.setdefault(s.lane, []).append(s)
-    for mine in lanes.values():
-        yield from itertools.pairwise(sorted(mine, key=lambda s: (s.start, s.end)))
 
 
 def summary(picture: Picture) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -179,7 +179,8 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
     whose = owners(lines)
     now: dict[Lane, float] = {}  # the end of what a lane has so far
     recorded: dict[int, tuple[Lane, float]] = {}
-    parked = Parked()
+    parked: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of each slot: (key, bytes)
+    summed: set[tuple[int, int]] = set()
     red = dict(races)
     last = Lane(HOST, 0)
     for i, line in enumerate(lines):
@@ -205,9 +206,21 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
                 picture.arrows.append(Arrow(f"e{line.event}", at, (lane, now[lane])))
         elif line.kind in ("add", "take"):
             picture.notes.append((lane, t, line))
-        for change in parked.after(line):
+        if line.kind in ("add", "fold", "take") and line.buffer:
+            slot = line.buffer, line.slot
+            mine = parked.setdefault(slot, [])
+            if line.kind == "add":
+                mine.append((line.key if line.key >= 0 else len(mine), line.bytes))
+                mine.sort()
+            elif line.kind == "fold":
+                del mine[: line.count - (slot in summed)]
+                summed.add(slot)
+            else:
+                mine.clear()
+                summed.discard(slot)
+            total = sum(n for (buffer, _), items in parked.items() if buffer == line.buffer for _, n in items)
             time = t if picture.measured else max(now.values(), default=0.0)
-            picture.parked.append((change[0], time, change[1]))
+            picture.parked.append((line.label or f"buffer {line.buffer}", time, total))
         if line.kind in ("kernel", "copy", "add", "take"):
             last = lane
     picture.races += [Race(last, now.get(last, 0.0), text) for text in red.values()]
@@ -270,29 +283,3 @@ def owners(lines: Sequence[Line]) -> dict[int, str]:
         if of in own:
             found[i] = own[of]
     return found
-
-
-class Parked:
-    """The parked bytes of each buffer, according to the lines."""
-
-    def __init__(self) -> None:
-        self.slots: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self.summed: set[tuple[int, int]] = set()
-
-    def after(self, line: Line) -> Iterator[tuple[str, int]]:
-        """(label of the buffer, its bytes) where the line changes them."""
-        if line.kind not in ("add", "fold", "take") or not line.buffer:
-            return
-        slot = line.buffer, line.slot
-        mine = self.slots.setdefault(slot, [])
-        if line.kind == "add":
-            mine.append((line.key if line.key >= 0 else len(mine), line.bytes))
-            mine.sort()
-        elif line.kind == "fold":
-            del mine[: line.count - (slot in self.summed)]
-            self.summed.add(slot)
-        else:
-            mine.clear()
-            self.summed.discard(slot)
-        total = sum(n for (buffer, _), items in self.slots.items() if buffer == line.buffer for _, n in items)
-        yield line.label or f"buffer {line.buffer}", total

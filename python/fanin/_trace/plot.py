@@ -11,13 +11,13 @@ import io
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from .._words import counted
 from .line import HOST
 from .passes import critical_paths
-from .picture import Arrow, Lane, Names, Neighbours, Node, Picture, Race, Slice, by_stream
+from .picture import Lane, Names, Neighbours, Picture, Race, Slice, by_stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,9 +78,26 @@ class Sheet:
         many = enumerate([*self.buffers, *self.buckets])
         self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in many}
         self.neighbours = Neighbours(picture)
-        self.bars = self._bars()
-        self.given = set(gradient_wires(self))
-        self.sent = set(message_wires(self))
+        indexed = {s.buffer for s in picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
+        self.bars: list[Bar] = []  # a lane after the other, each in the order of time
+        for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
+            width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
+            name = s.name if s.buffer in indexed else s.name.removesuffix("[0]")
+            name = name.removeprefix(f"{s.bucket}: ") if s.bucket else name
+            colour = self.colour.get(s.buffer or s.bucket, GREY)
+            self.bars.append(Bar(s, self.row[s.lane], s.start - self.begin, width, colour, name))
+        self.sent = {self.wire(a.lane, a.start, b.lane, b.end, self.colour[a.bucket]) for a, b, _ in picture.messages}
+        # Gradients between nodes of workers; none from a node to the very next of its worker.
+        rows: dict[Lane, list[Slice]] = {}
+        for n in nodes:
+            rows.setdefault(n.lane, []).append(n)
+        next_ = {id(a): b for row in rows.values() for a, b in itertools.pairwise(row)}
+        self.given: set[Wire] = set()
+        for a, b, _ in picture.gradients:
+            if next_.get(id(a)) is not b and id(a) in self.shown and id(b) in self.shown:
+                bold = (id(a), id(b)) in self.follows
+                end = b.start + min(b.end - b.start, 2 * self.point) / 2
+                self.given.add(self.wire(a.lane, a.end, b.lane, end, INK if bold else PALE, bold))
         short = list(dict.fromkeys(bar.name for bar in self.bars if not self.fits(bar)))
         sums = [f"sum {b}" for b in self.buffers]
         self.numbers = {
@@ -88,21 +105,14 @@ class Sheet:
             for i, name in enumerate([*(s for s in sums if s in short), *(n for n in short if n not in sums)], 1)
         }
 
+    def wire(self, a: Lane, start: float, b: Lane, end: float, colour: str, bold: bool = False) -> Wire:
+        """An arrow from one lane to another, by the gap beside the latter."""
+        row, to = self.row[a], self.row[b]
+        return Wire(start - self.begin, row, end - self.begin, to, to - 1 if row < to else to, colour, bold)
+
     def fits(self, bar: Bar) -> bool:
         """Whether a bar has room for its name; if not, it bears a number."""
         return bar.width >= max(NARROW, (len(bar.name) + 1) * LETTER) * self.point
-
-    def _bars(self) -> list[Bar]:
-        """All slices, a lane after the other, each in the order of time."""
-        many = {s.buffer for s in self.picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
-        made = []
-        for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
-            width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
-            name = s.name if s.buffer in many else s.name.removesuffix("[0]")
-            name = name.removeprefix(f"{s.bucket}: ") if s.bucket else name
-            colour = self.colour.get(s.buffer or s.bucket, GREY)
-            made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, colour, name))
-        return made
 
 
 def draw(
@@ -131,7 +141,11 @@ def draw(
         for bar in row:
             draw_bar(sheet, bar)
         draw_numbers(sheet, [bar for bar in row if bar.width < NARROW * sheet.point])
-    draw_nodes(sheet)
+    for n in picture.nodes:  # on streams: a line below what a node queued there
+        if id(n) not in sheet.shown and n.end > n.start:
+            rim = min(0.6 * sheet.point, (n.end - n.start) / 4)
+            ends, y = [n.start - sheet.begin + rim, n.end - sheet.begin - rim], sheet.row[n.lane] + UNDER
+            sheet.axes.plot(ends, [y, y], color=PALE, linewidth=2, solid_capstyle="butt")
     draw_arrows(sheet)
     for race in picture.races:
         draw_race(sheet, race)
@@ -188,7 +202,11 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
             axes.axhline(i - 0.5, color=INK, linewidth=0.8, zorder=1)
     axes.set_ylim(len(lanes) - 0.35 if lanes else 1, -0.6)
     axes.set_xlim(-0.01 * sheet.whole, 1.012 * sheet.whole)
-    axes.set_yticks(range(len(lanes)), [called(lane, names) for lane in lanes], fontsize=9)
+    called = []
+    for lane in lanes:
+        device, _, stream = lane.name.partition(", ")
+        called.append(f"{device}, {names[lane[:2]]}\n{stream}" if lane[:2] in names else lane.name)
+    axes.set_yticks(range(len(lanes)), called, fontsize=9)
     axes.tick_params(length=0, labelsize=9)
     if sheet.picture.clock.startswith("logical"):
         axes.set_xticks([])
@@ -198,14 +216,6 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
         axes.spines[side].set_visible(False)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
-
-
-def called(lane: Lane, names: Names) -> str:
-    """A lane's name, with what the caller calls it."""
-    if lane[:2] not in names:
-        return lane.name
-    device, _, stream = lane.name.partition(", ")
-    return f"{device}, {names[lane[:2]]}\n{stream}"
 
 
 def draw_bar(sheet: Sheet, bar: Bar) -> None:
@@ -224,17 +234,6 @@ def draw_bar(sheet: Sheet, bar: Bar) -> None:
     if bar.width >= NARROW * sheet.point:
         text = bar.name if sheet.fits(bar) else str(sheet.numbers[bar.name])
         label(sheet, bar.middle, bar.row + (TOP + BOTTOM) / 2, text, bar, "none")
-
-
-def draw_nodes(sheet: Sheet) -> None:
-    """On streams: a line below what a node queued there."""
-    for n in sheet.picture.nodes:
-        if id(n) not in sheet.shown and n.end > n.start:
-            rim = min(0.6 * sheet.point, (n.end - n.start) / 4)
-            x, y = n.start - sheet.begin, sheet.row[n.lane] + UNDER
-            sheet.axes.plot(
-                [x + rim, n.end - sheet.begin - rim], [y, y], color=PALE, linewidth=2, solid_capstyle="butt"
-            )
 
 
 def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) -> None:
@@ -262,14 +261,8 @@ def draw_numbers(sheet: Sheet, bars: Sequence[Bar]) -> None:
             sheet.axes.plot(
                 [one.middle, x], [bar.row + TOP, bar.row + NUMBERS], color=bar.colour, linewidth=0.7, zorder=6
             )
-        label(
-            sheet,
-            x,
-            bar.row + NUMBERS,
-            str(sheet.numbers[bar.name]),
-            bar,
-            bar.colour if bar.colour != GREY else "#e6e6e6",
-        )
+        ground = bar.colour if bar.colour != GREY else "#e6e6e6"
+        label(sheet, x, bar.row + NUMBERS, str(sheet.numbers[bar.name]), bar, ground)
 
 
 def apart(places: Iterable[float], gap: float, least: float, most: float) -> list[float]:
@@ -307,14 +300,21 @@ class Wire(NamedTuple):
 
 def draw_arrows(sheet: Sheet) -> None:
     """Draw waits below the bars that they cross, with their heads and starting dots above the bars."""
-    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows} | sheet.given | sheet.sent
+    wires = sheet.given | sheet.sent
+    for arrow in sheet.picture.arrows:  # from the work that is waited for to the work that waits
+        (from_lane, start), (to_lane, stop) = arrow.at, arrow.to
+        work, held = sheet.neighbours.before(from_lane, start), sheet.neighbours.after(to_lane, stop)
+        if held:
+            stop = held.start + min(held.end - held.start, 2 * sheet.point) / 2
+        colour = sheet.colour[held.buffer] if held and held.buffer else INK
+        wires.add(sheet.wire(from_lane, work.end if work else start, to_lane, stop, colour))
     buses: dict[tuple[int, int, float, str], list[Wire]] = {}
     for w in sorted(wires):
         buses.setdefault((w.gap, w.to, w.end, w.colour), []).append(w)
     used: dict[int, list[list[tuple[float, float]]]] = {}
     tracks: list[tuple[int, list[Wire]]] = []
-    for (gap, _, end, _), bus in buses.items():
-        span = min(end, *(w.x for w in bus)), max(end, *(w.x for w in bus))
+    for (gap, _, stop, _), bus in buses.items():
+        span = min(stop, *(w.x for w in bus)), max(stop, *(w.x for w in bus))
         rows = used.setdefault(gap, [])
         free = next((i for i, row in enumerate(rows) if all(span[0] > b or span[1] < a for a, b in row)), len(rows))
         rows[free:free] = [[]] if free == len(rows) else []
@@ -323,73 +323,20 @@ def draw_arrows(sheet: Sheet) -> None:
     for i, bus in tracks:
         gap = bus[0].gap
         step = (TRACKS[1] - TRACKS[0]) / max(len(used[gap]) - 1, 1)
-        for w in bus:
-            draw_wire(sheet, w, gap + TRACKS[0] + i * step)
-
-
-def wire(sheet: Sheet, arrow: Arrow) -> Wire:
-    """Where an arrow begins and ends: at the work that is waited for, and at the work that waits."""
-    (from_lane, start), (to_lane, stop) = arrow.at, arrow.to
-    work, held = sheet.neighbours.before(from_lane, start), sheet.neighbours.after(to_lane, stop)
-    x = (work.end if work else start) - sheet.begin
-    end = (held.start if held else stop) - sheet.begin
-    row, to = sheet.row[from_lane], sheet.row[to_lane]
-    colour = sheet.colour[held.buffer] if held and held.buffer else INK
-    if held:
-        end += min(held.end - held.start, 2 * sheet.point) / 2
-    return Wire(x, row, end, to, to - 1 if row < to else to, colour)
-
-
-def gradient_wires(sheet: Sheet) -> Iterator[Wire]:
-    """Gradients between nodes of workers; none from a node to the very next of its worker."""
-    lanes: dict[Lane, list[Slice]] = {}
-    for s in sheet.slices:
-        if isinstance(s, Node):
-            lanes.setdefault(s.lane, []).append(s)
-    next_ = {id(a): b for lane in lanes.values() for a, b in itertools.pairwise(lane)}
-    for a, b, _ in sheet.picture.gradients:
-        if next_.get(id(a)) is b or id(a) not in sheet.shown or id(b) not in sheet.shown:
-            continue
-        row, to = sheet.row[a.lane], sheet.row[b.lane]
-        bold = (id(a), id(b)) in sheet.follows
-        end = b.start - sheet.begin + min(b.end - b.start, 2 * sheet.point) / 2
-        colour = INK if bold else PALE
-        yield Wire(a.end - sheet.begin, row, end, to, to - 1 if row < to else to, colour, bold)
-
-
-def message_wires(sheet: Sheet) -> Iterator[Wire]:
-    """Messages between ranks, from the begin of the sender's step to the end of the receiver's."""
-    for a, b, _ in sheet.picture.messages:
-        row, to = sheet.row[a.lane], sheet.row[b.lane]
-        x, end = a.start - sheet.begin, b.end - sheet.begin
-        yield Wire(x, row, end, to, to - 1 if row < to else to, sheet.colour[a.bucket])
-
-
-def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
-    """From the rim of a bar to the track, along it, and to the rim of the other."""
-    down = w.row <= w.gap
-    begin = w.row + (BOTTOM if down else TOP)
-    end = w.to + (TOP if w.to > w.gap else BOTTOM)
-    sheet.axes.plot(
-        [w.x, w.x, w.end, w.end],
-        [begin, track, track, end],
-        color=w.colour,
-        linewidth=1.8 if w.bold else 0.8,
-        alpha=0.85,
-        zorder=2,
-        solid_joinstyle="round",
-    )
-    sheet.axes.plot([w.x], [begin], marker="o", markersize=2.4, color=w.colour, zorder=6)
-    sheet.axes.plot(
-        [w.end],
-        [end],
-        marker="v" if w.to > w.gap else "^",
-        markersize=4.5,
-        color=w.colour,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-        zorder=6,
-    )
+        track = gap + TRACKS[0] + i * step
+        for w in bus:  # from the rim of a bar to the track, along it, and to the rim of the other
+            begin = w.row + (BOTTOM if w.row <= gap else TOP)
+            end = w.to + (TOP if w.to > gap else BOTTOM)
+            line: dict[str, Any] = {"color": w.colour, "linewidth": 1.8 if w.bold else 0.8, "alpha": 0.85, "zorder": 2}
+            sheet.axes.plot([w.x, w.x, w.end, w.end], [begin, track, track, end], solid_joinstyle="round", **line)
+            sheet.axes.plot([w.x], [begin], marker="o", markersize=2.4, color=w.colour, zorder=6)
+            head: dict[str, Any] = {
+                "markersize": 4.5,
+                "color": w.colour,
+                "markeredgecolor": "white",
+                "markeredgewidth": 0.4,
+            }
+            sheet.axes.plot([w.end], [end], marker="v" if w.to > gap else "^", zorder=6, **head)
 
 
 def draw_race(sheet: Sheet, race: Race) -> None:
@@ -427,14 +374,8 @@ def explain(sheet: Sheet, figure: Figure) -> None:
         key.append(Patch(facecolor="white", label=f"and {len(every) - len(shown)} more"))
     key.append(Patch(facecolor=GREY, label="nodes" if picture.measured else "producers and others"))
     figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8.5, frameon=False)
-    primed = next(
-        (
-            f" (a prime, as in {s.name}, marks the backward step of an operation)"
-            for s in picture.slices
-            if s.name.endswith("'")
-        ),
-        "",
-    )
+    primes = [s.name for s in picture.slices if s.name.endswith("'")]
+    primed = f" (a prime, as in {primes[0]}, marks the backward step of an operation)" if primes else ""
     lines = [f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it."]
     if picture.measured:
         lines = ["Grey: nodes of the pass, a lane for each worker. A colour: a sum, made within a node."]
@@ -460,11 +401,8 @@ def explain(sheet: Sheet, figure: Figure) -> None:
         )
     lines += [f"Framed: the {found}." for found in critical_paths(picture)]
     if numbers:
-        lines.append(
-            "A number replaces a name that does not fit: "
-            + ", ".join(f"{n} {name}" for name, n in numbers.items())
-            + "."
-        )
+        replaced = ", ".join(f"{n} {name}" for name, n in numbers.items())
+        lines.append(f"A number replaces a name that does not fit: {replaced}.")
     clock = picture.clock
     if not clock.startswith("logical"):
         clock = f"{'ms' if sheet.milliseconds else 'us'}, {clock}"

@@ -56,18 +56,19 @@ class RanksTrace(Pictured):
         )
         begin = min((Workers(mine).begin for mine in self.lines if mine), default=0)
         for rank, mine in enumerate(self.lines):
-            if mine:
-                one = add_passes(place(mine), mine)
-                add(whole, one, rank, (Workers(mine).begin - begin) / 1000)
-        whole.messages = self._messages(whole)
-        return whole
-
-    def _messages(self, picture: Picture) -> list[Message]:
+            if mine:  # notes of adds and parked bytes are left out
+                one, later = add_passes(place(mine), mine), (Workers(mine).begin - begin) / 1000
+                for s in [*one.slices, *one.nodes]:
+                    s.lane = s.lane._replace(rank=rank)
+                    s.start += later
+                    s.end += later
+                whole.slices += one.slices
+                whole.nodes += one.nodes
+                whole.gradients += one.gradients
         steps: dict[tuple[int, int, int, str], list[Slice]] = {}
-        for s in picture.slices:
+        for s in whole.slices:
             if s.line and s.line.kind == "bucket" and s.line.buffer == self._groups[s.lane.rank]:
                 steps.setdefault((s.lane.rank, *at(s.line)), []).append(s)
-        made = []
         for rank, mine in enumerate(self.lines):
             turn: dict[tuple[int, int, str], int] = {}
             for line in mine:
@@ -78,8 +79,8 @@ class RanksTrace(Pictured):
                 elif line.kind == "send" and at(line) in turn:
                     ends = [steps.get((r, *at(line)), [])[turn[at(line)] :] for r in (rank, line.to)]
                     if all(ends):  # else a ring was full
-                        made.append(Message(ends[0][0], ends[1][0], line.bytes))
-        return made
+                        whole.messages.append(Message(ends[0][0], ends[1][0], line.bytes))
+        return whole
 
 
 def at(line: Line) -> tuple[int, int, str]:
@@ -90,14 +91,3 @@ def at(line: Line) -> tuple[int, int, str]:
 def moved(line: Line, ns: int) -> Line:
     """The line, later by `ns`."""
     return replace(line, host_ns=line.host_ns + ns, begin_ns=line.begin_ns and line.begin_ns + ns)
-
-
-def add(whole: Picture, one: Picture, rank: int, us: float) -> None:
-    """Add the picture of a rank, later by `us`. Its notes of adds and parked bytes are left out."""
-    for s in [*one.slices, *one.nodes]:
-        s.lane = s.lane._replace(rank=rank)
-        s.start += us
-        s.end += us
-    whole.slices += one.slices
-    whole.nodes += one.nodes
-    whole.gradients += one.gradients

@@ -20,7 +20,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -143,9 +142,7 @@ class Trace(Pictured):
         active().append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         if self not in active():
             raise RuntimeError("trace: __exit__ without __enter__ on this thread")
         self._cores[-1].end()
@@ -163,7 +160,12 @@ class Trace(Pictured):
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [line_of(list(line)) for core in self._cores for line in core.lines()]
+        at, every = list(Line.__annotations__).index("rules"), []  # the core has rules as bits
+        for core in self._cores:
+            for line in core.lines():
+                fields: list[Any] = list(line)
+                fields[at] = rule_names(fields[at])
+                every.append(Line(*fields))
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property
@@ -193,13 +195,6 @@ class Trace(Pictured):
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, once the trace has ended."""
         return None if self._depth else super()._repr_svg_()
-
-
-def line_of(fields: list[Any]) -> Line:
-    """A line of the core, whose rules are bits."""
-    rules = list(Line.__annotations__).index("rules")
-    fields[rules] = rule_names(fields[rules])
-    return Line(*fields)
 
 
 def beside() -> list[_core.Trace]:

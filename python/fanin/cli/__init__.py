@@ -55,7 +55,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status: 0 all is well, 1 something was found, 2 it could not be tried."""
-    with_streams()
+    for name in ("stdout", "stderr"):  # output that is closed (`>&-`) is discarded, so that no file gets its number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             options = parser().parse_args(words)
@@ -75,13 +77,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"fanin: {e}", file=sys.stderr)
         silence()
         return 2
-
-
-def with_streams() -> None:
-    """Replace closed output (`>&-`) by one that discards text, so that no file opened later takes its number."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def silence() -> None:

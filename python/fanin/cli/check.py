@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import fanin
@@ -42,36 +41,22 @@ class Unusable(Exception):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
-    parser.add_argument(
-        "--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)"
+    add = parser.add_argument
+    add("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
+    add("--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)")
+    most = "try at most N orders to their end, then samples (default: 2000)"
+    add("--limit", metavar="N", type=positive, help=most)
+    add("--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)")
+    add("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
+    shared = "also try orders that differ by independent steps: for scenarios that share data beyond fanin"
+    add("--no-reduce", action="store_true", help=shared)
+    stuck = "a thread that does not come back for so long is stuck (default: 60)"
+    add("--stuck-after", metavar="SECONDS", type=seconds, help=stuck)
+    order = (
+        "replay one order, as a failure prints it: the number of a host thread for each step, as 0110, and Y or N for"
+        " each answer to a query; needs one --scenario"
     )
-    parser.add_argument(
-        "--limit", metavar="N", type=positive, help="try at most N orders to their end, then samples (default: 2000)"
-    )
-    parser.add_argument(
-        "--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
-    parser.add_argument(
-        "--no-reduce",
-        action="store_true",
-        help="also try orders that differ by independent steps: for scenarios that share data beyond fanin",
-    )
-    parser.add_argument(
-        "--stuck-after",
-        metavar="SECONDS",
-        type=seconds,
-        help="a thread that does not come back for so long is stuck (default: 60)",
-    )
-    parser.add_argument(
-        "--schedule",
-        metavar="ORDER",
-        help=(
-            "replay one order, as a failure prints it: the number of a host thread for each step, as 0110, and Y or N"
-            " for each answer to a query; needs one --scenario"
-        ),
-    )
+    add("--schedule", metavar="ORDER", help=order)
 
 
 def seconds(word: str) -> float:
@@ -80,18 +65,6 @@ def seconds(word: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"a time is more than 0 seconds, not {word}")
     return number
-
-
-def load(file: Path) -> ModuleType:
-    """The file as a module; its folder can be imported from."""
-    sys.path.insert(0, str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,20 +78,28 @@ def run(options: argparse.Namespace) -> int:
 def checked(screen: Screen, options: argparse.Namespace) -> int:
     if options.schedule is not None and not re.fullmatch("[0-9a-vNY]*", options.schedule):
         raise Unusable(f"--schedule {options.schedule!r} is no schedule: {SCHEDULE}")
-    if not options.file.is_file():
-        raise Unusable(f"there is no file {options.file}")
+    file = options.file
+    if not file.is_file():
+        raise Unusable(f"there is no file {file}")
     try:
-        every = list(fanin.sim.scenarios(load(options.file)))
+        sys.path.insert(0, str(file.resolve().parent))  # its folder can be imported from
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(file.stem, module)
+        spec.loader.exec_module(module)
+        every = list(fanin.sim.scenarios(module))
     except (Exception, SystemExit):
         traceback.print_exc()
-        raise Unusable(f"{options.file} could not be imported") from None
+        raise Unusable(f"{file} could not be imported") from None
     names = [name for name, *_ in every]
     unknown = [name for name in options.scenario if name not in names]
     if unknown:
-        raise Unusable(f"{options.file} has no scenario {unknown[0]!r}; it has {', '.join(names) or 'none'}")
+        raise Unusable(f"{file} has no scenario {unknown[0]!r}; it has {', '.join(names) or 'none'}")
     chosen = [one for one in every if not options.scenario or one[0] in options.scenario]
     if not chosen:
-        raise Unusable(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
+        raise Unusable(f"{file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
     words = ("limit", "samples", "seed", "stuck_after")
     given = {word: x for word in words if (x := getattr(options, word)) is not None}
     if options.no_reduce:
@@ -127,7 +108,7 @@ def checked(screen: Screen, options: argparse.Namespace) -> int:
         raise Unusable(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
     if options.schedule is not None:
         return replay(screen, chosen[0], options.schedule, given)
-    return explore(screen, options.file, chosen, given)
+    return explore(screen, file, chosen, given)
 
 
 Chosen = tuple[str, Callable[[fanin.sim.Machine], object], dict[str, Any]]  # name, scenario, its options
@@ -151,15 +132,13 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
     screen.table(rows, ("scenario", "orders", "races", "deadlocks", "errors", "results", ""))
     for name, report, seed in failed:
         screen.say()
+        results = " or ".join(map(repr, report.results[:3]))
+        why = f"the result depends on the order: {results}"
         if report.error is not None:
-            screen.say(f"{name}: {type(report.error).__name__}: {report.error}", style="red")
-        else:
-            screen.say(
-                f"{name}: the result depends on the order: {' or '.join(map(repr, report.results[:3]))}", style="red"
-            )
-        screen.say(
-            f"again: fanin check {shlex.quote(str(file))} --scenario {name}{seed} --schedule {report.schedule!r}"
-        )
+            why = f"{type(report.error).__name__}: {report.error}"
+        screen.say(f"{name}: {why}", style="red")
+        again = f"--scenario {name}{seed} --schedule {report.schedule!r}"
+        screen.say(f"again: fanin check {shlex.quote(str(file))} {again}")
     for name, why in unsure:
         screen.say(f"\n{name}: {why}", style="yellow")
     return 1 if failed else 3 if unsure else 0

@@ -27,10 +27,10 @@ from typing import Any, cast
 import numpy as np
 
 import fanin
-from fanin import dist, tape
+from fanin import _files, dist, tape
 from fanin._interop.protocols import NDArray
 
-from . import files, plain
+from . import plain
 from .screen import Screen, natural, positive
 
 #: Of every 5 digits one is held out; of the others each step takes so many, in so many micro-batches.
@@ -345,7 +345,7 @@ def step(
 def train(options: argparse.Namespace) -> int:
     screen, began, out = Screen(), time.monotonic(), Path(options.out)
     for name in (TRACE, PICTURE):
-        files.claim(out / name)
+        _files.claim(out / name)
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     epoch = len(digits.labels) // BATCH
@@ -613,16 +613,6 @@ def launched() -> bool:
     return any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
 
 
-def world() -> dist.Group:
-    """The group of the processes that mpiexec or torchrun started."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        import torch.distributed
-
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo")
-    return dist.group()
-
-
 def train_ranks(options: argparse.Namespace) -> int:
     """Train on 1, 2, 4 .. ranks and compare; under mpiexec or torchrun, on 1 rank and on all."""
     alone = {"--graph": options.graph, "--leave-out": options.leave_out}
@@ -633,7 +623,12 @@ def train_ranks(options: argparse.Namespace) -> int:
             return 2
     screen = Screen()
     if launched():
-        group = world()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            import torch.distributed
+
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo")
+        group = dist.group()
         if group.size > PARTS:
             raise SystemExit(f"fanin demo: {group.size} ranks: a step has {PARTS} micro-batches to deal out")
         found = {f"{group.size} ranks, {group.name}": train_rank(group, options)}
@@ -650,11 +645,6 @@ def train_ranks(options: argparse.Namespace) -> int:
                     screen.say(f"fanin demo: rank {rank} of {n} ended with other weights than rank 0", style="red")
                     return 1
             found[f"{n} rank{'s' * (n > 1)}, threads"] = results[0]
-    return compare(screen, found)
-
-
-def compare(screen: Screen, found: dict[str, Trained]) -> int:
-    """Print the table; 0 if every number of ranks gave the same bits."""
     rows = [(name, f"{result.digest}  accuracy {result.accuracy:.1%}") for name, result in found.items()]
     first = next(iter(found.values()))
     screen.say(f"the weights' digest after training on digits in {PARTS} micro-batches a step, order by key")
@@ -703,39 +693,20 @@ def rate(text: str) -> float:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--epochs", metavar="N", type=positive, default=EPOCHS, help=f"how often each digit is used (default: {EPOCHS})"
-    )
-    parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
-    parser.add_argument(
-        "--checks", metavar="N", type=positive, help="on how many steps gradients are checked (default: 12)"
-    )
-    parser.add_argument(
-        "--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)"
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="of the digits' order, the parameters and the machine (default: 0)",
-    )
-    parser.add_argument("--cpu", action="store_true", help="on the CPU instead of the simulated devices")
-    parser.add_argument(
-        "--graph",
-        action="store_true",
-        help="on the CPU, each step recorded once and replayed, beside the step as it is",
-    )
-    parser.add_argument(
-        "--ranks", metavar="N", type=ranks, help="on the CPU on 1, 2, .. N ranks (at most 8), each a thread"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where trace and picture go (default: here)")
-    parser.add_argument(
-        "--leave-out",
-        metavar="WORD",
-        action="append",
-        help="leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)",
-    )
+    add, often = parser.add_argument, f"how often each digit is used (default: {EPOCHS})"
+    add("--epochs", metavar="N", type=positive, default=EPOCHS, help=often)
+    add("--steps", metavar="N", type=positive, help="train for so many steps instead")
+    add("--checks", metavar="N", type=positive, help="on how many steps gradients are checked (default: 12)")
+    add("--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)")
+    seed = "of the digits' order, the parameters and the machine (default: 0)"
+    add("--seed", metavar="N", type=natural, default=0, help=seed)
+    add("--cpu", action="store_true", help="on the CPU instead of the simulated devices")
+    graph = "on the CPU, each step recorded once and replayed, beside the step as it is"
+    add("--graph", action="store_true", help=graph)
+    add("--ranks", metavar="N", type=ranks, help="on the CPU on 1, 2, .. N ranks (at most 8), each a thread")
+    add("--out", metavar="DIR", help="where trace and picture go (default: here)")
+    word = "leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)"
+    add("--leave-out", metavar="WORD", action="append", help=word)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -743,10 +714,8 @@ def run(options: argparse.Namespace) -> int:
         import sklearn.datasets
         from threadpoolctl import threadpool_limits
     except ImportError as e:
-        print(
-            f'fanin demo: it needs scikit-learn\'s digits ({e}); install them by: pip install "fanin[demo]"',
-            file=sys.stderr,
-        )
+        needs = f"it needs scikit-learn's digits ({e}); install them by"
+        print(f'fanin demo: {needs}: pip install "fanin[demo]"', file=sys.stderr)
         return 2
     del sklearn
     with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs

@@ -66,12 +66,3 @@ class Tally:
         self.messages_between += len(between) - between.count(0)
         self.bytes_between += sum(between)
         self.wait_ns += (end_ns - begin_ns) * header
-
-    def summed(self, begin_ns: int, end_ns: int) -> None:
-        """Count a sum whose data travelled between these times."""
-        self.sums += 1
-        self.data_ns += end_ns - begin_ns
-
-    def passed(self, travels: Sequence[tuple[int, int]], pass_end_ns: int) -> None:
-        """Count the part of a pass's sums that travelled before it ended."""
-        self.hidden_ns += sum(max(0, min(end, pass_end_ns) - begin) for begin, end in travels)

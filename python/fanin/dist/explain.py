@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from fanin._words import counted, size
@@ -29,7 +30,14 @@ def explain(
     for i, segment in enumerate(layout.segments):
         places = [p for p in segment.places if only in (None, p.leaf)]
         if places:
-            lines += owners(segment, layout, only)
+            low, high = (places[0].start, places[0].stop) if only is not None else (0, segment.size)
+            begin = segment.dtype if only is None else f"{layout.leaves[only].name}, {segment.dtype}"
+            parts = []
+            for r, (a, b) in enumerate(itertools.pairwise(segment.bounds)):
+                a, b = max(a, low) - low, min(b, high) - low
+                if a < b:
+                    parts.append(f"rank {r} owns elements {a} to {b - 1}")
+            lines.append(f"{begin}: {listed(parts) or 'no elements'} (N1).")
             lines += terms(i, segment, options, headers, group)
     if headers and only is not None:
         without = [str(r) for r, h in enumerate(headers) if not int(h["has"], 16) >> only & 1]
@@ -39,22 +47,19 @@ def explain(
         lines.append("No sum of it was made yet: which ranks have terms is not known.")
     if options.scale is not None:
         lines.append(f"The owner multiplies the sum by {options.scale} before it rounds (N5).")
-    return "\n".join([*lines, answer(layout, options, group)])
-
-
-def owners(segment: Segment, layout: Layout, only: int | None) -> list[str]:
-    """Which rank owns which elements."""
-    low, high = 0, segment.size
-    begin = f"{segment.dtype}"
-    if only is not None:
-        low, high = next((p.start, p.stop) for p in segment.places if p.leaf == only)
-        begin = f"{layout.leaves[only].name}, {segment.dtype}"
-    parts = []
-    for r, (a, b) in enumerate(zip(segment.bounds, segment.bounds[1:], strict=False)):
-        a, b = max(a, low) - low, min(b, high) - low
-        if a < b:
-            parts.append(f"rank {r} owns elements {a} to {b - 1}")
-    return [f"{begin}: {listed(parts) or 'no elements'} (N1)."]
+    rank = group.rank
+    own = size(sum(s.itemsize * (s.bounds[rank + 1] - s.bounds[rank]) for s in layout.segments))
+    dtypes = listed(s.dtype for s in layout.segments)
+    if options.into == "shard":
+        lines.append(f'into="shard": each owner keeps its part; this rank {own} (N6).')
+    elif options.into == "all":
+        way = "all ranks"
+        if any(len(levels_for(group, s, options)) > 1 for s in layout.segments):
+            way = "a rank of every node, and these to all ranks of their nodes"
+        lines.append(f"Each owner sends its part of the sum to {way}, as {dtypes}; this rank {own} to each (N6).")
+    else:
+        lines.append(f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6).")
+    return "\n".join(lines)
 
 
 def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] | None, group: Group) -> list[str]:
@@ -94,41 +99,17 @@ def terms(i: int, segment: Segment, options: Options, headers: Sequence[Header] 
     wide = accumulation(segment.dtype)
     if order == "key":
         if headers:
-            keys = in_order(headers)
-            lines.append(f"The owner folds from the left, in {wide}: {listed(keys)} (N2).")
+            every = [(k, r) for r, h in enumerate(headers) for k in h["keys"]]
+            if any(k is None for k, _ in every):
+                every = [(n, r) for n, (_, r) in enumerate(every)]
+            keys = listed(f"key {k} of rank {r}" for k, r in sorted(every))
+            lines.append(f"The owner folds from the left, in {wide}: {keys} (N2).")
         wire = segment.dtype
     else:
         lines.append(f"Each rank folds its terms in {wide}; the owner folds the ranks' sums in their order (N4).")
-        wire, mine = (wire_of(segment, counts), min(mine, 1)) if counts else (wide, mine)
+        wire = wide if not counts or max(counts) > 1 else segment.dtype  # terms that need no fold travel as they are
+        mine = min(mine, 1)
     if headers:
         n = away * itemsize(wire) * mine
         lines.append(f"This rank sent {wire} to owners: {size(n)}.")
     return lines
-
-
-def wire_of(segment: Segment, counts: Sequence[int]) -> str:
-    """The dtype in which ranks' sums travel; terms that need no fold travel as they are."""
-    return accumulation(segment.dtype) if max(counts) > 1 else segment.dtype
-
-
-def in_order(headers: Sequence[Header]) -> list[str]:
-    """The terms in the order of the fold."""
-    every = [(k, r) for r, h in enumerate(headers) for k in h["keys"]]
-    if any(k is None for k, _ in every):
-        every = [(n, r) for n, (_, r) in enumerate(every)]
-    return [f"key {k} of rank {r}" for k, r in sorted(every)]
-
-
-def answer(layout: Layout, options: Options, group: Group) -> str:
-    """Which ranks get the sum."""
-    rank = group.rank
-    own = sum(s.itemsize * (s.bounds[rank + 1] - s.bounds[rank]) for s in layout.segments)
-    dtypes = listed(s.dtype for s in layout.segments)
-    if options.into == "shard":
-        return f'into="shard": each owner keeps its part; this rank {size(own)} (N6).'
-    if options.into == "all":
-        way = "all ranks"
-        if any(len(levels_for(group, s, options)) > 1 for s in layout.segments):
-            way = "a rank of every node, and these to all ranks of their nodes"
-        return f"Each owner sends its part of the sum to {way}, as {dtypes}; this rank {size(own)} to each (N6)."
-    return f"Each owner sends its part of the sum to rank {options.into}, as {dtypes} (N6)."

@@ -9,9 +9,9 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from fanin import _core
@@ -19,7 +19,7 @@ from fanin._words import type_of
 from fanin.errors import PeerError
 
 from .counters import GroupCounters, Tally
-from .engine import Engine, Pending
+from .engine import Engine
 from .layout import digest, levels_of
 
 #: Bytes of the first message of a header; longer ones send the rest in a second.
@@ -133,9 +133,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         self.close(f"failed: {kind.__name__}: {error}" if kind else "was closed by this rank")
 
     def close(self, reason: str = "was closed by this rank") -> None:
@@ -145,16 +143,12 @@ class Group:
         (None, 'it was closed by this rank')
         """
         if self._closed is None and self._process == os.getpid():
-            self._end(f"it {reason}")
+            self._closed = f"it {reason}"
             self._engine.close()
-
-    def _end(self, reason: str) -> None:
-        if self._closed is None:
-            self._closed = reason
 
     def abort(self, reason: str) -> None:
         """Close the group because of an error, and end the other ranks' waits as far as the engine can."""
-        self._end(reason)
+        self._closed = self._closed or reason
         self._engine.abort(reason)
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -177,16 +171,12 @@ class Group:
             raise RuntimeError(f"{name}: another thread uses the group {self.name}: expected one thread at a time")
         _here.inside = self
         try:
-            self.check_open(name)
+            if self._closed is not None:
+                raise RuntimeError(f"{name}: the group {self.name} is closed: {self._closed}")
             yield
         finally:
             _here.inside = None
             self._busy.release()
-
-    def check_open(self, name: str) -> None:
-        """Raise RuntimeError if the group is closed."""
-        if self._closed is not None:
-            raise RuntimeError(f"{name}: the group {self.name} is closed: {self._closed}")
 
     @contextmanager
     def call(self, name: str, timeout: float | None) -> Iterator[Call]:
@@ -251,13 +241,12 @@ class Call:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> Literal[False]:
         if error is None:
             self._summed()
             if self.data_ns[0]:
-                self.group._tally.summed(*self.data_ns)
+                self.group._tally.sums += 1
+                self.group._tally.data_ns += self.data_ns[1] - self.data_ns[0]
         elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
@@ -278,10 +267,14 @@ class Call:
     def where(self) -> str:
         return f"{self.name}, pass {self.at['pass']}, bucket {self.at['bucket']}"
 
-    def wait(self, pending: Pending[Any]) -> Any:
-        """The result of an operation; a PeerError that closes the group if it does not come."""
+    def start(self, operation: str, *args: Any, step: str = "headers") -> Any:
+        """The result of an engine's operation; a PeerError that closes the group if it does not come. `step`: its name
+        in traces. After one "to .." terms are summed.
+        """
+        self._summed()
+        begin, engine = time.monotonic_ns(), self.group._engine
         try:
-            return pending.wait(self.timeout)
+            result = getattr(engine, operation)(*args).wait(self.timeout)
         except TimeoutError as e:
             reason = f"{e} within {self.timeout:g} s" if str(e) else f"no answer within {self.timeout:g} s"
             self.group.abort(reason)
@@ -295,16 +288,6 @@ class Call:
         except BaseException as e:
             self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
             raise
-
-    def start(self, operation: str, *args: Any, step: str = "headers") -> Any:
-        """The result of an engine's operation; `step`: its name in traces. After one "to .." terms are summed."""
-        self._summed()
-        begin, engine = time.monotonic_ns(), self.group._engine
-        try:
-            pending = getattr(engine, operation)(*args)
-        except Exception as e:
-            pending = _Failed(e)
-        result = self.wait(pending)
         end, header = time.monotonic_ns(), operation == "exchange"
         sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
         sends[engine.rank] = 0
@@ -362,30 +345,18 @@ class Call:
 
     def compare(self, headers: list[Header], parts: list[list[str]]) -> None:
         """Raise an error on every rank if digests differ, with the first part that does: [leaf, description]."""
-        if all(h["digest"] == headers[0]["digest"] for h in headers):
+        rank = next((r for r, h in enumerate(headers) if h["digest"] != headers[0]["digest"]), None)
+        if rank is None:
             return
-        for rank, (h, first) in enumerate((h, headers[0]) for h in headers):
-            if h["digest"] != first["digest"]:
-                every = self._exchange({"parts": parts})
-                mine, other = every[0]["parts"], every[rank]["parts"]
-                for i in range(max(len(mine), len(other))):
-                    a = mine[i] if i < len(mine) else ["", "nothing"]
-                    b = other[i] if i < len(other) else [a[0], "nothing"]
-                    if a != b:
-                        leaf = b[0] or a[0]
-                        a_text, b_text = (f"{n}: {t}" if n else t for n, t in ((a[0] or leaf, a[1]), b))
-                        raise self.refuse(f"rank {rank} has {b_text}; rank 0 has {a_text}", rank, leaf or None)
+        every = self._exchange({"parts": parts})
+        for a, b in itertools.zip_longest(every[0]["parts"], every[rank]["parts"]):
+            a = a or ["", "nothing"]
+            b = b or [a[0], "nothing"]
+            if a != b:
+                leaf = b[0] or a[0]
+                a_text, b_text = (f"{n}: {t}" if n else t for n, t in ((a[0] or leaf, a[1]), b))
+                raise self.refuse(f"rank {rank} has {b_text}; rank 0 has {a_text}", rank, leaf or None)
         raise AssertionError("digests differ, and no part does")
-
-
-class _Failed:
-    """An operation that failed as it was started."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def wait(self, timeout: float) -> Any:
-        raise self.error
 
 
 def failure_of(error: BaseException) -> Header:
@@ -397,10 +368,15 @@ def failure_of(error: BaseException) -> Header:
 
 
 class _Known:
-    """A communicator, which stays alive, and its group. The lock: one thread at a time makes the group."""
+    """A communicator and its group. The lock: one thread at a time makes the group."""
 
     def __init__(self, x: object) -> None:
-        self.x, self.lock = x, threading.Lock()
+        number = id(x)
+        try:  # a reference to a process group that was destroyed would keep its threads until Python ends
+            self.x: object = weakref.ref(x, lambda _: _known.pop(number, None))
+        except TypeError:
+            self.x = x
+        self.lock = threading.Lock()
         self.group: Group | None = None
 
 
@@ -460,45 +436,39 @@ def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
-        x = _world()
+        torch = sys.modules.get("torch.distributed")
+        if torch is not None and torch.is_available() and torch.is_initialized():
+            x = torch.group.WORLD
+    if x is None:
+        try:
+            from mpi4py import MPI
+        except ImportError:
+            raise RuntimeError(
+                "group: expected torch.distributed to be initialised, or mpi4py (pip install 'fanin[mpi]'), or a group"
+                " by fanin.dist.threads; found none"
+            ) from None
+        x = MPI.COMM_WORLD
     if isinstance(x, Group):
         return x
     known = _known.setdefault(id(x), _Known(x))
     with known.lock:
-        if known.group is None or known.group.closed is not None:
-            engine = _engine_of(x)
-            known.group = engine if isinstance(engine, Group) else Group(engine)
+        if known.group is not None and known.group.closed is None:
+            return known.group
+        module, engine = type(x).__module__.partition(".")[0], None
+        if callable(offer := getattr(x, "__fanin_group__", None)):
+            engine = offer()
+        elif module == "mpi4py":
+            from .mpi import MPIEngine
+
+            engine = MPIEngine(x)
+        elif module == "torch" and "torch.distributed" in sys.modules:
+            from .processes import TorchEngine
+
+            engine = TorchEngine(x)
+        else:
+            raise TypeError(
+                "group: expected an mpi4py communicator, a torch.distributed ProcessGroup or an object with"
+                f" __fanin_group__, got {type_of(x)}"
+            )
+        known.group = engine if isinstance(engine, Group) else Group(engine)
         return known.group
-
-
-def _world() -> object:
-    torch = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        return torch.group.WORLD
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        raise RuntimeError(
-            "group: expected torch.distributed to be initialised, or mpi4py (pip install 'fanin[mpi]'), or a group by"
-            " fanin.dist.threads; found none"
-        ) from None
-    return MPI.COMM_WORLD
-
-
-def _engine_of(x: object) -> Any:
-    offer = getattr(x, "__fanin_group__", None)
-    if callable(offer):
-        return offer()
-    module = type(x).__module__.partition(".")[0]
-    if module == "mpi4py":
-        from .mpi import MPIEngine
-
-        return MPIEngine(x)
-    if module == "torch" and "torch.distributed" in sys.modules:
-        from .processes import TorchEngine
-
-        return TorchEngine(x)
-    raise TypeError(
-        f"group: expected an mpi4py communicator, a torch.distributed ProcessGroup or an object with __fanin_group__,"
-        f" got {type_of(x)}"
-    )

@@ -15,19 +15,6 @@ _CHUNK = 1 << 16  # elements that are squared at once
 _SMALL, _LARGE = 2.0**-400, 2.0**500  # squares of float64 between these are exact as two float64
 
 
-def _doubles(x: Any) -> NDArray:
-    """The real numbers of an array as float64, which has them all."""
-    if not isinstance(x, np.ndarray):
-        import torch
-
-        t = x.detach().cpu()
-        x = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double().numpy()
-    flat = np.ascontiguousarray(x).reshape(-1)
-    if flat.dtype.kind == "c":
-        flat = flat.view(flat.real.dtype)
-    return flat.astype(np.float64)
-
-
 def _integer(values: NDArray) -> tuple[int, int]:
     """The exact sum of finite float64 as (n, e): n * 2**e."""
     m, e = np.frexp(values)
@@ -51,7 +38,15 @@ class Squares:
     def add(self, x: Any) -> None:
         """Add the squares of the elements of an array; |z|^2 for complex ones."""
         wide = str(x.dtype).rpartition(".")[2] in ("float64", "complex128")
-        flat = _doubles(x)
+        if not isinstance(x, np.ndarray):
+            import torch
+
+            t = x.detach().cpu()
+            x = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double().numpy()
+        flat = np.ascontiguousarray(x).reshape(-1)
+        if flat.dtype.kind == "c":
+            flat = flat.view(flat.real.dtype)
+        flat = flat.astype(np.float64)  # which has all values
         self.finite = self.finite and bool(np.isfinite(flat).all())
         for at in range(0, len(flat) if self.finite else 0, _CHUNK):
             v = flat[at : at + _CHUNK]

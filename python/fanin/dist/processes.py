@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -103,6 +105,21 @@ class _Notes:
             yield json.loads(self.store.get(f"fanin {self.read}"))
 
 
+_engines: weakref.WeakSet[TorchEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Drop process groups, so that their threads end before Python: a thread of Gloo drops the tensors of an operation
+    after the wait for it has returned, and aborts the process if Python ends meanwhile.
+    """
+    for engine in list(_engines):
+        pg, engine._pg, engine._ended = engine._pg, None, True
+        if dist.is_initialized() and engine.device.type == "cpu":
+            with suppress(RuntimeError, ValueError):  # it was destroyed before
+                dist.destroy_process_group(pg)
+
+
 class TorchEngine:
     """An engine over a process group with the same ranks, so that its messages mix with no others.
 
@@ -129,6 +146,7 @@ class TorchEngine:
         self.met, self.since = 0, 0.0  #: headers that all ranks have sent, and the time of the last one
         self._gone: dict[int, tuple[int, str]] = {}  #: how many headers ranks had met as they ended, and why
         self._here: set[int] = set()  #: ranks that wait, as they have answered a roll call
+        _engines.add(self)
 
     def check(self) -> None:
         """Raise if this rank has ended its operations, or another has before it sent the next header; answer calls."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial, reduce
 from typing import Any, Literal, Self
 
@@ -28,6 +29,9 @@ from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
 from .sums import Into, Options, Order, Sent, Term
+
+#: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
+_inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 
 
 class _Bucket:
@@ -218,7 +222,7 @@ class Reducer:
         self.missing = missing
         self.detect = detect
         self._count_bad = stats
-        self._bad: BadTerm | None = None  #: of the last pass
+        self._bad: BadTerm | None = None  #: of the last pass: the first by key, or by rank and contribution; then leaf
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
@@ -229,7 +233,24 @@ class Reducer:
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
-        self._buckets = self._divide(bucket_bytes)
+        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
+        groups: list[list[int]] = []
+        room = 0
+        for i in range(len(specs) - 1, -1, -1):
+            n = specs[i].size * itemsize(specs[i].dtype)
+            if not groups or n > room:
+                groups.append([])
+                room = bucket_bytes
+            groups[-1].append(i)
+            room -= n
+        self._buckets = made = [
+            _Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)
+        ]
+        for bucket in made:
+            self._options.check_dtypes(bucket.layout, "Reducer")
+        self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
+        self._parts += [part for bucket in made for part in bucket.layout.parts]
+        self._digest = digest(self._parts)
         takers = {i: (partial(self._put, b, k), b, k) for b in self._buckets for k, i in enumerate(b.indices)}
         self._takers = [(leaf, *takers[i]) for i, leaf in enumerate(self.leaves)]
         #: On a rank alone the only contribution is the sum: a gradient is not copied if nothing else has it. An exact
@@ -249,25 +270,6 @@ class Reducer:
         self._sender = ThreadPoolExecutor(1, "fanin.dist")
         self._open = ExitStack()
 
-    def _divide(self, bucket_bytes: int) -> list[_Bucket]:
-        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
-        groups: list[list[int]] = []
-        room = 0
-        for i in range(len(specs) - 1, -1, -1):
-            n = specs[i].size * itemsize(specs[i].dtype)
-            if not groups or n > room:
-                groups.append([])
-                room = bucket_bytes
-            groups[-1].append(i)
-            room -= n
-        made = [_Bucket(b, g, Layout([specs[i] for i in g], self.group.size)) for b, g in enumerate(groups)]
-        for bucket in made:
-            self._options.check_dtypes(bucket.layout, "Reducer")
-        self._parts = [["", f"{self._options.text}, missing={self.missing!r}, {len(made)} buckets"]]
-        self._parts += [part for bucket in made for part in bucket.layout.parts]
-        self._digest = digest(self._parts)
-        return made
-
     def at(self, key: int | None) -> Self:
         """Set the key of the next pass's contribution (order="key"), and return the reducer."""
         self._key = None if key is None else sums.check_keys([key], 1)[0]
@@ -284,14 +286,15 @@ class Reducer:
                     " summed over ranks: make the reducer anew"
                 )
         diverted: list[Any] = []
+        collectors = []
 
         def undo() -> None:
+            with self._lock:
+                self._takes = False
             for leaf in diverted:
                 _core.leaf_divert(leaf, None, None, 0)
 
         self._open.callback(undo)
-        collectors = []
-        self._open.callback(self._stop)
         self._takes = True
         for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
@@ -305,20 +308,21 @@ class Reducer:
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
 
-    def _stop(self) -> None:
-        with self._lock:
-            self._takes = False
+    def _refuse_others(self, bucket: _Bucket, i: int) -> None:
+        if not self._takes or (self._passing and _inside.get() is not self):
+            when = "during a pass with reducer=" if self._takes else "after the end"
+            raise RuntimeError(
+                f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
+                " thread before"
+            )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         nonfinite = 0
+        self._refuse_others(bucket, i)
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient)
         with self._lock:
-            if not self._takes:
-                raise RuntimeError(
-                    f"Reducer: {bucket.layout.leaves[i].name} got a gradient after the end, of a pass in another"
-                    " thread: join the thread before"
-                )
+            self._refuse_others(bucket, i)  # again: the pass may have begun while this thread waited
             if self._taking is not None:
                 if self._each and self._key is None and bucket.has[i]:
                     self._contribute(bucket)
@@ -348,6 +352,12 @@ class Reducer:
             bucket.settle(self._options.order)
             bucket.start()
 
+    def _contribute_all(self, key: int | None) -> None:
+        """.. of all buckets; the next one has this key."""
+        for bucket in self._buckets:
+            self._contribute(bucket)
+        self._key = key
+
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
@@ -372,20 +382,15 @@ class Reducer:
         number = self._key if key is None else self.at(key)._key
         self._key = None
         with self.group.entered("Reducer.accumulate"):
-            failed: BaseException | None = None
             try:
                 with self._open:
                     self._divert()
                     yield
                 self._key = number
-                for bucket in self._buckets:
-                    self._contribute(bucket)
-                self._key = None
+                self._contribute_all(None)
             except BaseException as e:
-                failed = e
-            if failed is not None:
-                self._fail(failed)
-                raise failed
+                self._fail(e)
+                raise
 
     def _fail(self, error: BaseException) -> None:
         """End the pass of every rank with this rank's error."""
@@ -411,6 +416,9 @@ class Reducer:
         """Begin a pass over tensors (fanin.torch.backward), or over leaves of fanin."""
         pass_ = ExitStack()
         pass_.enter_context(self.group.entered("backward"))
+        pass_.callback(_inside.set, None)
+        _inside.set(self)
+        self._passing = True
         try:
             self._divert()
         except BaseException as e:
@@ -421,7 +429,7 @@ class Reducer:
         self._pass = pass_
         self.group._passes += 1
         self._turn += 1
-        self._passing, self._over_tensors = True, tensors
+        self._over_tensors = tensors
         self._travels: list[tuple[int, int]] = []
         rings, number = [] if here.spawn else beside(), self.group._passes
 
@@ -455,13 +463,9 @@ class Reducer:
         if self._options.into == "shard":
             self.shards = made
             return
-        self._accumulate(made)
-
-    def _accumulate(self, made: list[Any]) -> None:
-        """Add the sums to .grad. A hook that raises keeps no other leaf from its sum."""
         errors: list[BaseException] = []
         for i, leaf in enumerate(self.leaves):
-            try:
+            try:  # a hook that raises keeps no other leaf from its sum
                 if isinstance(leaf, _core.Leaf) and made[i] is not None:
                     _core.leaf_accumulate(leaf, made, i)
                 elif made[i] is not None:
@@ -491,9 +495,33 @@ class Reducer:
                 raise self._failed
         if error is not None:
             raise error
-        self.group._tally.passed(self._travels, ended)
-        self._bad = self._first_bad()
-        return self._results()
+        self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
+        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        for bucket in self._buckets:
+            for rank, h in enumerate(bucket.headers or ()):
+                if h["bad"]:
+                    place, i, elements = h["bad"]
+                    key = h["keys"][place]
+                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
+                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
+        self._bad = min(found, key=operator.itemgetter(0))[1] if found else None
+        made: list[Any] = [None] * len(self.leaves)
+        for bucket in self._buckets:
+            flats, layout = bucket.total, bucket.layout
+            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
+                continue
+            like = [self.leaves[i].array for i in bucket.indices]
+            if self._options.into == "shard":
+                pieces = layout.shards(flats, self.group.rank, like)
+            else:
+                pieces = layout.unflatten(flats, like)
+                for i, gradient in bucket.kept.items():
+                    pieces[i] = gradient
+            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
+            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
+                if has == "1":
+                    made[index] = piece
+        return made
 
     def _check_reached(self) -> None:
         """At the end of a pass: ValueError if no leaf has a gradient, or if one without is not of the pass's kind."""
@@ -545,9 +573,7 @@ class Reducer:
         """The gradients that come next have this key."""
         number = sums.check_keys([key], 1)[0]
         with self._lock:
-            for bucket in self._buckets:
-                self._contribute(bucket)
-            self._key = number
+            self._contribute_all(number)
 
     def _drop(self) -> None:
         """End without a sum: the other ranks wait until their time limit."""
@@ -562,9 +588,7 @@ class Reducer:
         except RuntimeError as e:  # .grad was set in the block
             failed = error or e
         if failed is None:
-            for bucket in self._buckets:
-                self._contribute(bucket)
-            self._key = None
+            self._contribute_all(None)
             self._begin(tensors=True)
             self._end(None)
             return
@@ -585,38 +609,19 @@ class Reducer:
             if bucket.closed.value < self._turn:
                 bucket.closed.advance()
 
-    def _results(self) -> list[Any]:
-        made: list[Any] = [None] * len(self.leaves)
-        for bucket in self._buckets:
-            flats, layout = bucket.total, bucket.layout
-            if flats is None or self._options.into not in ("all", "shard", self.group.rank):
-                continue
-            like = [self.leaves[i].array for i in bucket.indices]
-            if self._options.into == "shard":
-                pieces = layout.shards(flats, self.group.rank, like)
-            else:
-                pieces = layout.unflatten(flats, like)
-                for i, gradient in bucket.kept.items():
-                    pieces[i] = gradient
-            anywhere = f"{bucket.anywhere:b}"[::-1].ljust(len(bucket.indices), "0")
-            for index, piece, has in zip(bucket.indices, pieces, anywhere, strict=True):
-                if has == "1":
-                    made[index] = piece
-        return made
-
     # ---- on the sending thread
 
     def _send(self, number: int) -> None:
         """Sum all buckets, in their order on every rank; then agree that no rank failed."""
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with self._call(number, bucket.number) as call:
+            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
             self._travels.append(call.data_ns)
         failed = self._until(None)
-        with self._call(number, len(self._buckets)) as call:
+        with Call(self.group, self._name, number, len(self._buckets), self._timeout) as call:
             call.title = "pass end"
             call.meet({}, failure=None if failed is None else failure_of(failed))
 
@@ -625,9 +630,6 @@ class Reducer:
         (self._ended if bucket is None else bucket.closed).wait(self._turn)
         return self._error if self._ended.value >= self._turn else None
 
-    def _call(self, number: int, bucket: int) -> Call:
-        return Call(self.group, self._name, number, bucket, self._timeout)
-
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
         alone = self._keeps and not bucket.terms
@@ -635,15 +637,12 @@ class Reducer:
             bucket.finish(self._key, alone)
         sent = bucket.sent(self.group, self._options)
         call.trace("pack", begin)
-        mine = 0
-        for mask in bucket.masks:
-            mine |= mask
-        headers = call.meet({**sent.header, "has": f"{mine:x}", "bad": bucket.bad}, digest=self._digest)
+        mine = f"{reduce(operator.or_, bucket.masks, 0):x}"
+        headers = call.meet({**sent.header, "has": mine, "bad": bucket.bad}, digest=self._digest)
         call.compare(headers, self._parts)
         bucket.headers = headers
         has = [int(h["has"], 16) for h in headers]
-        for mask in has:
-            bucket.anywhere |= mask
+        bucket.anywhere = reduce(operator.or_, has)
         lacking = bucket.anywhere & ~reduce(operator.and_, has)
         if self.missing == "error" and lacking:
             i = (lacking & -lacking).bit_length() - 1
@@ -662,18 +661,6 @@ class Reducer:
             bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run()
 
     # ---- what is known of the sums
-
-    def _first_bad(self) -> BadTerm | None:
-        """Of the last pass: by key, or without keys by rank and contribution; then by leaf."""
-        found: list[tuple[tuple[int, ...], BadTerm]] = []
-        for bucket in self._buckets:
-            for rank, h in enumerate(bucket.headers or ()):
-                if h["bad"]:
-                    place, i, elements = h["bad"]
-                    key = h["keys"][place]
-                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
-                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
-        return min(found, key=lambda one: one[0])[1] if found else None
 
     def explain(self, which: Any) -> str:
         """Sentences, with the numbers of the rules, about a bucket: who owns its elements, whose terms are summed in

@@ -339,7 +339,12 @@ class Sum:
             if level is not levels[0]:
                 messages = partial.pack(level, self.rank, received=True)
                 packed, brings = [True] * self.size, self.of_nodes(brings)
-                room = self.exchange_sizes(level, messages, brings, shards[self.rank] > 0)
+                # The sizes of the messages are known after the level before, so headers do not have them.
+                each = [(r, m) for r, m in zip(level.team, messages, strict=True) if brings[self.rank] and len(m)]
+                sizes_out = {r: np.array([len(m)], "<i8").view(np.uint8) for r, m in each}
+                sizes_in = {r: np.zeros(8, np.uint8) for r in level.team if brings[r] and shards[self.rank]}
+                self.travel(sizes_out, sizes_in, "sizes")
+                room = {r: int(n.view("<i8")[0]) for r, n in sizes_in.items()}
             receives = {r: _core.message_new(n if r != self.rank else 0) for r, n in room.items()}
             sends = dict(zip(level.team, messages, strict=True)) if brings[self.rank] else {}
             self.travel(sends, receives, "to owners" if level is levels[-1] else "to node")
@@ -360,21 +365,6 @@ class Sum:
         nodes = self.call.group.nodes
         busy = {node for node, one in zip(nodes, brings, strict=True) if one}
         return [node in busy for node in nodes]
-
-    def exchange_sizes(
-        self, level: Level, messages: Sequence[NDArray], brings: Sequence[bool], owns: bool
-    ) -> dict[int, int]:
-        """The bytes of the messages to this rank from those of its team that bring something: they are known after the
-        level before, so headers do not have them.
-        """
-        sends = {
-            r: np.array([len(m)], "<i8").view(np.uint8)
-            for r, m in zip(level.team, messages, strict=True)
-            if brings[self.rank] and len(m)
-        }
-        receives = {r: np.zeros(8, np.uint8) for r in level.team if brings[r] and owns}
-        self.travel(sends, receives, "sizes")
-        return {r: int(n.view("<i8")[0]) for r, n in receives.items()}
 
     def fold(self, i: int, segment: Segment, own: NDArray, levels: Sequence[Level]) -> None:
         counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
@@ -435,20 +425,6 @@ def check_keys(keys: Iterable[int], n: int) -> list[int]:
     return made
 
 
-def _one_leaf(arrays: Sequence[Any]) -> Leaf | None:
-    """The leaf of arrays of one shape and dtype; None without arrays."""
-    leaf = None
-    for i, x in enumerate(arrays):
-        one = leaf_of(x, f"arrays[{i}]")._replace(name="")
-        if leaf is not None and one != leaf:
-            raise ValueError(
-                f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got {one.dtype} of"
-                f" shape {one.shape}"
-            )
-        leaf = one
-    return leaf
-
-
 def add_n(
     arrays: Iterable[Any],
     group: object = None,
@@ -505,7 +481,15 @@ def add_n(
         given = list(arrays)
         numbers = None if keys is None else check_keys(keys, len(given))
         present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
-        leaf = _one_leaf([x for _, x in present])
+        leaf = None
+        for i, (_, x) in enumerate(present):
+            one = leaf_of(x, f"arrays[{i}]")._replace(name="")
+            leaf = leaf or one
+            if one != leaf:
+                raise ValueError(
+                    f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got"
+                    f" {one.dtype} of shape {one.shape}"
+                )
         layout = None if leaf is None else Layout([leaf], ranks.size)
         if layout:
             terms = [Term(layout.flatten([x]), key) for key, x in present]

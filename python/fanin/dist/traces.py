@@ -13,28 +13,12 @@ from fanin._trace.ranks import RanksTrace, packed, unpacked
 from fanin._trace.recording import Trace
 from fanin._words import type_of
 
-from .group import Call, Group
+from .group import Group
 from .group import group as group_of
 
 ROUNDS = 32  #: exchanges by which clocks are compared, at a time ..
 TIMES = 8  #: .. so many times, unless the error is small before
 SMALL = 50_000  #: ns
-
-
-def clocks(call: Call, into: int) -> tuple[list[int], list[int]]:
-    """The offsets of all clocks, and their errors, by the begins and ends of exchanges."""
-    every: list[NDArray] = []
-    while True:
-        mine = []
-        for _ in range(ROUNDS):
-            begin = time.monotonic_ns()
-            call.start("exchange", bytes(8), step="clocks")
-            mine.append((begin, time.monotonic_ns()))
-        frames = call.start("exchange", np.array(mine, "<i8").tobytes(), step="clocks")
-        every.append(np.array([np.frombuffer(f, "<i8").reshape(ROUNDS, 2) for f in frames]))
-        found, errors = offsets(np.concatenate(every, axis=1), into)
-        if max(errors) <= SMALL or len(every) == TIMES:  # all ranks have the same numbers
-            return found, errors
 
 
 def offsets(times: NDArray, into: int) -> tuple[list[int], list[int]]:
@@ -109,7 +93,17 @@ def gather_trace(
         data = np.frombuffer(zlib.compress(text.encode(), 1), np.uint8)
         headers = call.meet({"bytes": len(data)}, digest=str(into))
         call.compare(headers, [["", f"into={into}"]])
-        found, errors = clocks(call, into)
+        times: list[NDArray] = []
+        errors = [SMALL + 1]
+        while max(errors) > SMALL and len(times) < TIMES:  # all ranks have the same numbers
+            own = []
+            for _ in range(ROUNDS):
+                begin = time.monotonic_ns()
+                call.start("exchange", bytes(8), step="clocks")
+                own.append((begin, time.monotonic_ns()))
+            frames = call.start("exchange", np.array(own, "<i8").tobytes(), step="clocks")
+            times.append(np.array([np.frombuffer(f, "<i8").reshape(ROUNDS, 2) for f in frames]))
+            found, errors = offsets(np.concatenate(times, axis=1), into)
         mine, nothing = ranks.rank == into, data[:0]
         sends = [data if r == into and not mine else nothing for r in range(ranks.size)]
         got = [np.empty(h["bytes"] if mine and r != into else 0, np.uint8) for r, h in enumerate(headers)]

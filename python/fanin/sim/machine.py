@@ -10,15 +10,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Generic, NoReturn, Protocol, Self, TypeVar, cast, final, overload
+from typing import Generic, NoReturn, Self, TypeVar, cast, final, overload
 
 import numpy as np
 
 from .. import _core
 from .._array import ints
 from .._interop.classes import is_scipy
-from .._interop.protocols import DTypeLike
+from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
 from .._trace.recording import active
 from .._words import counted, type_of
@@ -26,12 +25,6 @@ from ..slots import Sparse
 
 Array = _core.Array
 T = TypeVar("T")
-
-
-class _SciPy(Protocol):
-    """A sparse array or matrix of SciPy."""
-
-    def tocoo(self) -> object: ...
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -135,12 +128,6 @@ class Thread(Generic[T_co]):
             self._machine._after_thread(self._actor)
         return ended
 
-    def _stack(self) -> str:
-        """Where it is now."""
-        frame = sys._current_frames().get(self._os.ident or -1)
-        lines = traceback.format_stack(frame) if frame else []
-        return f"host thread {self.name!r}:\n{''.join(lines)}" if lines else ""
-
     def __repr__(self) -> str:
         ended = self._look()
         state = "raised" if self._exception is not None else "ended" if ended else "not ended"
@@ -223,10 +210,8 @@ class Machine(_core.Machine):
     _here: threading.local  # .thread: the machine's thread that runs here
 
     def __repr__(self) -> str:
-        held = (
-            f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}, {counted(self.races, 'race')}"
-        )
-        return f"<fanin.sim.Machine: {held}, seed {self.seed}, {self.schedule}>"
+        held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}"
+        return f"<fanin.sim.Machine: {held}, {counted(self.races, 'race')}, seed {self.seed}, {self.schedule}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle or copy {self!r}")
@@ -237,9 +222,7 @@ class Machine(_core.Machine):
         self._enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         try:
             if kind is None and not self._dead:
                 self.synchronize()
@@ -290,7 +273,7 @@ class Machine(_core.Machine):
         return self._event(self._numbered(device))
 
     @overload
-    def array(self, value: Sparse | _SciPy, device: int = 0) -> Sparse: ...  # type: ignore[overload-overlap]
+    def array(self, value: Sparse | ScipySparse, device: int = 0) -> Sparse: ...  # type: ignore[overload-overlap]
     @overload
     def array(self, value: object, device: int = 0) -> Array: ...
     def array(self, value: object, device: int = 0) -> Array | Sparse:
@@ -488,7 +471,16 @@ class Machine(_core.Machine):
         waiting, self._waiting = self._waiting, []
         self._joining = True
         try:
-            self._start(waiting)
+            for i, thread in enumerate(waiting):
+                try:
+                    thread._os.start()
+                except BaseException:
+                    for other in waiting[i:]:
+                        self._thread_end(other._actor)
+                    self._give_up()
+                    self._join()  # so that the waiting threads end
+                    raise
+                self._started.append(thread)
             if self._started:
                 interruptible(self._join, self._watch())
         except BaseException as e:
@@ -516,7 +508,10 @@ class Machine(_core.Machine):
             if steps != seen:
                 began, seen = now, steps
             elif now - began > self._stuck_after:
-                stacks = "".join(thread._stack() for thread in self._started)
+                frames, stacks = sys._current_frames(), ""
+                for thread in self._started:
+                    if frame := frames.get(thread._os.ident or -1):
+                        stacks += f"host thread {thread.name!r}:\n{''.join(traceback.format_stack(frame))}"
                 actor = self._break("a host thread does not return from its step")
                 began = now
                 if actor >= 0:
@@ -528,18 +523,6 @@ class Machine(_core.Machine):
                     )
 
         return look
-
-    def _start(self, threads: list[Thread[object]]) -> None:
-        for i, thread in enumerate(threads):
-            try:
-                thread._os.start()
-            except BaseException:
-                for other in threads[i:]:
-                    self._thread_end(other._actor)
-                self._give_up()
-                self._join()  # so that the waiting threads end
-                raise
-            self._started.append(thread)
 
 
 def arrays_of(given: Sequence[Array], expected: str) -> tuple[Array, ...]:

@@ -57,13 +57,9 @@ class Report:
 
     def __repr__(self) -> str:
         orders = f"{counted(self.runs, 'order')}{'' if self.complete else ', not all'}"
-        found = [
-            counted(self.races, "race"),
-            counted(self.deadlocks, "deadlock"),
-            counted(self.errors, "error"),
-            counted(len(self.results), "result"),
-        ]
-        return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {self.outcome}>"
+        found = {"race": self.races, "deadlock": self.deadlocks, "error": self.errors, "result": len(self.results)}
+        words = ", ".join(counted(n, word) for word, n in found.items())
+        return f"<fanin.sim.Report {self.name!r}: {orders}, {words}, {self.outcome}>"
 
     @property
     def failed(self) -> bool:
@@ -239,42 +235,9 @@ class Search:
                 self.note(run)
         return _core.explore_state(self.orders)["complete"] and not self.stopped
 
-    def try_samples(self, samples: int, seed: int) -> None:
-        """Orders beyond the limit, drawn at random."""
-        while not self.stopped and self.found.sampled < samples:
-            _core.explore_sample(self.orders, seed * 1_000_003 + self.found.sampled)
-            _core.explore_begin(self.orders)
-            self.note(self.scene.run(self.orders))
-            self.found.sampled += 1
-
     def strayed(self) -> bool:
         """Whether the same order of threads led to another run."""
         return bool(_core.explore_state(self.orders)["strayed"])
-
-    def report(self, complete: bool, skipped: int, again: Callable[[str], object]) -> Report:
-        found, first = self.found, self.found.first_failure
-        return Report(
-            name=name_of(self.scene.scenario),
-            runs=found.runs,
-            complete=complete,
-            skipped=skipped,
-            repeats=not self.strayed(),
-            sampled=found.sampled,
-            races=found.races,
-            deadlocks=found.deadlocks,
-            errors=found.errors,
-            results=tuple(found.results.values()),
-            schedule=first.schedule if first else None,
-            error=first.error if first else None,
-            incomparable=found.incomparable,
-            run=again,
-        )
-
-
-def name_of(scenario: Scenario) -> str:
-    """The name of a function; of a partial one that of the function inside."""
-    name = getattr(scenario, "__name__", None)
-    return str(name or getattr(getattr(scenario, "func", None), "__name__", "scenario"))
 
 
 def explore(
@@ -353,9 +316,29 @@ def explore(
         search.found.results = found.results | search.found.results
         search.found.first_failure = search.found.first_failure or found.first_failure
     skipped = _core.explore_state(search.orders)["abandoned"]
-    if not complete:
-        search.try_samples(samples, seed)
-    return search.report(complete, skipped, lambda schedule: replay_scene(scene, schedule))
+    found = search.found
+    while not (complete or search.stopped) and found.sampled < samples:  # orders beyond the limit, drawn at random
+        _core.explore_sample(search.orders, seed * 1_000_003 + found.sampled)
+        _core.explore_begin(search.orders)
+        search.note(scene.run(search.orders))
+        found.sampled += 1
+    first, name = found.first_failure, getattr(scenario, "__name__", None)
+    return Report(
+        name=str(name or getattr(getattr(scenario, "func", None), "__name__", "scenario")),  # .func: of a partial one
+        runs=found.runs,
+        complete=complete,
+        skipped=skipped,
+        repeats=not search.strayed(),
+        sampled=found.sampled,
+        races=found.races,
+        deadlocks=found.deadlocks,
+        errors=found.errors,
+        results=tuple(found.results.values()),
+        schedule=first.schedule if first else None,
+        error=first.error if first else None,
+        incomparable=found.incomparable,
+        run=lambda schedule: replay_scene(scene, schedule),
+    )
 
 
 class ScheduleError(ValueError):
@@ -468,12 +451,10 @@ def scenario(fn: F | None = None, /, **options: object) -> F | Callable[[F], F]:
 
     `@scenario` alone, or with options of `explore`: `@scenario(limit=100)`.
     """
-
-    unknown = sorted(options.keys() - (explore.__kwdefaults__ or {}).keys())
+    known = explore.__kwdefaults__ or {}
+    unknown = sorted(options.keys() - known.keys())
     if unknown:
-        raise TypeError(
-            f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(explore.__kwdefaults__ or {})}"
-        )
+        raise TypeError(f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(known)}")
 
     def mark(f: F) -> F:
         if not callable(f) or not hasattr(f, "__dict__"):
