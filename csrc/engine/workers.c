@@ -165,23 +165,6 @@ static fan_task_group *group_at(const fan_task_workers *ws, uint32_t at)
     return ws->group_of && ws->group_of[at] ? &ws->groups[ws->group_of[at] - 1] : NULL;
 }
 
-/* group_begin: whether a node may run now; otherwise it waits for its group. */
-static bool group_begin(fan_backward *p, uint32_t at)
-{
-    fan_task_group *g = group_at(p->workers, at);
-    if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
-        if (g)
-            g->busy = true;
-        return true;
-    }
-    if (g->first == FAN_NOWHERE)
-        g->first = at;
-    else
-        p->nodes[g->last].after = at;
-    g->last = at;
-    return false;
-}
-
 /* pop: the next node of a queue that may run; FAN_NOWHERE: none. */
 static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
 {
@@ -199,8 +182,17 @@ static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
                 return at;
         }
         fan_ready_remove(&q->nodes, at);
-        if (group_begin(p, at))
+        fan_task_group *g = group_at(ws, at);
+        if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
+            if (g)
+                g->busy = true;
             return at;
+        }
+        if (g->first == FAN_NOWHERE) /* it waits for its group */
+            g->first = at;
+        else
+            p->nodes[g->last].after = at;
+        g->last = at;
     }
     return FAN_NOWHERE;
 }

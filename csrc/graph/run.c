@@ -107,27 +107,21 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, f
 
 /* ---- facts ---- */
 
-/* placement_of: of an operand that is an array. */
-static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fan_array *a)
-{
-    fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
-    if (role == FAN_TREE_ACCUMULATE)
-        return FAN_PLACE_ADD;
-    if (r->signature->demoted[i] || role == FAN_TREE_COPY)
-        return FAN_PLACE_COPY;
-    if (fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
-        return FAN_PLACE_POOL;
-    return role == FAN_TREE_STATIC ? FAN_PLACE_STATIC : FAN_PLACE_COPY;
-}
-
 /* place_operands: the placement and address of each operand. A replay writes without a check, so an operand that is
  * written must be writable here. */
 static fan_status place_operands(fan_tree_run *r, fan_error *err)
 {
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
-        fan_tree_placement placement = a ? placement_of(r, i, a) : FAN_PLACE_NONE;
-        if (placement == FAN_PLACE_ADD && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
+        fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
+        bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
+        fan_tree_placement placement = !a                                                  ? FAN_PLACE_NONE
+                                       : role == FAN_TREE_ACCUMULATE                       ? FAN_PLACE_ADD
+                                       : r->signature->demoted[i] || role == FAN_TREE_COPY ? FAN_PLACE_COPY
+                                       : ours                                              ? FAN_PLACE_POOL
+                                       : role == FAN_TREE_STATIC                           ? FAN_PLACE_STATIC
+                                                                                           : FAN_PLACE_COPY;
+        if (placement == FAN_PLACE_ADD && ours)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), but it is memory of the graph tree, which the "
                             "end of the step takes back: pass memory of your own",

@@ -341,25 +341,6 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     return 0;
 }
 
-/* replace_all: the gradients become the post-hook's result `to`, which it takes; `were`: those before. */
-static int replace_all(const node_object *self, PyObject *to, PyObject *were, void **gradients, uint32_t ngradients,
-                       char *produced)
-{
-    char name[128], who[192];
-    for (uint32_t k = 0; k < ngradients; k++) {
-        PyObject *was = gradients[k];
-        gradients[k] = NULL;
-        Py_XDECREF(was);
-    }
-    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
-    if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
-        return -1;
-    for (uint32_t k = 0; k < ngradients; k++)
-        if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
-            produced[k] = 1;
-    return 0;
-}
-
 /* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that it got. */
 static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
                            PyObject **were)
@@ -385,16 +366,26 @@ static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, v
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
+    char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        PyObject *were, *to;
-        to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
-        if (to == Py_None)
+        PyObject *were, *to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
+        bad = !to;
+        if (to == Py_None) {
             Py_DECREF(to);
-        else if (to)
-            bad = replace_all(self, to, were, gradients, ngradients,
-                              PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2)));
-        bad = bad || !to;
+        } else if (to) { /* the gradients become its result */
+            char *produced = PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2));
+            for (uint32_t k = 0; k < ngradients; k++) {
+                PyObject *was = gradients[k];
+                gradients[k] = NULL;
+                Py_XDECREF(was);
+            }
+            PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
+            bad = fan_gradients_of(to, &self->node, who, gradients, ngradients);
+            for (uint32_t k = 0; k < ngradients && !bad; k++)
+                if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
+                    produced[k] = 1;
+        }
         Py_XDECREF(were);
     }
     return bad ? -1 : 0;

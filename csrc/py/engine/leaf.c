@@ -211,16 +211,6 @@ static bool part_is_unique(PyObject *part)
     return ours;
 }
 
-/* is_scipy: an array or matrix of scipy.sparse itself, which has its parts in its __dict__. */
-static bool is_scipy(PyObject *sum)
-{
-    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
-    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
-    bool is = name && strncmp(name, "scipy.sparse.", 13) == 0;
-    Py_XDECREF(module);
-    return is;
-}
-
 /* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
 static bool parts_are_unique(PyObject *sum)
 {
@@ -229,12 +219,16 @@ static bool parts_are_unique(PyObject *sum)
     bool ours = false;
     if (Py_REFCNT(sum) != 1)
         return false;
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
+    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    bool scipy = name && strncmp(name, "scipy.sparse.", 13) == 0;
+    Py_XDECREF(module);
     if (strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0) {
         parts = PyObject_GetAttrString(sum, "parts");
         ours = parts && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
         for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
             ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
-    } else if (is_scipy(sum)) {
+    } else if (scipy) { /* its parts are in its __dict__ */
         parts = PyObject_GetAttrString(sum, "__dict__");
         ours = parts && PyDict_CheckExact(parts);
         while (ours && PyDict_Next(parts, &at, &key, &part))
@@ -552,29 +546,20 @@ typedef struct leaf_args {
     PyObject *array, *like, *accumulate, *grad_dtype, *name, *stream;
 } leaf_args;
 
-/* is_object: an object that sums by its own + (A8): 1, 0, or -1 with an exception: it cannot be summed. */
-static int is_object(PyObject *o)
-{
-    fan_value v;
-    if (PyArray_CheckExact(o))
-        return 0;
-    if (fan_import(o, false, false, &v) < 0)
-        return -1;
-    int object = v.form == FAN_FORM_OBJECT;
-    fan_value_release(&v);
-    return object;
-}
-
 /* declared: the declaration of the leaf's slot; new reference. */
 static PyObject *declared(const leaf_args *a)
 {
     if (a->like)
         return fan_call("fanin._engine", "slot_like", "(O)", a->like);
-    int object = is_object(a->array);
-    if (object < 0)
-        return NULL;
-    if (object)
-        return fan_call("fanin.slots", "Slot", "()");
+    if (!PyArray_CheckExact(a->array)) {
+        fan_value v;
+        if (fan_import(a->array, false, false, &v) < 0)
+            return NULL;                         /* it cannot be summed */
+        bool object = v.form == FAN_FORM_OBJECT; /* it sums by its own + (A8) */
+        fan_value_release(&v);
+        if (object)
+            return fan_call("fanin.slots", "Slot", "()");
+    }
     return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
 }
 
