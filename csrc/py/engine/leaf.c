@@ -456,9 +456,23 @@ static int check_grad(const leaf_object *self, PyObject *value)
     return bad ? -1 : 0;
 }
 
-/* set_wide: replaces the sum of the passes by `value` (NULL: none). */
-static int set_wide(leaf_object *self, PyObject *value)
+static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
+    leaf_object *self = leaf_cast(o);
+    if (value == Py_None)
+        value = NULL;
+    if (check_kernel(self, "sets") < 0)
+        return -1;
+    if (self->accumulate) {
+        char name[128];
+        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+                             fan_node_name(&self->base.node, name, sizeof name));
+    }
+    if (value && check_grad(self, value) < 0)
+        return -1;
+    if (!self->wide)
+        return grad_write(self, Py_XNewRef(value));
+    /* `value` (NULL: none) replaces the sum of the passes. */
     PyObject *wide, *was = NULL;
     bool stale;
     int bad = claim(self);
@@ -480,23 +494,6 @@ static int set_wide(leaf_object *self, PyObject *value)
     Py_XDECREF(wide); /* without the claim: a finalizer may use the leaf */
     Py_XDECREF(was);
     return bad;
-}
-
-static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
-{
-    leaf_object *self = leaf_cast(o);
-    if (value == Py_None)
-        value = NULL;
-    if (check_kernel(self, "sets") < 0)
-        return -1;
-    if (self->accumulate) {
-        char name[128];
-        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
-                             fan_node_name(&self->base.node, name, sizeof name));
-    }
-    if (value && check_grad(self, value) < 0)
-        return -1;
-    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
 }
 
 static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
@@ -563,24 +560,6 @@ static PyObject *declared(const leaf_args *a)
     return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
 }
 
-/* wide_of: makes an InputBuffer that sums in the dtype `accumulate`: 0, or -1 with an exception. */
-static int wide_of(leaf_object *self, PyObject *accumulate)
-{
-    const fan_slot_spec *spec = spec_of(self);
-    fan_stream *own = fan_node_stream(&self->base.node);
-    char device[32];
-    PyObject *pair =
-        fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
-                 fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), accumulate,
-                 own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
-    if (pair) {
-        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
-        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
-        Py_DECREF(pair);
-    }
-    return pair ? 0 : -1;
-}
-
 static int fill_in(leaf_object *self, const leaf_args *a)
 {
     PyObject *slot = NULL, *list = NULL;
@@ -615,8 +594,20 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
         return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
-    } else if (a->accumulate && wide_of(self, a->accumulate) < 0)
-        return -1;
+    } else if (a->accumulate) { /* an InputBuffer that sums in this dtype */
+        const fan_slot_spec *spec = spec_of(self);
+        fan_stream *own = fan_node_stream(&self->base.node);
+        char device[32];
+        PyObject *pair =
+            fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
+                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), a->accumulate,
+                     own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+        if (!pair)
+            return -1;
+        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(pair);
+    }
     PyObject *asks;
     if (!(self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))) {
         asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
