@@ -259,26 +259,6 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
     return s;
 }
 
-/* own_by_slots: *own: a hold on the current stream of the first device with streams that a slot declares; *host: all
- * slots declare the CPU. */
-static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream **own, bool *host)
-{
-    *host = specs != NULL;
-    for (size_t i = 0; specs && i < specs->n; i++) {
-        fan_device *d = specs->specs[i].device;
-        if (d && d->backend->has_streams) {
-            PyObject *example = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots)
-                                    ? PyList_GET_ITEM(slots, (Py_ssize_t)i)
-                                    : NULL;
-            *host = false;
-            *own = current_for(d, example);
-            return *own ? 0 : -1;
-        }
-        *host = *host && d;
-    }
-    return 0;
-}
-
 /* check_slots: stream= must be of the device of a slot, and able to wait for what every slot holds. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
@@ -314,11 +294,21 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
                           fan_device_text(a->stream->device, two, sizeof two));
     if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
         return -1;
-    if (a->stream ? check_slots(specs_of(self), a->stream) < 0
-                  : !a->device && own_by_slots(specs_of(self), slots, &a->stream, &self->node.host) < 0)
-        return -1;
-    if (!a->stream && a->device)
-        self->node.host = true;
+    const fan_slot_specs *specs = specs_of(self);
+    if (a->stream) {
+        if (check_slots(specs, a->stream) < 0)
+            return -1;
+    } else {
+        self->node.host = a->device || specs; /* all slots declare the CPU */
+        for (size_t i = 0; !a->device && specs && i < specs->n && !a->stream; i++) {
+            fan_device *d = specs->specs[i].device;
+            bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
+            self->node.host = self->node.host && d && !d->backend->has_streams;
+            if (d && d->backend->has_streams &&
+                !(a->stream = current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL)))
+                return -1;
+        }
+    }
     fan_status status = fan_stream_set_now(&a->now, &err);
     if (status == FAN_OK && a->stream)
         status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);

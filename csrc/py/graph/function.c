@@ -320,18 +320,6 @@ static PyObject *result_of(const body *b, const fan_tree_result *r)
     return made;
 }
 
-/* add_note: adds the function's name to the live exception. */
-static void add_note(const graph_function *self)
-{
-    PyObject *raised = fan_exception_take();
-    PyObject *note = PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
-    PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
-    PyErr_Clear();
-    Py_XDECREF(note);
-    Py_XDECREF(done);
-    fan_exception_put(raised);
-}
-
 static PyObject *call_with(graph_function *self, body *b, uint64_t key)
 {
     char call_site[96];
@@ -376,8 +364,16 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         self->scratch = result;
     if (status != FAN_OK) {
         fan_raise(status, &err);
-        if (status == FAN_ERR_EXTERN)
-            add_note(self);
+        if (status == FAN_ERR_EXTERN) {
+            PyObject *raised = fan_exception_take();
+            PyObject *note =
+                PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
+            PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
+            PyErr_Clear();
+            Py_XDECREF(note);
+            Py_XDECREF(done);
+            fan_exception_put(raised);
+        }
     }
     return made;
 }
