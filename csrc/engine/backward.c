@@ -6,9 +6,10 @@
  *   sums        what was forwarded, or a take of the buffer; then the hooks of the slots; captured sums (E8)
  *   run         the function with its other hooks; release (E10); its gradients are delivered
  */
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "engine/streams.h"
+#include "buffer/buffer.h"
 #include "engine/workers.h"
 
 #define DEPTH 1000 /* nested passes */
@@ -24,6 +25,231 @@ static void drop_all(const fan_backward *p, void **objects, size_t n)
             objects[i] = NULL;
             p->config.frontend->drop(object);
         }
+}
+
+/* ---- streams (E4, S20) ---- */
+
+/* Title: Streams. On which streams does a pass run, and which streams wait at its end (docs/rules.md)?
+ *
+ * The buffers do the other waits: a gradient is added with its producer's stream as P, a buffer has its consumer's as
+ * C, so S4 to S19 order a take, or a single gradient that is handed through. This is left for the pass:
+ *
+ *   the streams that are current while a node runs       those of where it was made; its own is the first of them
+ *   a leaf's first write in a pass                       its stream waits for the caller's
+ *   the end                                              the caller's stream of each device waits for those of leaves,
+ *                                                        of nodes that delivered no gradient, and of captured inputs
+ *   a pass inside a capture                              any stream but the legacy default joins the capture (K1);
+ *                                                        with redirection the caller's replaces that one (S7)
+ *
+ * A worked case. A leaf of stream w gets a gradient of a node on s; the caller is on c:
+ *
+ *   c  ==zero .grad==*1                      ^3 [step]     S20   c waits for w
+ *   s      ==g==*2
+ *   w              ^1^2 [.grad += g]*3                     S18   w waits for s, and before it writes for c
+ *
+ * What can go wrong: a hook runs before the wait; a node made on the legacy stream runs on the caller's; a failed pass
+ * ends without a wait, and the caller reads a `.grad` that is still being written.
+ *
+ * A process that never made a stream current pays one load per call.
+ */
+
+/* The streams of a node while it runs. Borrowed. */
+typedef struct fan_run_streams {
+    fan_stream_set *set; /* current; NULL: none is pushed */
+    fan_stream *own;     /* P of its gradients, C of its sums; NULL: the current stream of a gradient's device */
+} fan_run_streams;
+
+static fan_run_streams run_streams(const fan_backward *p, const fan_node *n)
+{
+    if (!fan_streams_in_use())
+        return (fan_run_streams){NULL, NULL};
+    fan_run_streams on = {n->streams, fan_node_stream(n)};
+    if (!p->streams.captured || !fan_get_capture_redirect())
+        return on;
+    fan_stream *instead =
+        on.own && on.own->handle == FAN_LEGACY ? fan_stream_set_find(p->streams.caller, on.own->device) : NULL;
+    if (instead || !on.set)
+        on = (fan_run_streams){p->streams.caller, instead};
+    return on;
+}
+
+static void list_fini(fan_stream_list *list)
+{
+    for (size_t i = 0; i < list->n; i++)
+        fan_stream_drop(list->all[i]);
+    fan_free(list->all);
+}
+
+static bool list_has(const fan_stream_list *list, const fan_stream *s)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (list->all[i] == s)
+            return true;
+    return false;
+}
+
+/* list_add: unless the list has it. */
+static fan_status list_add(fan_stream_list *list, fan_stream *s, fan_error *err)
+{
+    if (list_has(list, s))
+        return FAN_OK;
+    if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof(fan_stream *)) != 0)
+        return fan__task_no_memory(err);
+    list->all[list->n++] = fan_stream_hold(s);
+    return FAN_OK;
+}
+
+/* tail_of: that of a stream of the caller's; NULL when out of memory. */
+static fan_task_tail *tail_of(fan_backward *p, fan_stream *caller)
+{
+    fan_task_streams *s = &p->streams;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->tails[i].caller == caller)
+            return &s->tails[i];
+    if (fan_grow((void **)&s->tails, &s->cap, s->n + 1, sizeof *s->tails) != 0)
+        return NULL;
+    s->tails[s->n] = (fan_task_tail){.caller = fan_stream_hold(caller)};
+    return &s->tails[s->n++];
+}
+
+/* place_for_caller: a gradient's value, and the caller's stream on its device; called with other streams current. */
+static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v, fan_stream **caller,
+                                   fan_error *err)
+{
+    fan_streams_outer outer;
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_status status = p->config.frontend->place(gradient, v, caller, err);
+    fan_streams_leave(&outer);
+    return status;
+}
+
+static fan_status wait_for(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_event *e = NULL;
+    FAN_TRY(fan_event_record(other, &e, err));
+    fan_status status = fan_stream_wait(s, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+/* tail_add: at the end the caller's stream waits for `on`. */
+static fan_status tail_add(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
+{
+    fan_task_tail *t = tail_of(p, caller);
+    return t ? list_add(&t->streams, on, err) : fan__task_no_memory(err);
+}
+
+/* leaf_begin: before a leaf accumulates `sum`: *on: a hold on the stream that writes; NULL: on the CPU. It waits for
+ * the caller's, once in a pass, and is listed after the wait, since another worker may be here too. */
+static fan_status leaf_begin(fan_backward *p, void *sum, const fan_run_streams *where, fan_stream **on, fan_error *err)
+{
+    fan_stream *current = NULL, *caller = NULL;
+    fan_value v, same;
+    *on = NULL;
+    FAN_TRY(p->config.frontend->place(sum, &v, &current, err));
+    if (!current)
+        return FAN_OK;
+    *on = fan_stream_hold(where->own ? where->own : current);
+    fan_status status = place_for_caller(p, sum, &same, &caller, err);
+    if (status == FAN_OK) {
+        status = tail_add(p, caller, *on, err);
+        if (status == FAN_OK && caller != *on && !FAN_FAULT(LEAF_WITHOUT_WAIT) &&
+            !list_has(&tail_of(p, caller)->waited, *on)) {
+            status = wait_for(*on, caller, err);
+            if (status == FAN_OK)
+                status = list_add(&tail_of(p, caller)->waited, *on, err);
+        }
+        p->config.frontend->place_drop(&same);
+        fan_stream_drop(caller);
+    }
+    p->config.frontend->place_drop(&v);
+    fan_stream_drop(current);
+    return status;
+}
+
+/* keep: at the end the caller's stream waits for `on` (NULL: the one that is current now), which makes the gradient
+ * (NULL: none), and uses it from then on. */
+static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_error *err)
+{
+    fan_stream *current = NULL, *caller = NULL;
+    fan_value v, same;
+    if (!gradient)
+        return FAN_OK;
+    FAN_TRY(p->config.frontend->place(gradient, &same, &current, err));
+    if (!current)
+        return FAN_OK;
+    fan_status status = place_for_caller(p, gradient, &v, &caller, err);
+    if (status == FAN_OK) {
+        status = tail_add(p, caller, on ? on : current, err);
+        fan_task_tail *t = status == FAN_OK ? tail_of(p, caller) : NULL;
+        if (t && fan_grow((void **)&t->values, &t->cap, t->nvalues + 1, sizeof *t->values) != 0)
+            status = fan__task_no_memory(err);
+        if (status == FAN_OK)
+            t->values[t->nvalues++] = v;
+        else
+            p->config.frontend->place_drop(&v);
+        fan_stream_drop(caller);
+    }
+    p->config.frontend->place_drop(&same);
+    fan_stream_drop(current);
+    return status;
+}
+
+/* keep_stream: the same for a node that delivered no gradient. */
+static fan_status keep_stream(fan_backward *p, fan_stream *on, fan_error *err)
+{
+    fan_streams_outer outer;
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_stream *caller = fan_stream_current(on->device);
+    fan_streams_leave(&outer);
+    if (!caller)
+        return fan__task_no_memory(err);
+    fan_status status = tail_add(p, caller, on, err);
+    fan_stream_drop(caller);
+    return status;
+}
+
+static fan_status end_tails(fan_backward *p, fan_error *err)
+{
+    fan_status status = FAN_OK, one;
+    for (size_t i = 0; i < p->streams.n; i++) {
+        const fan_task_tail *t = &p->streams.tails[i];
+        if (FAN_FAULT(END_WITHOUT_WAIT))
+            continue;
+        one =
+            fan_pass_end(t->caller, t->streams.all, t->streams.n, t->values, t->nvalues, status == FAN_OK ? err : NULL);
+        status = status == FAN_OK ? one : status;
+    }
+    while (p->streams.n > 0) {
+        fan_task_tail *t = &p->streams.tails[--p->streams.n];
+        list_fini(&t->streams);
+        list_fini(&t->waited);
+        for (size_t i = 0; i < t->nvalues; i++)
+            p->config.frontend->place_drop(&t->values[i]);
+        fan_stream_drop(t->caller);
+        fan_free(t->values);
+    }
+    return status;
+}
+
+fan_status fan_backward_join(fan_backward *p, fan_error *err)
+{
+    FAN_TRY(end_tails(p, err));
+    list_fini(&p->streams.pulled); /* the tails have waited for all of them */
+    p->streams.pulled = (fan_stream_list){0};
+    return FAN_OK;
+}
+
+/* join_capture: K1, before a node runs. */
+static fan_status join_capture(fan_backward *p, fan_stream *on, fan_error *err)
+{
+    uint64_t id;
+    if (!p->streams.captured || !on || on->handle == FAN_LEGACY ||
+        on->device->backend != p->streams.captured->device->backend)
+        return FAN_OK;
+    FAN_TRY(list_add(&p->streams.pulled, on, err));
+    FAN_TRY(fan_stream_capture(on, &id, err));
+    return id ? FAN_OK : wait_for(on, p->streams.captured, err);
 }
 
 /* ---- traces (E18) ---- */
@@ -47,7 +273,7 @@ static void timeline_end(fan_task_timeline *t, const fan_task_worker *w)
     t->begin_ns = 0;
     if (w->now != FAN_NOWHERE) {
         const fan_node *n = w->pass->nodes[w->now].node;
-        const fan_stream *own = fan_task_run_streams(w->pass, n).own;
+        const fan_stream *own = run_streams(w->pass, n).own;
         fan_trace_line line = {.kind = FAN_TRACE_NODE,
                                .device = own ? (int16_t)own->device->index : -1,
                                .slot = -1,
@@ -140,7 +366,7 @@ static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient,
         s->forwarded = *gradient;
         *gradient = NULL;
     } else {
-        fan_run_streams there = fan_task_run_streams(p, to->node);
+        fan_run_streams there = run_streams(p, to->node);
         producer->to = there.set;
         FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own, *gradient, err));
         FAN_TRY(p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
@@ -174,7 +400,7 @@ static fan_status node_deliver(fan_task_worker *w, void **gradients, const void 
 {
     fan_backward *p = w->pass;
     const fan_task_node *tn = &p->nodes[w->now];
-    fan_run_streams on = fan_task_run_streams(p, tn->node);
+    fan_run_streams on = run_streams(p, tn->node);
     fan_status status = FAN_OK;
     node_ran(w);
     if (!p->config.keep_graph) {
@@ -185,7 +411,7 @@ static fan_status node_deliver(fan_task_worker *w, void **gradients, const void 
     for (uint32_t i = 0; i < tn->nedges && !delivers; i++)
         delivers = gradients[i] && p->edges[tn->edges + i].to != FAN_NOWHERE;
     if (status == FAN_OK && !delivers)
-        status = fan_task_produced_nothing(p, &on, err);
+        status = keep_stream(p, on.own, err);
     fan_producer producer = {.node = tn->node, .stream = on.own};
     for (; producer.index < tn->nedges && status == FAN_OK; producer.index++) {
         fan_task_edge *edge = &p->edges[tn->edges + producer.index];
@@ -210,30 +436,6 @@ static fan_status node_deliver(fan_task_worker *w, void **gradients, const void 
 
 /* ---- a node's sums ---- */
 
-/* capture_sums: those of wanted slots are kept for the caller (E8, S20). */
-static fan_status capture_sums(fan_backward *p, const fan_task_node *tn, void **sums, fan_error *err)
-{
-    fan_run_streams on = fan_task_run_streams(p, tn->node);
-    for (uint32_t i = 0; i < tn->node->inputs; i++) {
-        if (p->slots[tn->slots + i].wanted)
-            FAN_TRY(fan_task_keep(p, sums[i], &on, err));
-        for (uint32_t w = p->slots[tn->slots + i].wanted; w; w = p->same[w - 1])
-            if ((p->results[w - 1] = sums[i]))
-                p->config.frontend->hold(sums[i]);
-    }
-    return FAN_OK;
-}
-
-/* order_sums: K1; and S20 for a node without edges or a stream: its sums alone show which streams it uses. */
-static fan_status order_sums(fan_backward *p, const fan_task_node *tn, void **sums, fan_error *err)
-{
-    fan_run_streams on = fan_task_run_streams(p, tn->node);
-    FAN_TRY(fan_task_join_capture(p, &on, err));
-    for (uint32_t i = 0; !on.own && !tn->nedges && tn->runs && !tn->leaf && i < tn->node->inputs; i++)
-        FAN_TRY(fan_task_keep(p, sums[i], &on, err));
-    return FAN_OK;
-}
-
 /* node_sums: see fan_backward_sums. */
 static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, fan_error *err)
 {
@@ -256,38 +458,32 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
     if (buffer) {
         atomic_store_explicit(&tn->buffer, NULL, memory_order_relaxed);
         f->buffer_free(buffer);
-        if (status == FAN_OK)
-            status = order_sums(p, tn, sums, err);
     }
-    if (status == FAN_OK) {
-        fan_streams_outer outer;
-        bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
-        if (elsewhere)
-            fan_streams_enter(p->streams.caller, &outer);
-        status = f->hooks(tn->node, sums, node_hooks, err);
-        if (elsewhere)
-            fan_streams_leave(&outer);
+    FAN_TRY(status);
+    fan_run_streams on = run_streams(p, tn->node);
+    if (buffer) { /* K1; and S20 for a node without edges or a stream: its sums alone show which streams it uses */
+        FAN_TRY(join_capture(p, on.own, err));
+        for (uint32_t i = 0; !on.own && !tn->nedges && tn->runs && !tn->leaf && i < tn->node->inputs; i++)
+            FAN_TRY(keep(p, sums[i], on.own, err));
     }
-    if (status == FAN_OK && tn->captured)
-        status = capture_sums(p, tn, sums, err);
+    fan_streams_outer outer;
+    bool elsewhere = FAN_FAULT(HOOK_ON_CALLER);
+    if (elsewhere)
+        fan_streams_enter(p->streams.caller, &outer);
+    status = f->hooks(tn->node, sums, node_hooks, err);
+    if (elsewhere)
+        fan_streams_leave(&outer);
+    for (uint32_t i = 0; status == FAN_OK && tn->captured && i < tn->node->inputs; i++) {
+        if (p->slots[tn->slots + i].wanted) /* kept for the caller (E8, S20) */
+            FAN_TRY(keep(p, sums[i], on.own, err));
+        for (uint32_t k = p->slots[tn->slots + i].wanted; k; k = p->same[k - 1])
+            if ((p->results[k - 1] = sums[i]))
+                f->hold(sums[i]);
+    }
     return status;
 }
 
 /* ---- a leaf, a node ---- */
-
-/* accumulate: L, with S20 before and after it. */
-static fan_status accumulate(fan_backward *p, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
-{
-    fan_run_streams where = fan_task_run_streams(p, leaf);
-    fan_stream *on;
-    fan_status status = fan_task_leaf_begin(p, *sum, &where, &on, err);
-    if (status == FAN_OK)
-        status = p->config.frontend->accumulate(&p->config, leaf, sum, node_hooks, err);
-    if (status == FAN_OK)
-        status = fan_task_leaf_end(p, leaf, on, err);
-    fan_stream_drop(on);
-    return status;
-}
 
 /* end_node: of a node that does not run: a leaf accumulates a defined sum (L1), wanted sums are captured. */
 static fan_status end_node(fan_task_worker *w, fan_error *err)
@@ -299,8 +495,19 @@ static fan_status end_node(fan_task_worker *w, fan_error *err)
     if (tn->node->inputs > FAN_SUMS_ON_STACK && !(sums = fan_calloc(tn->node->inputs * sizeof *sums)))
         return fan__task_no_memory(err);
     status = node_sums(w, sums, &node_hooks, err);
-    if (status == FAN_OK && tn->runs && sums[0])
-        status = accumulate(p, tn->node, &sums[0], node_hooks, err);
+    if (status == FAN_OK && tn->runs && sums[0]) { /* L, with S20 before and after it */
+        fan_run_streams where = run_streams(p, tn->node);
+        fan_stream *on;
+        status = leaf_begin(p, sums[0], &where, &on, err);
+        if (status == FAN_OK)
+            status = p->config.frontend->accumulate(&p->config, tn->node, &sums[0], node_hooks, err);
+        if (status == FAN_OK) {
+            void *grad = on ? p->config.frontend->leaf_grad(tn->node) : NULL;
+            status = keep(p, grad, on, err);
+            drop_all(p, &grad, 1);
+        }
+        fan_stream_drop(on);
+    }
     drop_all(p, sums, tn->node->inputs);
     drop_all(p, &node_hooks, 1);
     if (sums != on_stack)
@@ -348,7 +555,7 @@ static fan_status on_its_streams(fan_task_worker *w, fan_status (*call)(fan_task
     fan_streams_outer outer;
     if (is_traced())
         timeline_begin(&t, w);
-    fan_streams_enter(fan_task_run_streams(w->pass, w->pass->nodes[w->now].node).set, &outer);
+    fan_streams_enter(run_streams(w->pass, w->pass->nodes[w->now].node).set, &outer);
     fan_status status = call(w, err);
     fan_streams_leave(&outer);
     timeline_end(&t, w);
@@ -450,54 +657,51 @@ static void help(void *helper)
 
 /* ---- begin and end ---- */
 
-/* config_copy: with its arrays, and their holds. */
-static fan_status config_copy(fan_backward *p, const fan_backward_config *config, fan_error *err)
-{
-    p->config = *config;
-    if (config->schedule)
-        config->frontend->hold(config->schedule);
-    if (config->progress)
-        config->frontend->hold(config->progress);
-    p->config.roots = fan_alloc(config->nroots * sizeof *config->roots);
-    p->config.wanted = fan_alloc(config->nwanted * sizeof *config->wanted);
-    if (!p->config.roots || !p->config.wanted) {
-        p->config.nroots = p->config.nwanted = 0;
-        return fan__task_no_memory(err);
-    }
-    for (size_t i = 0; i < config->nroots; i++) {
-        fan_root *r = &p->config.roots[i];
-        *r = config->roots[i];
-        r->node->ops->hold(r->node);
-        if (r->gradient)
-            config->frontend->hold(r->gradient);
-    }
-    for (size_t i = 0; i < config->nwanted; i++) {
-        p->config.wanted[i] = config->wanted[i];
-        config->wanted[i].node->ops->hold(config->wanted[i].node);
-    }
-    return FAN_OK;
-}
-
 fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err)
 {
+    const fan_engine_frontend *f = config->frontend;
     fan_backward *p = fan_calloc(sizeof *p);
-    fan_status status;
+    fan_status status = FAN_OK;
     *out = NULL;
     if (!p)
         return fan__task_no_memory(err);
     p->id = fan_mark_new();
     p->queue.leaves = p->queue.leaves_last = FAN_NOWHERE;
     p->caller = (fan_task_worker){.pass = p, .now = FAN_NOWHERE};
-    status = config_copy(p, config, err);
-    if (status == FAN_OK)
-        status = fan_task_streams_begin(p, err);
-    if (status == FAN_OK)
-        status = fan__collect(p, err);
-    if (status == FAN_OK && config->workers > 1)
-        status = fan__task_workers_begin(p, help, err);
-    if (status == FAN_OK)
-        *out = p;
-    else
+    p->config = *config;
+    if (config->schedule)
+        f->hold(config->schedule);
+    if (config->progress)
+        f->hold(config->progress);
+    p->config.nroots = p->config.nwanted = 0;
+    p->config.roots = fan_alloc(config->nroots * sizeof *config->roots);
+    p->config.wanted = fan_alloc(config->nwanted * sizeof *config->wanted);
+    if (!p->config.roots || !p->config.wanted)
+        FAN_GO(fan__task_no_memory(err));
+    for (size_t i = 0; i < config->nroots; i++) {
+        fan_root *r = &p->config.roots[p->config.nroots++];
+        *r = config->roots[i];
+        r->node->ops->hold(r->node);
+        if (r->gradient)
+            f->hold(r->gradient);
+    }
+    for (size_t i = 0; i < config->nwanted; i++) {
+        p->config.wanted[p->config.nwanted++] = config->wanted[i];
+        config->wanted[i].node->ops->hold(config->wanted[i].node);
+    }
+    fan_task_streams *s = &p->streams;
+    uint64_t id = 0;
+    FAN_GO(fan_stream_set_now(&s->caller, err));
+    for (size_t i = 0; s->caller && i < s->caller->n && !id; i++) {
+        FAN_GO(fan_stream_capture(s->caller->all[i], &id, err));
+        s->captured = id ? s->caller->all[i] : NULL;
+    }
+    FAN_GO(fan__collect(p, err));
+    if (config->workers > 1)
+        FAN_GO(fan__task_workers_begin(p, help, err));
+    *out = p;
+done:
+    if (status != FAN_OK)
         fan_backward_end(p);
     return status;
 }
@@ -511,7 +715,10 @@ void fan_backward_end(fan_backward *p)
     if (p->is_running)
         running_end(&p->running);
     timeline_end(&p->timeline, &p->caller);
-    fan_task_join_failed(p);
+    (void)end_tails(p, NULL);
+    for (size_t i = 0; i < p->streams.pulled.n; i++) /* so that a capture of the caller's can end */
+        if (p->streams.pulled.all[i] != p->streams.captured)
+            (void)wait_for(p->streams.captured, p->streams.pulled.all[i], NULL);
     for (size_t i = 0; i < p->nslots; i++)
         drop_all(p, &p->slots[i].forwarded, 1);
     for (size_t i = 0; i < p->nnodes; i++)
@@ -530,7 +737,9 @@ void fan_backward_end(fan_backward *p)
     if (p->workers)
         fan__task_workers_free(p);
     fan_ready_fini(&p->queue.nodes);
-    fan_task_streams_fini(p);
+    fan_free(p->streams.tails);
+    list_fini(&p->streams.pulled);
+    fan_stream_set_drop(p->streams.caller);
     fan__collect_free(p->nodes, p->cap_nodes, sizeof *p->nodes);
     fan__collect_free(p->slots, p->nslots, sizeof *p->slots);
     fan__collect_free(p->edges, p->cap_edges, sizeof *p->edges);
@@ -626,7 +835,7 @@ fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node
 
 void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer)
 {
-    fan_streams_enter(fan_task_run_streams(p, p->nodes[p->caller.now].node).set, outer);
+    fan_streams_enter(run_streams(p, p->nodes[p->caller.now].node).set, outer);
 }
 
 void fan_backward_walk_runs(fan_backward *p, bool inside)

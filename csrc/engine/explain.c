@@ -101,17 +101,6 @@ static void write_in_edges(const fan_backward *p, uint32_t to, bool delivered, c
         out->write(out->to, text);
 }
 
-/* has_any: whether a gradient has been delivered to a place. */
-static bool has_any(const fan_backward *p, uint32_t to)
-{
-    size_t at = 0, of = 0;
-    in_edge e;
-    while (next_in_edge(p, to, &at, &of, &e))
-        if (e.edge->delivered)
-            return true;
-    return false;
-}
-
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out)
 {
     char text[64];
@@ -131,7 +120,12 @@ void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan
         }
         out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
         write_in_edges(p, i, false, out);
-        if (tn->dependencies && has_any(p, i))
+        size_t at = 0, of = 0;
+        bool any = false;
+        in_edge e;
+        while (tn->dependencies && !any && next_in_edge(p, i, &at, &of, &e))
+            any = e.edge->delivered;
+        if (any)
             out->write(out->to, ";");
         write_in_edges(p, i, true, out);
     }

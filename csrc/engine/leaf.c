@@ -126,20 +126,6 @@ void fan_leaf_claim_fini(fan_leaf_claim *c)
     fan_cond_fini(&c->changed);
 }
 
-/* wait_for_change: with the lock; leaves the interpreter first, so that the holder can run. */
-static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
-{
-    fan_status status;
-    void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
-    fan_cond_wait(&c->changed, &c->lock);
-    fan_mutex_unlock(&c->lock);
-    if (f->allow_threads_begin)
-        f->allow_threads_end(left);
-    status = f->check_signals ? f->check_signals(err) : FAN_OK;
-    fan_mutex_lock(&c->lock);
-    return status;
-}
-
 fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
 {
     waiting here = {.claim = NULL};
@@ -165,8 +151,15 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_er
                 fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
             status = check_circle(&here, err);
         }
-        if (status == FAN_OK)
-            status = wait_for_change(c, f, err);
+        if (status == FAN_OK) { /* leaves the interpreter first, so that the holder can run */
+            void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
+            fan_cond_wait(&c->changed, &c->lock);
+            fan_mutex_unlock(&c->lock);
+            if (f->allow_threads_begin)
+                f->allow_threads_end(left);
+            status = f->check_signals ? f->check_signals(err) : FAN_OK;
+            fan_mutex_lock(&c->lock);
+        }
     }
     for (waiting **at = &waits; here.claim && *at; at = &(*at)->older)
         if (*at == &here) {

@@ -104,7 +104,7 @@ typedef struct fan_task_tail {
     size_t nvalues, cap;
 } fan_task_tail;
 
-/* The streams of a pass (streams.h). */
+/* The streams of a pass (backward.c). */
 typedef struct fan_task_streams {
     fan_stream_set *caller; /* current where the pass began; NULL: none was pushed */
     fan_stream *captured;   /* the first of those that is captured, borrowed; NULL: none */

@@ -18,36 +18,6 @@ static int by_group(const void *a, const void *b)
     return (one > two) - (one < two);
 }
 
-static fan_status groups_init(fan_backward *p, fan_task_workers *ws, fan_error *err)
-{
-    member *all = NULL;
-    size_t n = 0, cap = 0;
-    uint32_t ngroups = 0;
-    fan_status status = FAN_OK;
-    for (size_t i = 0; i < p->nnodes && status == FAN_OK; i++) {
-        const fan_node *node = p->nodes[i].node;
-        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
-        if (group && fan_grow((void **)&all, &cap, n + 1, sizeof *all) != 0)
-            status = fan__task_no_memory(err);
-        else if (group)
-            all[n++] = (member){group, (uint32_t)i};
-    }
-    if (status == FAN_OK && n) {
-        qsort(all, n, sizeof *all, by_group);
-        ws->group_of = fan_calloc(p->nnodes * sizeof *ws->group_of);
-        ws->groups = fan_alloc(n * sizeof *ws->groups);
-        if (!ws->group_of || !ws->groups)
-            status = fan__task_no_memory(err);
-    }
-    for (size_t i = 0; i < n && status == FAN_OK; i++) {
-        if (i == 0 || all[i].group != all[i - 1].group)
-            ws->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
-        ws->group_of[all[i].at] = ngroups;
-    }
-    fan_free(all);
-    return status;
-}
-
 /* ---- devices ---- */
 
 /* device_of: the queue for a node on a device; NULL: it runs on the CPU. */
@@ -98,20 +68,45 @@ fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), 
     }
     size_t cap = 0;
     for (size_t i = 0; i < p->nnodes; i++) {
-        const fan_node *n = p->nodes[i].node;
-        if (!fan_node_stream(n) || device_of(ws, n))
+        const fan_node *node = p->nodes[i].node;
+        if (!fan_node_stream(node) || device_of(ws, node))
             continue;
         if (fan_grow((void **)&ws->devices, &cap, ws->ndevices + 1, sizeof *ws->devices) != 0)
             return fan__task_no_memory(err);
         fan_task_device *d = &ws->devices[ws->ndevices];
         *d = (fan_task_device){
-            .device = fan_node_device(n), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
+            .device = fan_node_device(node), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
         d->worker = p->streams.captured ? 0 : ws->ndevices % (ws->nhelpers + 1);
         if (fan_ready_init(&d->queue.nodes, p->nnodes) != 0)
             return fan__task_no_memory(err);
         ws->ndevices++;
     }
-    return groups_init(p, ws, err);
+    member *all = NULL;
+    size_t n = 0, room = 0;
+    uint32_t ngroups = 0;
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < p->nnodes && status == FAN_OK; i++) {
+        const fan_node *node = p->nodes[i].node;
+        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
+        if (group && fan_grow((void **)&all, &room, n + 1, sizeof *all) != 0)
+            status = fan__task_no_memory(err);
+        else if (group)
+            all[n++] = (member){group, (uint32_t)i};
+    }
+    if (status == FAN_OK && n) {
+        qsort(all, n, sizeof *all, by_group);
+        ws->group_of = fan_calloc(p->nnodes * sizeof *ws->group_of);
+        ws->groups = fan_alloc(n * sizeof *ws->groups);
+        if (!ws->group_of || !ws->groups)
+            status = fan__task_no_memory(err);
+    }
+    for (size_t i = 0; i < n && status == FAN_OK; i++) {
+        if (i == 0 || all[i].group != all[i - 1].group)
+            ws->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
+        ws->group_of[all[i].at] = ngroups;
+    }
+    fan_free(all);
+    return status;
 }
 
 void fan__task_workers_free(fan_backward *p)
@@ -165,23 +160,6 @@ static fan_task_group *group_at(const fan_task_workers *ws, uint32_t at)
     return ws->group_of && ws->group_of[at] ? &ws->groups[ws->group_of[at] - 1] : NULL;
 }
 
-/* group_begin: whether a node may run now; otherwise it waits for its group. */
-static bool group_begin(fan_backward *p, uint32_t at)
-{
-    fan_task_group *g = group_at(p->workers, at);
-    if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
-        if (g)
-            g->busy = true;
-        return true;
-    }
-    if (g->first == FAN_NOWHERE)
-        g->first = at;
-    else
-        p->nodes[g->last].after = at;
-    g->last = at;
-    return false;
-}
-
 /* pop: the next node of a queue that may run; FAN_NOWHERE: none. */
 static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
 {
@@ -199,8 +177,17 @@ static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
                 return at;
         }
         fan_ready_remove(&q->nodes, at);
-        if (group_begin(p, at))
+        fan_task_group *g = group_at(ws, at);
+        if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
+            if (g)
+                g->busy = true;
             return at;
+        }
+        if (g->first == FAN_NOWHERE) /* it waits for its group */
+            g->first = at;
+        else
+            p->nodes[g->last].after = at;
+        g->last = at;
     }
     return FAN_NOWHERE;
 }
@@ -281,52 +268,6 @@ static void start_helpers(fan_task_workers *ws)
 
 /* ---- the next node ---- */
 
-/* next_locked: waits while other workers run nodes that may make one ready. */
-static fan_status next_locked(fan_task_worker *w, fan_error *err)
-{
-    fan_backward *p = w->pass;
-    fan_task_workers *ws = p->workers;
-    while (!ws->over) {
-        w->now = FAN_NOWHERE;
-        for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && w->now == FAN_NOWHERE; i++) {
-            fan_task_device *d = &ws->devices[i];
-            uint32_t before = d->ready;
-            if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
-                continue;
-            w->now = pop(p, &d->queue, &d->ready); /* first these: they work while the CPU's nodes run */
-            ws->ready_there -= before - d->ready;
-        }
-        if (w->now == FAN_NOWHERE)
-            w->now = pop(p, &p->queue, &ws->ready);
-        if (w->now != FAN_NOWHERE) {
-            ws->busy++;
-            p->nodes[w->now].begun = true;
-            return FAN_OK;
-        }
-        if (ws->busy == 0 && ws->ready_there == 0) {
-            /* no worker has a node and none is ready, so none will be */
-            p->workers->over = true;
-            fan_cond_broadcast(&p->workers->changed);
-            return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
-        }
-        if (FAN_FAULT(WORKER_LEAVES))
-            return FAN_OK;
-        if (wake_others(w)) { /* its last node made one ready on another worker's device */
-            fan_mutex_unlock(&ws->lock);
-            start_helpers(ws);
-            fan__task_workers_lock(ws);
-            continue;
-        }
-        FAN_TRY(wait_for_change(p, err));
-    }
-    return ws->forked
-               ? fan_fail(
-                     err, FAN_ERR_STATE,
-                     "a fork inside of a pass of several workers: the child process has only the thread that forked, "
-                     "so the pass cannot continue here")
-               : FAN_OK;
-}
-
 fan_status fan__task_progress(fan_backward *p, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -384,8 +325,41 @@ fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
         fan__task_workers_lock(ws);
     }
     w->now = FAN_NOWHERE;
-    if (status == FAN_OK)
-        status = next_locked(w, err);
+    while (status == FAN_OK && !ws->over) { /* waits while other workers run nodes that may make one ready */
+        for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && w->now == FAN_NOWHERE; i++) {
+            fan_task_device *d = &ws->devices[i];
+            uint32_t before = d->ready;
+            if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
+                continue;
+            w->now = pop(p, &d->queue, &d->ready); /* first these: they work while the CPU's nodes run */
+            ws->ready_there -= before - d->ready;
+        }
+        if (w->now == FAN_NOWHERE)
+            w->now = pop(p, &p->queue, &ws->ready);
+        if (w->now != FAN_NOWHERE) {
+            ws->busy++;
+            p->nodes[w->now].begun = true;
+            break;
+        }
+        if (ws->busy == 0 && ws->ready_there == 0) { /* so none will be ready */
+            ws->over = true;
+            fan_cond_broadcast(&ws->changed);
+            if (p->ran != p->to_run)
+                status = fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
+        } else if (FAN_FAULT(WORKER_LEAVES)) {
+            break;
+        } else if (wake_others(w)) { /* its last node made one ready on another worker's device */
+            fan_mutex_unlock(&ws->lock);
+            start_helpers(ws);
+            fan__task_workers_lock(ws);
+        } else {
+            status = wait_for_change(p, err);
+        }
+    }
+    if (status == FAN_OK && ws->forked && w->now == FAN_NOWHERE)
+        status = fan_fail(err, FAN_ERR_STATE,
+                          "a fork inside of a pass of several workers: the child process has only the thread that "
+                          "forked, so the pass cannot continue here");
     if (ws->ready || ws->ready_there)
         start = wake_others(w);
     fan_mutex_unlock(&ws->lock);

@@ -203,23 +203,6 @@ fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *s
     return NULL;
 }
 
-static bool on_path(const fan_tree *t, const fan_tree_node *n)
-{
-    const fan_tree_node *p = t->current;
-    while (p && p != n)
-        p = p->parent;
-    return p != NULL;
-}
-
-/* is_gone: whether the recording cannot be called any more: its signature is evicted, or that of a recording before it.
- */
-static bool is_gone(const fan_tree_node *n)
-{
-    while (n->signature && !n->signature->evicted)
-        n = n->parent;
-    return n->signature && !FAN_FAULT(TREE_GONE_STAYS);
-}
-
 /* forget_place: removes the place of a signature, which has no recording after n. */
 static void forget_place(fan_tree_node *n, const fan_tree_signature *signature)
 {
@@ -268,7 +251,12 @@ void fan__tree_give_back(fan_tree *t)
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
             fan_tree_node *n = *at;
-            bool stays = !is_gone(n) || on_path(t, n);
+            const fan_tree_node *gone = n; /* an evicted signature, its own or of one before it: no call finds it */
+            while (gone->signature && !gone->signature->evicted)
+                gone = gone->parent;
+            bool stays = !gone->signature || FAN_FAULT(TREE_GONE_STAYS);
+            for (const fan_tree_node *p = t->current; p && !stays; p = p->parent)
+                stays = p == n;
             for (size_t i = 0; i < n->nplaces && !stays; i++)
                 stays = n->places[i].n != 0;
             if (stays) {

@@ -110,22 +110,3 @@ void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
     *then = now;
     count_in_use(p);
 }
-
-#ifdef FAN_TEST
-bool fan_graph_pool_holds(const fan_graph_pool *p, const uint64_t *offsets, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        size_t at = first_from(&p->taken, offsets[i]);
-        if (at == p->taken.n || p->taken.at[at].lo != offsets[i])
-            return false;
-    }
-    for (size_t i = 0; i < p->taken.n; i++) {
-        size_t at = 0;
-        while (at < n && offsets[at] != p->taken.at[i].lo)
-            at++;
-        if (at == n)
-            return false;
-    }
-    return true;
-}
-#endif

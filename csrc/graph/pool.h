@@ -57,9 +57,5 @@ fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err);
 /* fan_graph_pool_swap: the same without copying; *then becomes the table of before. */
 void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then);
-#ifdef FAN_TEST
-/* fan_graph_pool_holds: whether the begins of all ranges are exactly these offsets, in any order, with repeats. */
-bool fan_graph_pool_holds(const fan_graph_pool *p, const uint64_t *offsets, size_t n);
-#endif
 
 #endif

@@ -170,26 +170,20 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
     return FAN_OK;
 }
 
-/* is_staged_only: whether a staged operand is in this block, referenced only by the scope and the node. */
-static bool is_staged_only(const fan_tree_node *n, const fan_tree_block *b)
-{
-    for (size_t i = 0; i < n->n; i++) {
-        const fan_array *a = n->operands[i].staged;
-        if (a && a->storage == b->storage)
-            return atomic_load(&a->refs) == 1 && atomic_load(&b->storage->refs) == 2;
-    }
-    return false;
-}
-
 /* escaped: a block with other references that is no output of the body; NULL: none. */
 static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n)
 {
     for (size_t i = 0; i < s->n; i++) {
-        bool given = is_staged_only(n, s->blocks[i]);
+        const fan_tree_block *b = s->blocks[i];
+        bool given = false;
+        for (size_t k = 0; k < n->n; k++) { /* a staged operand: referenced by the scope and the node alone */
+            const fan_array *a = n->operands[k].staged;
+            given |= a && a->storage == b->storage && atomic_load(&a->refs) == 1 && atomic_load(&b->storage->refs) == 2;
+        }
         for (size_t k = 0; k < r->result->n; k++)
-            given |= r->result->at[k] && r->result->at[k]->storage == s->blocks[i]->storage;
-        if (!given && fan__tree_block_lives(s->blocks[i]))
-            return s->blocks[i];
+            given |= r->result->at[k] && r->result->at[k]->storage == b->storage;
+        if (!given && fan__tree_block_lives(b))
+            return b;
     }
     return NULL;
 }
@@ -505,23 +499,6 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
                : (err ? (void)(*err = why) : (void)0, status);
 }
 
-/* place_for_child: a list with room for one more child. */
-static fan_status place_for_child(fan_tree_node *at, fan_tree_signature *signature, fan_tree_children **out,
-                                  fan_error *err)
-{
-    fan_tree_children *place = fan__tree_place(at, signature);
-    if (!place && fan_grow((void **)&at->places, &at->places_cap, at->nplaces + 1, sizeof *at->places))
-        return fan__tree_no_memory(err);
-    if (!place) {
-        place = &at->places[at->nplaces++];
-        *place = (fan_tree_children){.signature = signature};
-    }
-    *out = place;
-    return fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *))
-               ? fan__tree_no_memory(err)
-               : FAN_OK;
-}
-
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err)
 {
     fan_tree *t = r->tree;
@@ -539,7 +516,16 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
-    FAN_GO(place_for_child(t->current, r->signature, &place, err));
+    place = fan__tree_place(t->current, r->signature);
+    if (!place) {
+        fan_tree_node *at = t->current;
+        if (fan_grow((void **)&at->places, &at->places_cap, at->nplaces + 1, sizeof *at->places))
+            FAN_GO(fan__tree_no_memory(err));
+        place = &at->places[at->nplaces++];
+        *place = (fan_tree_children){.signature = r->signature};
+    }
+    if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *)))
+        FAN_GO(fan__tree_no_memory(err));
     FAN_GO(node_new(r, &n, err));
     FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
     t->reach = 0;

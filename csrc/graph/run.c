@@ -107,27 +107,21 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, f
 
 /* ---- facts ---- */
 
-/* placement_of: of an operand that is an array. */
-static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fan_array *a)
-{
-    fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
-    if (role == FAN_TREE_ACCUMULATE)
-        return FAN_PLACE_ADD;
-    if (r->signature->demoted[i] || role == FAN_TREE_COPY)
-        return FAN_PLACE_COPY;
-    if (fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
-        return FAN_PLACE_POOL;
-    return role == FAN_TREE_STATIC ? FAN_PLACE_STATIC : FAN_PLACE_COPY;
-}
-
 /* place_operands: the placement and address of each operand. A replay writes without a check, so an operand that is
  * written must be writable here. */
 static fan_status place_operands(fan_tree_run *r, fan_error *err)
 {
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
-        fan_tree_placement placement = a ? placement_of(r, i, a) : FAN_PLACE_NONE;
-        if (placement == FAN_PLACE_ADD && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
+        fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
+        bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
+        fan_tree_placement placement = !a                                                  ? FAN_PLACE_NONE
+                                       : role == FAN_TREE_ACCUMULATE                       ? FAN_PLACE_ADD
+                                       : r->signature->demoted[i] || role == FAN_TREE_COPY ? FAN_PLACE_COPY
+                                       : ours                                              ? FAN_PLACE_POOL
+                                       : role == FAN_TREE_STATIC                           ? FAN_PLACE_STATIC
+                                                                                           : FAN_PLACE_COPY;
+        if (placement == FAN_PLACE_ADD && ours)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), but it is memory of the graph tree, which the "
                             "end of the step takes back: pass memory of your own",
@@ -388,28 +382,6 @@ static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p,
     return FAN_OK;
 }
 
-/* check_call: whether the function may be called now, with these operands. */
-static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, fan_error *err)
-{
-    if (f->tree->closed)
-        return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", f->name);
-    if (f->tree->depth == 0)
-        return fan_fail(err, FAN_ERR_STATE,
-                        "%s is called outside of a step, which ends the life of its outputs: use `with tree.step():` "
-                        "around the calls of one iteration",
-                        f->name);
-    if (f->nroles && f->nroles != a->n)
-        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu", f->name, a->n, FAN_PLURAL(a->n),
-                        f->nroles);
-    for (size_t i = 0; i < a->n; i++)
-        if (a->in[i] && fan_storage_ended(a->in[i]->storage)) {
-            fan_error why;
-            (void)fan_storage_check(a->in[i]->storage, &why);
-            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
-        }
-    return FAN_OK;
-}
-
 static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_report *o, fan_error *err)
 {
     *o = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
@@ -425,7 +397,22 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     uint64_t capture = 0;
     place_facts p;
     FAN_TRY(fan__tree_check_fork(t, err));
-    FAN_TRY(check_call(r->function, r->args, err));
+    if (r->function->tree->closed)
+        return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", r->function->name);
+    if (r->function->tree->depth == 0)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "%s is called outside of a step, which ends the life of its outputs: use `with tree.step():` "
+                        "around the calls of one iteration",
+                        r->function->name);
+    if (r->function->nroles && r->function->nroles != r->args->n)
+        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu", r->function->name, r->args->n,
+                        FAN_PLURAL(r->args->n), r->function->nroles);
+    for (size_t i = 0; i < r->args->n; i++)
+        if (r->args->in[i] && fan_storage_ended(r->args->in[i]->storage)) {
+            fan_error why;
+            (void)fan_storage_check(r->args->in[i]->storage, &why);
+            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", r->function->name, i, why.text);
+        }
     if (r->caller)
         FAN_TRY(fan_stream_capture(r->caller, &capture, err));
     if (capture)

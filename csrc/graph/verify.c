@@ -79,28 +79,6 @@ static fan_status read_function(const fan_tree_run *r, verify_state *v, fan_erro
     return FAN_OK;
 }
 
-/* run_function: eagerly, on the caller's operands, which it then restores. */
-static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
-{
-    const fan_tree *t = r->tree;
-    if (t->origin && r->caller != t->origin) /* the tree's stream may still write what the function reads */
-        FAN_TRY(fan_stream_follow(r->caller, t->origin, err));
-    for (size_t i = 0; i < v->n; i++) {
-        const fan_array *a = r->args->in[i];
-        if (!a || !a->writable)
-            continue;
-        FAN_TRY(fan_device_array(r->tree->device, r->caller, a->dtype, a->ndim, a->shape, a, &v->before[i], err));
-        FAN_TRY(copy_on(r, a, v->before[i], err));
-    }
-    fan_status status = r->args->body.run(r->args->body.ctx, r->args->in, &v->made, err);
-    if (status == FAN_OK)
-        status = read_function(r, v, err);
-    fan_tree_result_clear(&v->made);
-    fan_status back = put_back_operands(r, v, status == FAN_OK ? err : NULL);
-    r->entered = false; /* the replay must wait for all this */
-    return status == FAN_OK ? back : status;
-}
-
 /* ---- compare ---- */
 
 /* differ: writes into `why` how an array differs from the function's ("": not at all). `what`: its name. */
@@ -178,23 +156,40 @@ fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     size_t room = r->args->n + 1;
     verify_state v = {
         .n = r->args->n, .before = fan_calloc(room * sizeof *v.before), .after = fan_calloc(room * sizeof *v.after)};
+    fan_stream *origin = r->tree->origin;
     char why[256];
-    fan_status status;
+    fan_status status, back;
     FAN_GO(v.before && v.after ? FAN_OK : fan__tree_no_memory(err));
-    FAN_GO(run_function(r, &v, err));
+    /* The function runs eagerly, on the caller's operands, which are then restored. */
+    if (origin && r->caller != origin) /* the tree's stream may still write what the function reads */
+        FAN_GO(fan_stream_follow(r->caller, origin, err));
+    for (size_t i = 0; i < v.n; i++) {
+        const fan_array *a = r->args->in[i];
+        if (!a || !a->writable)
+            continue;
+        FAN_GO(fan_device_array(r->tree->device, r->caller, a->dtype, a->ndim, a->shape, a, &v.before[i], err));
+        FAN_GO(copy_on(r, a, v.before[i], err));
+    }
+    status = r->args->body.run(r->args->body.ctx, r->args->in, &v.made, err);
+    if (status == FAN_OK)
+        status = read_function(r, &v, err);
+    fan_tree_result_clear(&v.made);
+    back = put_back_operands(r, &v, status == FAN_OK ? err : NULL);
+    r->entered = false; /* the replay must wait for all this */
+    FAN_GO(status == FAN_OK ? back : status);
     FAN_GO(fan__tree_replay(r, n, err));
     status = compare(r, &v, why, err);
     if (status == FAN_OK && !why[0]) {
         n->verified++;
         goto done;
     }
-    fan_status back = put_back_operands(r, &v, status == FAN_OK ? err : NULL);
+    back = put_back_operands(r, &v, status == FAN_OK ? err : NULL);
     if (status == FAN_OK)
         status = back == FAN_OK ? fail_different(r, n, why, err) : back;
 done:
     arrays_free(v.before, v.n);
     arrays_free(v.after, v.n);
     arrays_free(v.gave, v.ngave);
-    fan_free(v.made.at); /* empty: run_function took its arrays */
+    fan_free(v.made.at); /* empty: they were dropped */
     return status;
 }

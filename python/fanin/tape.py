@@ -30,7 +30,6 @@ The module reads from top to bottom:
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import operator
@@ -891,10 +890,6 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = N
 # ---------------------------------------------------------------- 5. The pass backward
 
 
-def _fill(number: object, out: NDArray) -> None:
-    out.fill(number)
-
-
 def roots_of(
     losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool
 ) -> list[tuple[fanin.Node | fanin.Leaf, int, object]]:
@@ -912,7 +907,7 @@ def roots_of(
                 g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
             elif type(g) in (bool, int, float, complex):  # a number of the step's own, in a recorded one too
                 fitted(g, x)
-                g = run(functools.partial(_fill, g), shape=(), dtype=x.dtype)
+                g = run(lambda out, number=g: out.fill(number), shape=(), dtype=x.dtype)
             elif isinstance(g, Var):
                 g = g if recording else g.needed_on(x.device.current())
             elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
@@ -1241,7 +1236,16 @@ class Compiled(Generic[R]):
                 ]
                 for leaf, g in zip(self._leaves, own, strict=True):
                     leaf.grad = g
-                passed, names = _with(args, kwargs, iter(inside))
+                copies = iter(inside)
+
+                def of(x: object) -> object:
+                    if type(x) is dict:
+                        return {k: of(y) for k, y in x.items()}
+                    return (
+                        next(copies) if type(x) is np.ndarray else Var(next(copies), cpu) if isinstance(x, Var) else x
+                    )
+
+                passed, names = [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
                 result = _mapped(self.step(*passed, **names), partial(_returned, recording))
                 after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
         except ValueError as e:
@@ -1468,42 +1472,27 @@ def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tu
 
 def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Key]:
     """The arrays among arguments, and of each argument its type and, where it is no array, its value."""
-    arrays, form = [], []
+    arrays, form = list[NDArray](), list[tuple[Label, object]]()
     for label, x in _leaves_of(args, kwargs):
-        data = _argument(label, x)
-        if data is not None:
-            arrays.append(data)
-        form.append((label, type(x) if data is not None else _kind(x)))
-    return tuple(arrays), tuple(form)
-
-
-def _with(
-    args: Sequence[object], kwargs: dict[str, object], arrays: Iterator[NDArray]
-) -> tuple[list[object], dict[str, object]]:
-    """The same arguments with these arrays."""
-
-    def of(x: object) -> object:
-        if type(x) is dict:
-            return {k: of(y) for k, y in x.items()}
-        return next(arrays) if type(x) is np.ndarray else Var(next(arrays), cpu) if isinstance(x, Var) else x
-
-    return [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
-
-
-def _argument(label: Label, x: object) -> NDArray | None:
-    """The array to copy in; None: the value is part of the recording."""
-    if isinstance(x, Var):
-        if x.edge is not None:
+        data = _data(x)
+        if isinstance(x, Var) and x.edge is not None:
             raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
-        x = x.data
-    if type(x) is np.ndarray:
-        return x
-    if isinstance(x, np.ndarray | np.generic | _core.Array) or not _hashable(x):
-        raise TypeError(
-            f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
-            f" got {x!r}"
-        )
-    return None
+        if type(data) is np.ndarray:
+            arrays.append(data)  # to copy in
+            form.append((label, type(x)))
+            continue
+        try:
+            hash(data)
+            value = not isinstance(data, np.ndarray | np.generic | _core.Array)
+        except TypeError:
+            value = False
+        if not value:
+            raise TypeError(
+                f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
+                f" got {data!r}"
+            )
+        form.append((label, _kind(x)))
+    return tuple(arrays), tuple(form)
 
 
 def _label(label: Label) -> str:
@@ -1513,14 +1502,6 @@ def _label(label: Label) -> str:
 def _array_label(key: Key, i: int) -> str:
     """Of the i-th array among arguments."""
     return [_label(label) for label, kind in key if label[0] == "argument" and _is_array(kind)][i]
-
-
-def _hashable(x: object) -> bool:
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
 
 
 def _kind(x: object) -> tuple[object, ...]:

@@ -140,9 +140,9 @@ NEAR = {
     "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"]
     + ["engine/test_leaf_circles.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
-    "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
     "engine/workers": ["engine/test_workers.py"],
-    "engine/backward": ["engine/test_large_graphs.py", "engine/test_workers.py"],
+    "engine/backward": ["engine/test_large_graphs.py", "engine/test_workers.py", "engine/test_captured_passes.py"]
+    + ["engine/test_streams.py", "engine/test_stream_graphs.py"],
     "engine/collect": ["engine/test_large_graphs.py"],
     "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]

@@ -22,33 +22,25 @@ static const char *node_text(const fan_node *n, char *buf, size_t size)
     return buf;
 }
 
-/* import_any: an object that is no ndarray of a known dtype. */
-static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
-{
-    fan_value v;
-    char name[128];
-    bool fits;
-    if (fan_import(o, false, true, &v) < 0)
-        return -1;
-    fits = v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams);
-    if (fits)
-        fan_c_show(fan_array_hold(v.array), out);
-    else
-        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got %s", node_text(n, name, sizeof name),
-                     FAN_TYPE_TEXT(o));
-    fan_value_release(&v);
-    return fits ? 0 : -1;
-}
-
 int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 {
     fan_dtype dtype = PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
     fan_array *a = NULL;
-    int bad = 0;
-    if (dtype != FAN_DT_NONE)
-        bad = fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
+    fan_value v;
+    char name[128];
+    int bad = dtype == FAN_DT_NONE ? 0 : fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     fan_c_show(bad ? NULL : a, out);
-    return a || bad || o == Py_None ? bad : import_any(o, n, out);
+    if (a || bad || o == Py_None)
+        return bad;
+    if (fan_import(o, false, true, &v) < 0)
+        return -1;
+    if (v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams))
+        fan_c_show(fan_array_hold(v.array), out);
+    else
+        bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s", node_text(n, name, sizeof name),
+                            FAN_TYPE_TEXT(o));
+    fan_value_release(&v);
+    return bad;
 }
 
 /* ---- call ---- */

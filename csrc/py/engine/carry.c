@@ -13,14 +13,6 @@
 
 enum { CONTEXT, MACHINE, TRACES, PARTS };
 
-/* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
-static PyObject *rings_beside(void)
-{
-    if (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on())
-        Py_RETURN_NONE;
-    return fan_call("fanin._trace.recording", "beside", "()");
-}
-
 static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
 
 static fan_status worker_new(void **worker, fan_error *err)
@@ -32,7 +24,7 @@ static fan_status worker_new(void **worker, fan_error *err)
     if (m && machine)
         fan_sim_hold(m);
     if (machine)
-        rings = rings_beside();
+        rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()") : Py_NewRef(Py_None);
     *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
     Py_XDECREF(context);
     Py_XDECREF(machine);

@@ -79,26 +79,6 @@ PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
 #define MOST_NOTES 16
 #define FOLDED ".. and %u notes more, of the passes around these"
 
-/* fold_notes: instead of another note, counts those that are left out. */
-static void fold_notes(PyObject *notes)
-{
-    PyObject *text;
-    unsigned n = 0;
-    Py_ssize_t at = PyList_GET_SIZE(notes);
-    while (at > 0 && n == 0) {
-        PyObject *one = PyList_GET_ITEM(notes, --at);
-        const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
-        if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
-            n = 0;
-    }
-    text = PyUnicode_FromFormat(FOLDED, n + 1);
-    if (text && n)
-        (void)PyList_SetItem(notes, at, Py_NewRef(text));
-    else if (text)
-        (void)PyList_Append(notes, text);
-    Py_XDECREF(text);
-}
-
 /* add_note: takes the reference to a str; NULL or "": none. Skips a note that exists and limits their number: endless
  * nested passes would add a thousand. */
 static void add_note(PyObject *e, PyObject *note)
@@ -109,9 +89,23 @@ static void add_note(PyObject *e, PyObject *note)
     PyErr_Clear(); /* only the error itself counts, here and below */
     if (any && !(list && PySequence_Contains(said, note) == 1)) {
         PyErr_Clear();
-        if (list && PyList_GET_SIZE(said) >= MOST_NOTES)
-            fold_notes(said);
-        else
+        if (list && PyList_GET_SIZE(said) >= MOST_NOTES) {
+            PyObject *text;
+            unsigned n = 0;
+            Py_ssize_t at = PyList_GET_SIZE(said);
+            while (at > 0 && n == 0) {
+                PyObject *one = PyList_GET_ITEM(said, --at);
+                const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
+                if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
+                    n = 0;
+            }
+            text = PyUnicode_FromFormat(FOLDED, n + 1);
+            if (text && n)
+                (void)PyList_SetItem(said, at, Py_NewRef(text));
+            else if (text)
+                (void)PyList_Append(said, text);
+            Py_XDECREF(text);
+        } else
             none = PyObject_CallMethod(e, "add_note", "O", note);
     }
     PyErr_Clear();

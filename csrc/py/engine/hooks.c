@@ -127,20 +127,6 @@ static char *value_text(const fan_value *v, char *buf, size_t size)
     return buf;
 }
 
-static bool values_match(const fan_value *a, const fan_value *b)
-{
-    const int64_t *one, *two;
-    int ndim = fan_value_shape(a, &one);
-    if (a->form != b->form)
-        return false;
-    if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
-        return ndim < 0; /* objects have no dtype or shape */
-    for (int i = 0; i < ndim; i++)
-        if (one[i] != two[i])
-            return false;
-    return true;
-}
-
 /* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
 static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
 {
@@ -157,7 +143,13 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         fan_value_release(&a);
         return -1;
     }
-    good = values_match(&a, &b);
+    const int64_t *shape, *other;
+    int ndim = fan_value_shape(&a, &shape); /* negative: objects have no dtype or shape */
+    good = a.form == b.form;
+    if (good && (ndim != fan_value_shape(&b, &other) || a.dtype != b.dtype || a.device != b.device))
+        good = ndim < 0;
+    else if (good && ndim > 0)
+        good = memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0;
     if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
         PyErr_Format(fan_state_get()->dtype_error,
                      "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
@@ -341,25 +333,6 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     return 0;
 }
 
-/* replace_all: the gradients become the post-hook's result `to`, which it takes; `were`: those before. */
-static int replace_all(const node_object *self, PyObject *to, PyObject *were, void **gradients, uint32_t ngradients,
-                       char *produced)
-{
-    char name[128], who[192];
-    for (uint32_t k = 0; k < ngradients; k++) {
-        PyObject *was = gradients[k];
-        gradients[k] = NULL;
-        Py_XDECREF(was);
-    }
-    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
-    if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
-        return -1;
-    for (uint32_t k = 0; k < ngradients; k++)
-        if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
-            produced[k] = 1;
-    return 0;
-}
-
 /* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that it got. */
 static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
                            PyObject **were)
@@ -385,16 +358,26 @@ static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, v
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
+    char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        PyObject *were, *to;
-        to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
-        if (to == Py_None)
+        PyObject *were, *to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
+        bad = !to;
+        if (to == Py_None) {
             Py_DECREF(to);
-        else if (to)
-            bad = replace_all(self, to, were, gradients, ngradients,
-                              PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2)));
-        bad = bad || !to;
+        } else if (to) { /* the gradients become its result */
+            char *produced = PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2));
+            for (uint32_t k = 0; k < ngradients; k++) {
+                PyObject *was = gradients[k];
+                gradients[k] = NULL;
+                Py_XDECREF(was);
+            }
+            PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
+            bad = fan_gradients_of(to, &self->node, who, gradients, ngradients);
+            for (uint32_t k = 0; k < ngradients && !bad; k++)
+                if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
+                    produced[k] = 1;
+        }
         Py_XDECREF(were);
     }
     return bad ? -1 : 0;

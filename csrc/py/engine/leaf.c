@@ -211,16 +211,6 @@ static bool part_is_unique(PyObject *part)
     return ours;
 }
 
-/* is_scipy: an array or matrix of scipy.sparse itself, which has its parts in its __dict__. */
-static bool is_scipy(PyObject *sum)
-{
-    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
-    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
-    bool is = name && strncmp(name, "scipy.sparse.", 13) == 0;
-    Py_XDECREF(module);
-    return is;
-}
-
 /* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
 static bool parts_are_unique(PyObject *sum)
 {
@@ -229,12 +219,16 @@ static bool parts_are_unique(PyObject *sum)
     bool ours = false;
     if (Py_REFCNT(sum) != 1)
         return false;
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
+    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    bool scipy = name && strncmp(name, "scipy.sparse.", 13) == 0;
+    Py_XDECREF(module);
     if (strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0) {
         parts = PyObject_GetAttrString(sum, "parts");
         ours = parts && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
         for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
             ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
-    } else if (is_scipy(sum)) {
+    } else if (scipy) { /* its parts are in its __dict__ */
         parts = PyObject_GetAttrString(sum, "__dict__");
         ours = parts && PyDict_CheckExact(parts);
         while (ours && PyDict_Next(parts, &at, &key, &part))
@@ -462,9 +456,23 @@ static int check_grad(const leaf_object *self, PyObject *value)
     return bad ? -1 : 0;
 }
 
-/* set_wide: replaces the sum of the passes by `value` (NULL: none). */
-static int set_wide(leaf_object *self, PyObject *value)
+static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
+    leaf_object *self = leaf_cast(o);
+    if (value == Py_None)
+        value = NULL;
+    if (check_kernel(self, "sets") < 0)
+        return -1;
+    if (self->accumulate) {
+        char name[128];
+        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+                             fan_node_name(&self->base.node, name, sizeof name));
+    }
+    if (value && check_grad(self, value) < 0)
+        return -1;
+    if (!self->wide)
+        return grad_write(self, Py_XNewRef(value));
+    /* `value` (NULL: none) replaces the sum of the passes. */
     PyObject *wide, *was = NULL;
     bool stale;
     int bad = claim(self);
@@ -486,23 +494,6 @@ static int set_wide(leaf_object *self, PyObject *value)
     Py_XDECREF(wide); /* without the claim: a finalizer may use the leaf */
     Py_XDECREF(was);
     return bad;
-}
-
-static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
-{
-    leaf_object *self = leaf_cast(o);
-    if (value == Py_None)
-        value = NULL;
-    if (check_kernel(self, "sets") < 0)
-        return -1;
-    if (self->accumulate) {
-        char name[128];
-        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
-                             fan_node_name(&self->base.node, name, sizeof name));
-    }
-    if (value && check_grad(self, value) < 0)
-        return -1;
-    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
 }
 
 static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
@@ -552,48 +543,21 @@ typedef struct leaf_args {
     PyObject *array, *like, *accumulate, *grad_dtype, *name, *stream;
 } leaf_args;
 
-/* is_object: an object that sums by its own + (A8): 1, 0, or -1 with an exception: it cannot be summed. */
-static int is_object(PyObject *o)
-{
-    fan_value v;
-    if (PyArray_CheckExact(o))
-        return 0;
-    if (fan_import(o, false, false, &v) < 0)
-        return -1;
-    int object = v.form == FAN_FORM_OBJECT;
-    fan_value_release(&v);
-    return object;
-}
-
 /* declared: the declaration of the leaf's slot; new reference. */
 static PyObject *declared(const leaf_args *a)
 {
     if (a->like)
         return fan_call("fanin._engine", "slot_like", "(O)", a->like);
-    int object = is_object(a->array);
-    if (object < 0)
-        return NULL;
-    if (object)
-        return fan_call("fanin.slots", "Slot", "()");
-    return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
-}
-
-/* wide_of: makes an InputBuffer that sums in the dtype `accumulate`: 0, or -1 with an exception. */
-static int wide_of(leaf_object *self, PyObject *accumulate)
-{
-    const fan_slot_spec *spec = spec_of(self);
-    fan_stream *own = fan_node_stream(&self->base.node);
-    char device[32];
-    PyObject *pair =
-        fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
-                 fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), accumulate,
-                 own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
-    if (pair) {
-        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
-        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
-        Py_DECREF(pair);
+    if (!PyArray_CheckExact(a->array)) {
+        fan_value v;
+        if (fan_import(a->array, false, false, &v) < 0)
+            return NULL;                         /* it cannot be summed */
+        bool object = v.form == FAN_FORM_OBJECT; /* it sums by its own + (A8) */
+        fan_value_release(&v);
+        if (object)
+            return fan_call("fanin.slots", "Slot", "()");
     }
-    return pair ? 0 : -1;
+    return is_number(a->array) ? fan_call("fanin.slots", "Slot", "(())") : Py_NewRef(a->array);
 }
 
 static int fill_in(leaf_object *self, const leaf_args *a)
@@ -630,8 +594,20 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
         return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
-    } else if (a->accumulate && wide_of(self, a->accumulate) < 0)
-        return -1;
+    } else if (a->accumulate) { /* an InputBuffer that sums in this dtype */
+        const fan_slot_spec *spec = spec_of(self);
+        fan_stream *own = fan_node_stream(&self->base.node);
+        char device[32];
+        PyObject *pair =
+            fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
+                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), a->accumulate,
+                     own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+        if (!pair)
+            return -1;
+        self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+        self->wide_slots = Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(pair);
+    }
     PyObject *asks;
     if (!(self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))) {
         asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);

@@ -186,28 +186,6 @@ static int declare_arrays(fan_slot_specs *d, PyObject *slots)
     return 1;
 }
 
-/* declare_any: slots= of arrays, Slots and Nones: 0, or -1 with an exception. */
-static int declare_any(node_more *more, PyObject *slots, const char *name)
-{
-    int bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots), bad = -1;
-    PyObject *list = NULL;
-    if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
-        fan_refuse(PyExc_TypeError, "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
-                   Py_TYPE(slots)->tp_name);
-    else if (bare == 0) {
-        PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
-        list = type ? PySequence_List(slots) : NULL;
-        for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-            PyObject *empty = PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
-            if (PyList_GET_ITEM(list, i) == Py_None && (!empty || PyList_SetItem(list, i, empty) < 0))
-                Py_CLEAR(list);
-        }
-        bad = list ? fan_slot_specs_of(list, name, &more->slots, &more->names) : -1;
-    }
-    Py_XDECREF(list);
-    return bad;
-}
-
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
 {
     node_more *more = fan_node_more(self);
@@ -221,7 +199,27 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
         return -1;
     fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
     fan_error_context_push(&w);
-    bad = arrays ? 0 : declare_any(more, slots, w.buffer);
+    bad = 0;
+    if (!arrays) { /* arrays, Slots and Nones */
+        int bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots);
+        bad = -1;
+        PyObject *list = NULL;
+        if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
+            fan_refuse(PyExc_TypeError,
+                       "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
+                       Py_TYPE(slots)->tp_name);
+        else if (bare == 0) {
+            PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+            list = type ? PySequence_List(slots) : NULL;
+            for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+                PyObject *empty = PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
+                if (PyList_GET_ITEM(list, i) == Py_None && (!empty || PyList_SetItem(list, i, empty) < 0))
+                    Py_CLEAR(list);
+            }
+            bad = list ? fan_slot_specs_of(list, w.buffer, &more->slots, &more->names) : -1;
+        }
+        Py_XDECREF(list);
+    }
     if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
         bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
                          FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
@@ -261,26 +259,6 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
     return s;
 }
 
-/* own_by_slots: *own: a hold on the current stream of the first device with streams that a slot declares; *host: all
- * slots declare the CPU. */
-static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream **own, bool *host)
-{
-    *host = specs != NULL;
-    for (size_t i = 0; specs && i < specs->n; i++) {
-        fan_device *d = specs->specs[i].device;
-        if (d && d->backend->has_streams) {
-            PyObject *example = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots)
-                                    ? PyList_GET_ITEM(slots, (Py_ssize_t)i)
-                                    : NULL;
-            *host = false;
-            *own = current_for(d, example);
-            return *own ? 0 : -1;
-        }
-        *host = *host && d;
-    }
-    return 0;
-}
-
 /* check_slots: stream= must be of the device of a slot, and able to wait for what every slot holds. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
@@ -305,8 +283,10 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
                       machine ? " of another machine" : "");
 }
 
-static int own_of(node_object *self, place_args *a, PyObject *slots)
+static int place_in(node_object *self, place_args *a, PyObject *slots)
 {
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
     char one[32], two[32];
     if (a->stream && a->device && a->device != a->stream->device)
         return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
@@ -314,21 +294,21 @@ static int own_of(node_object *self, place_args *a, PyObject *slots)
                           fan_device_text(a->stream->device, two, sizeof two));
     if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
         return -1;
-    if (a->stream)
-        return check_slots(specs_of(self), a->stream);
-    if (a->device)
-        self->node.host = true;
-    else if (own_by_slots(specs_of(self), slots, &a->stream, &self->node.host) < 0)
-        return -1;
-    return 0;
-}
-
-static int place_in(node_object *self, place_args *a, PyObject *slots)
-{
-    FAN_UNINITIALIZED fan_error err;
-    fan_error_clear(&err);
-    if (own_of(self, a, slots) < 0)
-        return -1;
+    const fan_slot_specs *specs = specs_of(self);
+    if (a->stream) {
+        if (check_slots(specs, a->stream) < 0)
+            return -1;
+    } else {
+        self->node.host = a->device || specs; /* all slots declare the CPU */
+        for (size_t i = 0; !a->device && specs && i < specs->n && !a->stream; i++) {
+            fan_device *d = specs->specs[i].device;
+            bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
+            self->node.host = self->node.host && d && !d->backend->has_streams;
+            if (d && d->backend->has_streams &&
+                !(a->stream = current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL)))
+                return -1;
+        }
+    }
     fan_status status = fan_stream_set_now(&a->now, &err);
     if (status == FAN_OK && a->stream)
         status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);
@@ -438,55 +418,42 @@ static int link_edges(node_object *self, PyObject *edges)
     return bad;
 }
 
-static int inputs_arg(PyObject *inputs, uint32_t *out)
-{
-    int64_t n = 1;
-    *out = 0;
-    if (!inputs)
-        return 0;
-    n = fan_small_index(inputs);
-    if (n < 0 && fan_index(inputs, "inputs", NULL, &n) < 0)
-        return -1;
-    if (n >= 1 && n < INT32_MAX) {
-        *out = (uint32_t)n;
-        return 0;
-    }
-    return fan_set_error(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
-                         inputs);
-}
+/* The arguments of Node, as core.pyi declares them. */
+enum { FN, INPUTS, EDGES, SLOTS, RELEASE, NAME, STREAM, DEVICE, GROUP };
 
-typedef struct node_args {
-    PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
-} node_args;
-
-static int fill_in(node_object *self, const node_args *a)
+static int fill_in(node_object *self, PyObject *const *a)
 {
-    uint32_t inputs = 0;
-    if (!PyCallable_Check(a->fn))
-        return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a->fn));
-    if (a->release && a->release != Py_None && !PyCallable_Check(a->release))
-        return fan_set_error(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a->release));
-    if (a->name && a->name != Py_None && (!(self->name = PyObject_Str(a->name)) || !fan_text_arg(self->name)))
+    int64_t n = a[INPUTS] ? fan_small_index(a[INPUTS]) : 0;
+    if (!PyCallable_Check(a[FN]))
+        return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a[FN]));
+    if (a[RELEASE] && a[RELEASE] != Py_None && !PyCallable_Check(a[RELEASE]))
+        return fan_set_error(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a[RELEASE]));
+    if (a[NAME] && a[NAME] != Py_None && (!(self->name = PyObject_Str(a[NAME])) || !fan_text_arg(self->name)))
         return -1;
-    if (inputs_arg(a->inputs, &inputs) < 0 ||
-        (a->slots && a->slots != Py_None && fan_node_declare(self, a->slots, &inputs) < 0))
+    if (n < 0 && fan_index(a[INPUTS], "inputs", NULL, &n) < 0)
         return -1;
-    if ((a->stream || a->device || a->slots || fan_streams_in_use()) &&
-        fan_node_place(self, a->stream, a->device, a->slots) < 0)
+    if (a[INPUTS] && (n < 1 || n >= INT32_MAX))
+        return fan_set_error(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R",
+                             INT32_MAX - 1, a[INPUTS]);
+    uint32_t inputs = (uint32_t)n; /* 0: not given */
+    if (a[SLOTS] && a[SLOTS] != Py_None && fan_node_declare(self, a[SLOTS], &inputs) < 0)
         return -1;
-    if (a->group && a->group != Py_None) {
-        if (PyLong_Check(a->group) || PyFloat_Check(a->group) || PyTuple_Check(a->group) || PyBytes_Check(a->group))
+    if ((a[STREAM] || a[DEVICE] || a[SLOTS] || fan_streams_in_use()) &&
+        fan_node_place(self, a[STREAM], a[DEVICE], a[SLOTS]) < 0)
+        return -1;
+    if (a[GROUP] && a[GROUP] != Py_None) {
+        if (PyLong_Check(a[GROUP]) || PyFloat_Check(a[GROUP]) || PyTuple_Check(a[GROUP]) || PyBytes_Check(a[GROUP]))
             return fan_set_error(PyExc_TypeError,
                                  "group must be a str or an object shared by the nodes (compared by identity), got %s",
-                                 FAN_TYPE_TEXT(a->group));
+                                 FAN_TYPE_TEXT(a[GROUP]));
         if (!fan_node_more(self))
             return -1;
-        self->more->group = Py_NewRef(a->group);
-        if (PyUnicode_CheckExact(a->group)) /* equal strings are one group */
+        self->more->group = Py_NewRef(a[GROUP]);
+        if (PyUnicode_CheckExact(a[GROUP])) /* equal strings are one group */
             PyUnicode_InternInPlace(&self->more->group);
     }
-    if (fan_is_function(a->fn)) {
-        uint32_t takes = ((function_object *)a->fn)->inputs;
+    if (fan_is_function(a[FN])) {
+        uint32_t takes = ((function_object *)a[FN])->inputs;
         char name[128];
         if (inputs && inputs != takes)
             return fan_set_error(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
@@ -502,9 +469,9 @@ static int fill_in(node_object *self, const node_args *a)
         if (line[0] && !(self->more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace")))
             return -1;
     }
-    self->fn = Py_NewRef(a->fn);
-    self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
-    if (a->edges && a->edges != Py_None && link_edges(self, a->edges) < 0)
+    self->fn = Py_NewRef(a[FN]);
+    self->release = a[RELEASE] && a[RELEASE] != Py_None ? Py_NewRef(a[RELEASE]) : NULL;
+    if (a[EDGES] && a[EDGES] != Py_None && link_edges(self, a[EDGES]) < 0)
         return -1;
     self->node.made = true;
     return 0;
@@ -521,41 +488,16 @@ static node_object *node_alloc(PyTypeObject *type)
     return self;
 }
 
-static node_args args_of(PyObject *const *v)
-{
-    return (node_args){v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8]};
-}
-
 static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
 {
-    const node_args a = args_of(values);
     node_object *self = node_alloc(type);
     if (!self)
         return NULL;
-    if (fill_in(self, &a) < 0)
+    if (fill_in(self, values) < 0)
         Py_CLEAR(self);
     else
         PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
     return (PyObject *)self;
-}
-
-/* link_to: edges from the C API. */
-static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
-{
-    char name[128];
-    if (FAN_CHECK(fan_node_room(&self->node, nedges, &err)) < 0)
-        return -1;
-    for (size_t i = 0; i < nedges; i++) {
-        node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
-        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs))
-            return fan_set_error(to ? PyExc_IndexError : PyExc_TypeError,
-                                 to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
-                                    : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                                 fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0,
-                                 edges[i].slot);
-        fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
-    }
-    return 0;
 }
 
 PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
@@ -566,7 +508,21 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     self->node.inputs = fn->inputs;
     self->node.host = self->node.made = true;
     self->fn = Py_NewRef((PyObject *)fn);
-    if ((name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) || link_to(self, edges, nedges) < 0)
+    int bad = (name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) ||
+              FAN_CHECK(fan_node_room(&self->node, nedges, &err)) < 0;
+    for (size_t i = 0; i < nedges && !bad; i++) {
+        node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
+        char own[128];
+        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs))
+            bad = fan_set_error(to ? PyExc_IndexError : PyExc_TypeError,
+                                to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
+                                   : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
+                                fan_node_name(&self->node, own, sizeof own), i, to ? to->node.inputs - 1 : 0,
+                                edges[i].slot);
+        else
+            fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
+    }
+    if (bad)
         Py_CLEAR(self);
     else
         PyObject_GC_Track((PyObject *)self);
@@ -816,8 +772,7 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
     node_cast(o)->node.begun = true;
     if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
         return -1;
-    const node_args a = args_of(values);
-    return fill_in(node_cast(o), &a);
+    return fill_in(node_cast(o), values);
 }
 
 static PyMemberDef members[] = {

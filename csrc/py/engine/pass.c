@@ -83,64 +83,6 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
-/* one_by: the one that one= returns. */
-static PyObject *one_by(const pass_parts *parts, size_t index, node_object *n, uint32_t slot)
-{
-    PyObject *made = PyObject_CallFunction(parts->one, "OI", n, (unsigned)slot);
-    char name[128];
-    if (made != Py_None)
-        return made;
-    Py_DECREF(made);
-    return PyErr_Format(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
-                        parts->config.call, index, fan_node_name(&n->node, name, sizeof name), slot);
-}
-
-static int root_arg(pass_parts *parts, size_t index, PyObject *item)
-{
-    fan_root *r = &parts->config.roots[index];
-    bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
-    PyObject *named = tuple ? PyTuple_GET_ITEM(item, 0) : item;
-    char text[208];
-    node_object *n = fan_node_arg(named);
-    PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
-    uint32_t slot = 0;
-    if (!n)
-        return fan_set_error(PyExc_TypeError,
-                             "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s",
-                             parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
-    if (tuple && slot_of(parts, "root", index, n, PyTuple_GET_ITEM(item, 1), &slot) < 0)
-        return -1;
-    gradient = gradient != Py_None ? Py_NewRef(gradient)
-               : parts->one        ? one_by(parts, index, n, slot)
-                                   : one_of(parts, index, n, slot);
-    *r = (fan_root){&n->node, slot, gradient};
-    return gradient ? 0 : -1;
-}
-
-static int input_arg(pass_parts *parts, size_t index, PyObject *item)
-{
-    fan_wanted *w = &parts->config.wanted[index];
-    bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
-    PyObject *named = tuple ? PyTuple_GET_ITEM(item, 0) : item;
-    char text[208];
-    const node_object *n = fan_node_arg(named);
-    if (!n)
-        return fan_set_error(PyExc_TypeError,
-                             "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
-                             parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
-    w->node = (fan_node *)(uintptr_t)&n->node;
-    w->slot = 0;
-    if (tuple && slot_of(parts, "input", index, n, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
-        return -1;
-    if (parts->config.capture || n->node.ops->leaf)
-        return 0;
-    char name[128];
-    return fan_set_error(
-        PyExc_TypeError,
-        "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) returns that of any node",
-        parts->config.call, index, fan_node_name(&n->node, name, sizeof name));
-}
-
 /* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
@@ -153,29 +95,6 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
         return (*out = PySequence_Tuple(o)) ? 0 : -1;
     PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
     return fan_sequence_arg(o, named, out);
-}
-
-static int workers_arg(fan_backward_config *c, PyObject *workers)
-{
-    int64_t n = workers ? fan_small_index(workers) : 1;
-    char named[64];
-    if (n < 1 || n > FAN_WORKERS_MOST) {
-        PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
-        if (fan_index(workers, named, NULL, &n) < 0)
-            return -1;
-    }
-    if (n < 1 || n > FAN_WORKERS_MOST)
-        return fan_set_error(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named,
-                             FAN_WORKERS_MOST, workers);
-    if (n > 1 && (c->schedule || c->create_graph))
-        return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
-                             c->schedule
-                                 ? "schedule= picks the next node of one worker"
-                                 : "create_graph=True numbers the new nodes in the order of their creation, and the "
-                                   "order of later sums depends on these numbers",
-                             (long long)n);
-    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
-    return 0;
 }
 
 static int function_arg(const fan_backward_config *c, PyObject *o, const char *what, void **out)
@@ -210,8 +129,25 @@ static int parse(pass_parts *parts, PyObject *const *a)
         function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 || function_arg(c, a[ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
-    if (workers_arg(c, parts->is_walk ? NULL : a[WORKERS]) < 0)
-        return -1;
+    PyObject *workers = parts->is_walk ? NULL : a[WORKERS];
+    int64_t n = workers ? fan_small_index(workers) : 1;
+    char named[64];
+    if (n < 1 || n > FAN_WORKERS_MOST) {
+        PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
+        if (fan_index(workers, named, NULL, &n) < 0)
+            return -1;
+    }
+    if (n < 1 || n > FAN_WORKERS_MOST)
+        return fan_set_error(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named,
+                             FAN_WORKERS_MOST, workers);
+    if (n > 1 && (c->schedule || c->create_graph))
+        return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
+                             c->schedule
+                                 ? "schedule= picks the next node of one worker"
+                                 : "create_graph=True numbers the new nodes in the order of their creation, and the "
+                                   "order of later sums depends on these numbers",
+                             (long long)n);
+    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
     size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
            nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
     c->limited = parts->inputs != NULL;
@@ -225,12 +161,54 @@ static int parse(pass_parts *parts, PyObject *const *a)
     }
     c->nroots = nroots;
     c->nwanted = nwanted;
-    for (size_t i = 0; i < nwanted; i++)
-        if (input_arg(parts, i, PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i)) < 0)
+    char text[208], name[128];
+    for (size_t i = 0; i < nwanted; i++) {
+        fan_wanted *w = &c->wanted[i];
+        PyObject *item = PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i);
+        bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
+        PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+        const node_object *to = fan_node_arg(node);
+        if (!to)
+            return fan_set_error(PyExc_TypeError,
+                                 "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s", c->call,
+                                 i, fan_no_node_text(item, node, text, sizeof text));
+        w->node = (fan_node *)(uintptr_t)&to->node;
+        w->slot = 0;
+        if (tuple && slot_of(parts, "input", i, to, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
             return -1;
-    for (size_t i = 0; i < nroots; i++)
-        if (root_arg(parts, i, PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i)) < 0)
+        if (!c->capture && !to->node.ops->leaf)
+            return fan_set_error(PyExc_TypeError,
+                                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
+                                 "returns that of any node",
+                                 c->call, i, fan_node_name(&to->node, name, sizeof name));
+    }
+    for (size_t i = 0; i < nroots; i++) {
+        fan_root *r = &c->roots[i];
+        PyObject *item = PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i);
+        bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
+        PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+        node_object *to = fan_node_arg(node);
+        PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
+        uint32_t slot = 0;
+        if (!to)
+            return fan_set_error(
+                PyExc_TypeError,
+                "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s", c->call, i,
+                fan_no_node_text(item, node, text, sizeof text));
+        if (tuple && slot_of(parts, "root", i, to, PyTuple_GET_ITEM(item, 1), &slot) < 0)
             return -1;
+        gradient = gradient != Py_None ? Py_NewRef(gradient)
+                   : parts->one        ? PyObject_CallFunction(parts->one, "OI", to, (unsigned)slot)
+                                       : one_of(parts, i, to, slot);
+        if (gradient == Py_None) {
+            Py_DECREF(gradient);
+            return fan_set_error(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
+                                 c->call, i, fan_node_name(&to->node, name, sizeof name), slot);
+        }
+        *r = (fan_root){&to->node, slot, gradient};
+        if (!gradient)
+            return -1;
+    }
     return 0;
 }
 

@@ -131,15 +131,6 @@ static fan_status run_loop(void *ctx, fan_error *err)
 
 static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
 
-/* is_flat: whether one inner loop covers all of `a`, laid out like `out`. */
-static bool is_flat(PyArrayObject *a, PyArrayObject *out)
-{
-    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
-    return both & NPY_ARRAY_ALIGNED && both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
-           PyArray_NDIM(a) == PyArray_NDIM(out) &&
-           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
-}
-
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
 static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
 {
@@ -163,19 +154,10 @@ static bool loop_takes(PyObject *x, PyArrayObject *out)
     bool disjoint =
         PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
                                                                   PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
-    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && is_flat(a, out) && disjoint;
-}
-
-/* loop_argument: sets the address and step of the i-th argument: 0, or -1 with an exception. */
-static int loop_argument(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
-{
-    if (PyArray_Check(x)) {
-        l->at[i] = PyArray_BYTES((PyArrayObject *)x);
-        l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)x);
-        return 0;
-    }
-    l->at[i] = l->numbers[i];
-    return PyArray_SETITEM(out, l->numbers[i], x);
+    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out); /* one inner loop covers all of it */
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && disjoint && both & NPY_ARRAY_ALIGNED &&
+           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
 }
 
 /* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is none. */
@@ -199,12 +181,17 @@ static bool call_loop(PyObject *call, fan_cpu_call *how)
     l->run = f->functions[which];
     l->data = f->data ? f->data[which] : NULL;
     l->count = PyArray_SIZE(out);
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (loop_argument(l, i, args[i], out) < 0) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        bool array = PyArray_Check(args[i]);
+        l->at[i] = array ? PyArray_BYTES((PyArrayObject *)args[i]) : l->numbers[i];
+        if (array) {
+            l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)args[i]);
+        } else if (PyArray_SETITEM(out, l->numbers[i], args[i]) < 0) {
             PyErr_Clear();
             PyMem_RawFree(l);
             return false;
         }
+    }
     how->run = run_loop;
     how->drop = drop_loop;
     how->ctx = l;

@@ -68,21 +68,6 @@ static void function_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-PyObject *fan_graph_python(const char *name, const char *format, ...)
-{
-    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
-    PyObject *fn = module ? PyObject_GetAttrString(module, name) : NULL, *args = NULL, *made = NULL;
-    va_list values;
-    va_start(values, format);
-    if (fn && (args = Py_VaBuildValue(format, values)))
-        made = PyObject_CallObject(fn, args);
-    va_end(values);
-    Py_XDECREF(args);
-    Py_XDECREF(fn);
-    Py_XDECREF(module);
-    return made;
-}
-
 /* ---- a body ---- */
 
 typedef struct body {
@@ -171,7 +156,7 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
     if (b->self->tree->verify)
-        Py_XSETREF(b->outside, fan_graph_python("outside", "(O)", b->self->fn));
+        Py_XSETREF(b->outside, fan_call(TREES, "outside", "(O)", b->self->fn));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
         fan_handles_begin(&scope);
@@ -217,7 +202,7 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
         return;
     PyObject *number = PyLong_FromLong(node);
     PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
-    PyObject *words = before ? fan_graph_python("changed", "(OO)", self->fn, before) : NULL;
+    PyObject *words = before ? fan_call(TREES, "changed", "(OO)", self->fn, before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
         snprintf(buf, size, "%s", text);
@@ -243,7 +228,7 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
             "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
             "or complex in native byte order: x.astype(..)",
             self->name, i, (PyObject *)d);
-    else if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
+    else if (!fan_handles_outermost() || fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
         (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     return a;
 }
@@ -335,18 +320,6 @@ static PyObject *result_of(const body *b, const fan_tree_result *r)
     return made;
 }
 
-/* add_note: adds the function's name to the live exception. */
-static void add_note(const graph_function *self)
-{
-    PyObject *raised = fan_exception_take();
-    PyObject *note = PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
-    PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
-    PyErr_Clear();
-    Py_XDECREF(note);
-    Py_XDECREF(done);
-    fan_exception_put(raised);
-}
-
 static PyObject *call_with(graph_function *self, body *b, uint64_t key)
 {
     char call_site[96];
@@ -391,8 +364,16 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         self->scratch = result;
     if (status != FAN_OK) {
         fan_raise(status, &err);
-        if (status == FAN_ERR_EXTERN)
-            add_note(self);
+        if (status == FAN_ERR_EXTERN) {
+            PyObject *raised = fan_exception_take();
+            PyObject *note =
+                PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
+            PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
+            PyErr_Clear();
+            Py_XDECREF(note);
+            Py_XDECREF(done);
+            fan_exception_put(raised);
+        }
     }
     return made;
 }
@@ -463,10 +444,10 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
     self->fn = Py_NewRef(fn);
     self->key = key == Py_None ? NULL : Py_NewRef(key);
     if ((self->name = name_of(fn)))
-        self->keys = fan_graph_python("Keys", "(O)", self->name);
+        self->keys = fan_call(TREES, "Keys", "(O)", self->name);
     PyObject *options = !self->keys ? NULL
-                        : roles     ? fan_graph_python("options", "(OO)", roles, keep)
-                                    : fan_graph_python("options", "(sO)", "auto", keep);
+                        : roles     ? fan_call(TREES, "options", "(OO)", roles, keep)
+                                    : fan_call(TREES, "options", "(sO)", "auto", keep);
     if (options) {
         PyObject *kept = PyTuple_GET_ITEM(options, 2); /* None: all */
         size_t nkeep = kept == Py_None ? SIZE_MAX : (size_t)PyBytes_GET_SIZE(kept);
@@ -493,14 +474,14 @@ static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
     const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
     if (!function_self(o)->called)
         Py_RETURN_NONE;
-    return fan_graph_python("outcome", "(iziI)", (int)last.outcome, last.reason[0] ? last.reason : NULL, last.node,
-                            (unsigned)last.rules);
+    return fan_call(TREES, "outcome", "(iziI)", (int)last.outcome, last.reason[0] ? last.reason : NULL, last.node,
+                    (unsigned)last.rules);
 }
 
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
     PyObject *last = function_get_last(o, NULL);
-    return last ? fan_graph_python("explained", "(ON)", function_self(o)->name, last) : NULL;
+    return last ? fan_call(TREES, "explained", "(ON)", function_self(o)->name, last) : NULL;
 }
 
 static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }

@@ -170,7 +170,7 @@ static PyObject *tree_function(PyObject *o, PyObject *const *a) { return fan_gra
 
 static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
-    return fan_graph_python("plot", "(OO)", o, a[0] ? a[0] : Py_None);
+    return fan_call(TREES, "plot", "(OO)", o, a[0] ? a[0] : Py_None);
 }
 
 static fan_tree_stats stats_of(PyObject *o)
@@ -185,11 +185,10 @@ static fan_tree_stats stats_of(PyObject *o)
 static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s = stats_of(o);
-    return fan_graph_python("GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
-                            (unsigned long long)s.in_use, (unsigned long long)s.high_water,
-                            (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-                            (unsigned long long)s.replayed, (unsigned long long)s.eager, (unsigned long long)s.restored,
-                            (unsigned long long)s.driver_bytes);
+    return fan_call(TREES, "GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
+                    (unsigned long long)s.in_use, (unsigned long long)s.high_water, (unsigned long long)s.warmed,
+                    (unsigned long long)s.recorded, (unsigned long long)s.replayed, (unsigned long long)s.eager,
+                    (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
 }
 
 /* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's; takes `one`. */

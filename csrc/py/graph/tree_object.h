@@ -12,9 +12,8 @@ typedef struct fan_graph_tree_object {
     unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
-/* fan_graph_python: calls something of fanin.graph.trees, with arguments as of Py_BuildValue: a tuple. New reference,
- * or NULL with an exception. */
-PyObject *fan_graph_python(const char *name, const char *format, ...);
+#define TREES "fanin.graph.trees" /* the module of their Python part */
+
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);
 
