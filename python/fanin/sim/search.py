@@ -192,24 +192,6 @@ class Findings:
     first_failure: Run | None = None
     incomparable: str | None = None
 
-    def note(self, run: Run) -> bool:
-        """Count a run; return whether it failed, or gave another result than the first."""
-        self.runs += 1
-        failed = run.race or run.error is not None
-        self.incomparable = self.incomparable or run.incomparable
-        if run.race:
-            self.races += 1
-        elif isinstance(run.error, DeadlockError):
-            self.deadlocks += 1
-        elif run.error is not None:
-            self.errors += 1
-        elif run.bits not in self.results:
-            failed = bool(self.results)
-            self.results[run.bits] = run.value
-        if failed and self.first_failure is None:
-            self.first_failure = run
-        return failed
-
 
 class Search:
     """The orders of a scene's host threads, tried one after the other."""
@@ -221,7 +203,21 @@ class Search:
         self.stopped = False
 
     def note(self, run: Run) -> None:
-        failed = self.found.note(run)
+        """Count a run; it failed also if it gave another result than the first."""
+        found, failed = self.found, run.race or run.error is not None
+        found.runs += 1
+        found.incomparable = found.incomparable or run.incomparable
+        if run.race:
+            found.races += 1
+        elif isinstance(run.error, DeadlockError):
+            found.deadlocks += 1
+        elif run.error is not None:
+            found.errors += 1
+        elif run.bits not in found.results:
+            failed = bool(found.results)
+            found.results[run.bits] = run.value
+        if failed and found.first_failure is None:
+            found.first_failure = run
         self.stopped = failed and (self.stop_at_first or isinstance(run.error, StuckError))
 
     def try_all(self) -> bool:
