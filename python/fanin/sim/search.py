@@ -32,27 +32,18 @@ class Report:
     """
 
     name: str
-    runs: int
-    """Orders that were run to their end."""
-    complete: bool
-    """True if these are all orders, or cover all."""
-    skipped: int
-    """Orders given up early because others cover them; `limit` does not count them."""
-    sampled: int
-    """The number of `runs` that were drawn at random, beyond the limit."""
-    repeats: bool
-    """False if the scenario acted differently in two runs of the same order; then `complete` is False."""
+    runs: int  #: Orders that were run to their end
+    complete: bool  #: True if these are all orders, or cover all
+    skipped: int  #: Orders given up early because others cover them; `limit` does not count them
+    sampled: int  #: The number of `runs` that were drawn at random, beyond the limit
+    repeats: bool  #: False if the scenario acted differently in two runs of the same order; then `complete` is False
     races: int
     deadlocks: int
     errors: int
-    results: tuple[object, ...]
-    """The different results, the first run's first."""
-    schedule: str | None
-    """The order of the first run that failed or differed; None if there is none."""
-    error: BaseException | None
-    """The exception of that run, if there is one."""
-    incomparable: str | None
-    """A type among the results without a value to compare: then the results may differ."""
+    results: tuple[object, ...]  #: The different results, the first run's first
+    schedule: str | None  #: The order of the first run that failed or differed; None if there is none
+    error: BaseException | None  #: The exception of that run, if there is one
+    incomparable: str | None  #: A type among the results without a value to compare: then the results may differ
     run: Callable[[str], object] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -128,10 +119,8 @@ class Scene:
 
     scenario: Scenario
     make: Callable[[], Machine]
-    steps: int
-    """Steps after which a run counts as a deadlock."""
-    stuck_after: float
-    """Seconds after which a thread that does not return does."""
+    steps: int  #: Steps after which a run counts as a deadlock
+    stuck_after: float  #: Seconds after which a thread that does not return does
 
     def run(self, search: object) -> Run:
         """Run the scenario once, in the order that the search, which has begun, gives."""
