@@ -310,7 +310,7 @@ class Reducer:
 
     def _refuse_others(self, bucket: _Bucket, i: int) -> None:
         if not self._takes or (self._passing and _inside.get() is not self):
-            when = "during a pass with reducer=" if self._takes else "after the end"
+            when = "during a pass with reducer=" if self._takes and not self._each else "after the end"
             raise RuntimeError(
                 f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
                 " thread before"
