@@ -92,7 +92,7 @@ class Slot:
             self.__dict__["shape"] = shape_of(shape, "Slot")
         if dtype is not None:
             if type(dtype) is not str or dtype not in _NAMES:
-                _check_dtype("dtype", dtype)
+                _check_dtype("Slot: dtype", dtype)
             self.__dict__["dtype"] = dtype
         if device is not None:
             if not isinstance(device, str):
@@ -100,7 +100,7 @@ class Slot:
             self.__dict__["device"] = device
         if accumulate is not None:
             if not (isinstance(accumulate, str) and accumulate == "exact"):
-                _check_dtype("accumulate", accumulate)
+                _check_dtype("Slot: accumulate", accumulate)
             self.__dict__["accumulate"] = accumulate
         if combine is not None:
             if not callable(combine):
@@ -118,13 +118,14 @@ class Slot:
 _NAMES: set[str] = set()
 
 
-def _check_dtype(name: str, dtype: object) -> None:
+def _check_dtype(where: str, dtype: object) -> str | None:
     try:
         known = _core.dtype_name(dtype)
     except (TypeError, ValueError) as e:
-        raise type(e)(f"Slot: {name}: {e}") from None
+        raise type(e)(f"{where}: {e}") from None
     if type(dtype) is str and dtype == known:
         _NAMES.add(dtype)
+    return known
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,11 +198,7 @@ class Zero:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", shape_of(self.shape, "Zero"))
-        try:
-            name = _core.dtype_name(self.dtype)
-        except (TypeError, ValueError) as e:
-            raise type(e)(f"Zero: {e}") from None
-        if name is None:
+        if _check_dtype("Zero", self.dtype) is None:
             raise TypeError("Zero: expected a dtype, got None")
 
 

@@ -172,7 +172,7 @@ def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytes
         for k in range(len(self._buckets)):
             self.some.wait(k + 1)
             bucket = self.ready[k]
-            with self._call(number, bucket.number) as call:
+            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 self._sum(call, bucket)
 
     monkeypatch.setattr(Reducer, "__init__", made)
@@ -302,7 +302,7 @@ def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: p
         """.. and so does not wait for the end."""
         for bucket in self._buckets:
             failed = self._until(bucket)
-            with self._call(number, bucket.number) as call:
+            with Call(self.group, self._name, number, bucket.number, self._timeout) as call:
                 if failed is not None:
                     call.meet({}, failure={"text": f": {failed}", "leaf": None})
                 self._sum(call, bucket)

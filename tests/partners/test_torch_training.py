@@ -1097,5 +1097,6 @@ def test_the_name_of_a_parameter_comes_from_the_errors_fields_and_not_from_its_m
         buf.add(1, torch.ones(3))
     reason = getattr(caught.value, "reason")  # noqa: B009
     caught.value.args = ("another message altogether",)
-    fanin.torch._rename(caught.value, ["w", "slot 0: b"])
+    with pytest.raises(ValueError, match="accumulate: slot 0: b"), fanin.torch._named(["w", "slot 0: b"]):
+        raise caught.value
     assert caught.value.args == (f"accumulate: slot 0: b: {reason}",)

@@ -395,11 +395,13 @@ def plus(first: object, second: object) -> object:
     """first + second. The object's own operator is called where the other is a plain array, which would else broadcast
     over it.
     """
-    result: object
+    result: object = NotImplemented
     if is_plain(second):
-        result = operate(first, "__add__", second)
+        if (method := getattr(type(first), "__add__", None)) is not None:
+            result = method(first, second)
     elif is_plain(first):
-        result = operate(second, "__radd__", first)
+        if (method := getattr(type(second), "__radd__", None)) is not None:
+            result = method(second, first)
     else:
         result = operator.add(first, second)
     if result is NotImplemented:
@@ -408,11 +410,6 @@ def plus(first: object, second: object) -> object:
             " Slot(combine=f)"
         )
     return result
-
-
-def operate(x: object, name: str, other: object) -> object:
-    method = getattr(type(x), name, None)
-    return NotImplemented if method is None else method(x, other)
 
 
 def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Refused:
@@ -426,7 +423,11 @@ def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Re
         if shape is not None:
             array = summed_to(array, shape)
         if dtype is not None:
-            array = cast_to(array, dtype)
+            has = None if isinstance(array, Zero | Sparse) else _core.dtype_name(array.dtype)
+            if has not in (None, dtype):
+                if not _core.can_cast(array.dtype, dtype):
+                    refuse(ValueError, f"expected dtype {dtype}, got {has}; convert it yourself (A10)")
+                array = cast(Computed, convert(array, dtype)) if is_torch(array) else array.astype(dtype)
     except Refusal as e:
         return e.as_record()
     return Conformed(array)
@@ -448,15 +449,6 @@ def summed_to(x: Computed, shape: Shape) -> Computed:
         )
     axes = tuple(i for i in range(len(has)) if i < lead or shape[i - lead] != has[i])
     return x.sum(axes, dtype=x.dtype).reshape(shape)
-
-
-def cast_to(x: Computed, dtype: str) -> Computed:
-    """A10."""
-    if isinstance(x, Zero | Sparse) or _core.dtype_name(x.dtype) == dtype:
-        return x
-    if not _core.can_cast(x.dtype, dtype):
-        refuse(ValueError, f"expected dtype {dtype}, got {_core.dtype_name(x.dtype)}; convert it yourself (A10)")
-    return cast(Computed, convert(x, dtype)) if is_torch(x) else x.astype(dtype)
 
 
 # ---- How long the memory of a gradient lives: until the streams that used it have passed (docs/rules.md, Lifetime).

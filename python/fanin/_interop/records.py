@@ -18,8 +18,7 @@ class Capsule(NamedTuple):
     capsule: object
     device_type: int
     device_index: int
-    writes: int
-    """May it be written: AS_IT_SAYS, NEVER, ALWAYS."""
+    writes: int  #: May it be written: AS_IT_SAYS, NEVER, ALWAYS
 
 
 class Address(NamedTuple):
@@ -28,8 +27,7 @@ class Address(NamedTuple):
     address: int
     dtype: np.dtype[np.generic]
     shape: Shape
-    strides: Shape | None
-    """In bytes; None: without gaps."""
+    strides: Shape | None  #: In bytes; None: without gaps
     writable: bool
     device_index: int
 
@@ -61,8 +59,7 @@ class Stored(NamedTuple):
 class Object(NamedTuple):
     """An object that sums by `combine` or by its own + (A8)."""
 
-    parts: object
-    """The memory that it lists; None: it has no list."""
+    parts: object  #: The memory that it lists; None: it has no list
 
 
 class Refused(NamedTuple):
@@ -89,13 +86,11 @@ class Region(NamedTuple):
 
     address: int
     shape: Shape
-    strides: Shape
-    """In bytes."""
+    strides: Shape  #: In bytes
     itemsize: int
     dtype: str
     writable: bool
-    device_type: int
-    """DLPack's."""
+    device_type: int  #: DLPack's
     device_index: int
 
 

@@ -28,7 +28,22 @@ def memory_of(x: object) -> Memory:
         )
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return tensor_memory(x)
+        quicken()
+        if layout_of(x) != "strided":
+            return Refused(
+                TypeError, f"the torch.Tensor has layout {layout_of(x)}; expected strided: give its parts one by one"
+            )
+        plain = getattr(type(x), "__torch_dispatch__", None) is torch.Tensor.__torch_dispatch__
+        if not has_memory(x) or not plain:
+            return Refused(TypeError, f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory")
+        kind = DEVICE_TYPES.get(x.device.type)
+        if kind is None:
+            return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are unknown")
+        address, size = x.data_ptr(), x.element_size()
+        if address == 0 and x.numel():
+            return Refused(TypeError, f"{named(x)} has no memory; expected a tensor with memory")
+        strides = tuple(s * size for s in x.stride())
+        return Region(address, tuple(x.shape), strides, size, str(x.dtype), True, kind, x.device.index or 0)
     if is_jax(x) and x.is_deleted():
         return Refused(TypeError, "the jax.Array has been deleted; expected one that still has its memory")
     if exports(x) and not is_subclass_of_known(x):  # by a capsule, which the core reads and gives back
@@ -46,26 +61,6 @@ def memory_of(x: object) -> Memory:
         TypeError,
         f"{named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__",
     )
-
-
-def tensor_memory(x: Tensor) -> Memory:
-    """A strided torch tensor that has memory of its own; parameters and other plain subclasses as well."""
-    quicken()
-    if layout_of(x) != "strided":
-        return Refused(
-            TypeError, f"the torch.Tensor has layout {layout_of(x)}; expected strided: give its parts one by one"
-        )
-    dispatch = sys.modules["torch"].Tensor.__torch_dispatch__
-    if not has_memory(x) or getattr(type(x), "__torch_dispatch__", None) is not dispatch:
-        return Refused(TypeError, f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory")
-    kind = DEVICE_TYPES.get(x.device.type)
-    if kind is None:
-        return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are unknown")
-    address, size = x.data_ptr(), x.element_size()
-    if address == 0 and x.numel():
-        return Refused(TypeError, f"{named(x)} has no memory; expected a tensor with memory")
-    strides = tuple(s * size for s in x.stride())
-    return Region(address, tuple(x.shape), strides, size, str(x.dtype), True, kind, x.device.index or 0)
 
 
 def has_parts_alone(x: object) -> bool:

@@ -23,41 +23,27 @@ class Line:
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
     in_place: bool
-    device: int
-    """The ordinal of the device; -1 for the CPU."""
-    slot: int
-    """-1: none. Of a sum over ranks: the number of the bucket."""
-    count: int
-    """The number of contributions that a fold summed."""
-    buffer: int
-    """The buffer's number; 0: none. Of a sum over ranks: the group's."""
-    key: int
-    """-1: none. Of a sum over ranks: the number of the group's pass."""
+    device: int  #: The ordinal of the device; -1 for the CPU
+    slot: int  #: -1: none. Of a sum over ranks: the number of the bucket
+    count: int  #: The number of contributions that a fold summed
+    buffer: int  #: The buffer's number; 0: none. Of a sum over ranks: the group's
+    key: int  #: -1: none. Of a sum over ranks: the number of the group's pass
     rules: tuple[str, ...]
-    stream: int
-    """The handle of the stream; 0: none."""
-    other: int
-    """Of a wait: the handle of the awaited stream."""
+    stream: int  #: The handle of the stream; 0: none
+    other: int  #: Of a wait: the handle of the awaited stream
     event: int
     bytes: int
-    host_ns: int
-    """The time of the call, in nanoseconds of a monotonic clock."""
-    start_us: float
-    """On the clock of a simulated device, in microseconds; negative: unknown."""
+    host_ns: int  #: The time of the call, in nanoseconds of a monotonic clock
+    start_us: float  #: On the clock of a simulated device, in microseconds; negative: unknown
     end_us: float
     label: str
-    pass_number: int = 0
-    """The number of the thread's backward pass; 0: none."""
-    node: int = 0
-    """.. of its node (`sequence_nr`)."""
-    worker: int = 0
-    """.. of its worker: 0 is the caller's."""
-    to: int = 0
-    """Of a gradient: the number of the node that gets it. Of a message: the rank."""
+    pass_number: int = 0  #: The number of the thread's backward pass; 0: none
+    node: int = 0  #: .. of its node (`sequence_nr`)
+    worker: int = 0  #: .. of its worker: 0 is the caller's
+    to: int = 0  #: Of a gradient: the number of the node that gets it. Of a message: the rank
     begin_ns: int = 0
     """The start of a node, of work on the CPU and of a step of a sum over ranks; `host_ns` is its end. 0: unknown."""
-    thread: int = 0
-    """The thread, as a small number."""
+    thread: int = 0  #: The thread, as a small number
 
     def __str__(self) -> str:
         where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"

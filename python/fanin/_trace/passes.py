@@ -18,8 +18,7 @@ class Step(NamedTuple):
     """A piece of a critical path."""
 
     work: Slice
-    wait: float
-    """Between the end of the step before it and its own beginning."""
+    wait: float  #: Between the end of the step before it and its own beginning
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,10 @@ class CriticalPath:
     """The chain of work and waits that a pass took as long as; prints as a sentence."""
 
     pass_number: int
-    rank: int
-    """Of traces of several ranks; else -1."""
+    rank: int  #: Of traces of several ranks; else -1
     steps: tuple[Step, ...]
     clock: str
-    nodes: Mapping[tuple[int, int], str]
-    """Names of nodes, by pass and number."""
+    nodes: Mapping[tuple[int, int], str]  #: Names of nodes, by pass and number
 
     @property
     def took(self) -> float:

@@ -21,8 +21,7 @@ SENDING = 1000
 class Lane(NamedTuple):
     device: int
     stream: int
-    rank: int = -1
-    """Of traces of several ranks; else -1."""
+    rank: int = -1  #: Of traces of several ranks; else -1
 
     @property
     def name(self) -> str:
@@ -99,16 +98,14 @@ class Picture:
     clock: str
     slices: list[Slice] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
-    notes: list[tuple[Lane, float, Line]] = field(default_factory=list)
-    """Adds and takes: points in a lane."""
+    notes: list[tuple[Lane, float, Line]] = field(default_factory=list)  #: Adds and takes: points in a lane
     parked: list[tuple[str, float, int]] = field(default_factory=list)
     """(buffer, time, bytes that are parked from then on)."""
     races: list[Race] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    elided: int = 0
-    """Waits that were left out because they already held."""
+    elided: int = 0  #: Waits that were left out because they already held
 
     def __repr__(self) -> str:
         races = f", {counted(len(self.races), 'race')}" if self.races else ""

@@ -138,8 +138,19 @@ def draw(
     frame(sheet, names, title)
     for i in range(len(lanes)):
         row = [bar for bar in sheet.bars if bar.row == i]
-        for bar in row:
-            draw_bar(sheet, bar)
+        for bar in row:  # a white rim parts neighbours, and would hide what is no wider than itself
+            wide, critical = bar.width > 4 * sheet.point, id(bar.slice) in sheet.critical
+            sheet.axes.broken_barh(
+                [(bar.x, bar.width)],
+                (bar.row + TOP, BOTTOM - TOP),
+                facecolors=bar.colour,
+                edgecolors=INK if critical else "white",
+                linewidth=(1.4 if wide else 0.5) if critical else 0.6 if wide else 0,
+                zorder=4 if bar.slice.buffer or critical else 3,
+            )
+            if bar.width >= NARROW * sheet.point:
+                text = bar.name if sheet.fits(bar) else str(sheet.numbers[bar.name])
+                label(sheet, bar.middle, bar.row + (TOP + BOTTOM) / 2, text, bar, "none")
         draw_numbers(sheet, [bar for bar in row if bar.width < NARROW * sheet.point])
     for n in picture.nodes:  # on streams: a line below what a node queued there
         if id(n) not in sheet.shown and n.end > n.start:
@@ -216,24 +227,6 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
         axes.spines[side].set_visible(False)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
-
-
-def draw_bar(sheet: Sheet, bar: Bar) -> None:
-    """A bar, with its name where it fits, else its number. A white rim parts neighbours, and would hide what is no
-    wider than itself.
-    """
-    wide, critical = bar.width > 4 * sheet.point, id(bar.slice) in sheet.critical
-    sheet.axes.broken_barh(
-        [(bar.x, bar.width)],
-        (bar.row + TOP, BOTTOM - TOP),
-        facecolors=bar.colour,
-        edgecolors=INK if critical else "white",
-        linewidth=(1.4 if wide else 0.5) if critical else 0.6 if wide else 0,
-        zorder=4 if bar.slice.buffer or critical else 3,
-    )
-    if bar.width >= NARROW * sheet.point:
-        text = bar.name if sheet.fits(bar) else str(sheet.numbers[bar.name])
-        label(sheet, bar.middle, bar.row + (TOP + BOTTOM) / 2, text, bar, "none")
 
 
 def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) -> None:

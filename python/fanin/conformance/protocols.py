@@ -52,6 +52,3 @@ class Engine(Protocol):
 
     def grad(self, leaf: Any) -> Any:
         """The gradient of a leaf, as what NumPy can read; None if there is none."""
-
-
-MakeEngine = Callable[[], Engine]

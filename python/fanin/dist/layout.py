@@ -81,7 +81,7 @@ def _tensor(torch: Any, raw: NDArray, dtype: str) -> Any:
     return torch.from_numpy(raw if len(raw) else np.empty(1, np.uint8)[:0]).view(getattr(torch, dtype))
 
 
-def flat_bytes(x: Any, dtype: str) -> NDArray | None:
+def flat_bytes(x: Any) -> NDArray | None:
     """The memory of an array on the CPU without gaps in C order, as bytes; None if a copy is needed."""
     if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative:
         return x.reshape(-1).view(np.uint8)
@@ -219,7 +219,7 @@ class Layout:
             raw = None
             if len(segment.places) == 1:
                 x = arrays[segment.places[0].leaf]
-                raw = None if x is None else flat_bytes(x, segment.dtype)
+                raw = None if x is None else flat_bytes(x)
             if raw is None:
                 raw, elements = segment.empty()
                 for leaf, start, stop in segment.places:

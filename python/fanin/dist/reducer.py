@@ -308,21 +308,22 @@ class Reducer:
             self._taking.begin(collectors)
             self._open.callback(self._taking.check)
 
-    def _refuse_others(self, bucket: _Bucket, i: int) -> None:
-        if not self._takes or (self._passing and _inside.get() is not self):
-            when = "during a pass with reducer=" if self._takes else "after the end"
-            raise RuntimeError(
-                f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
-                " thread before"
-            )
+    def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
+        when = "during a pass with reducer=" if self._takes and not self._each else "after the end"
+        return RuntimeError(
+            f"Reducer: {bucket.layout.leaves[i].name} got a gradient {when}, of a pass in another thread: join the"
+            " thread before"
+        )
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
-        nonfinite = 0
-        self._refuse_others(bucket, i)
+        nonfinite, ours = 0, _inside.get() is self
+        if self._passing and not ours:
+            raise self._of_another(bucket, i)
         if self._taking is None:  # one pass of fanin's engine: workers copy gradients of several leaves at once
             nonfinite = self._copy(bucket, i, gradient)
         with self._lock:
-            self._refuse_others(bucket, i)  # again: the pass may have begun while this thread waited
+            if not self._takes or (self._passing and not ours):  # it may have begun while this thread waited
+                raise self._of_another(bucket, i)
             if self._taking is not None:
                 if self._each and self._key is None and bucket.has[i]:
                     self._contribute(bucket)

@@ -215,27 +215,6 @@ def prepare(layout: Layout, terms: list[Term], options: Options, group: Group) -
     return Sent(terms, packed(group, layout, options, partials))
 
 
-def agree_on_keys(call: Call, headers: list[Header]) -> list[list[int]]:
-    """The keys of each rank's contributions; by default their places, those of rank 0 first."""
-    given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
-    bare = [r for r, k in given if k is None]
-    for r, k in given:
-        if (k is None) != (given[0][1] is None):
-            gives, none = (r, given[0][0]) if given[0][1] is None else (given[0][0], r)
-            raise call.refuse(
-                f"rank {gives} gives keys and rank {none} gives none: expected keys on all ranks or none", r
-            )
-    if bare:
-        numbers = iter(range(len(bare)))
-        return [[next(numbers) for _ in h["keys"]] for h in headers]
-    owner: dict[int, int] = {}
-    for r, k in given:
-        if k in owner:
-            raise call.refuse(f"key {k} of rank {r} was given by rank {owner[k]} before: expected each key once", r)
-        owner[k] = r
-    return [list(h["keys"]) for h in headers]
-
-
 def order_of(options: Options, counts: Sequence[int]) -> Order:
     """The order of a sum to which each rank brings so many contributions."""
     return options.order or ("key" if max(counts) <= 1 else "rank")
@@ -249,9 +228,25 @@ class Sum:
         self.rank, self.size = call.group.rank, call.group.size
         self.counts: list[int] = [h["terms"] for h in headers]
         self.order: Order = order_of(options, self.counts)
-        self.keys: list[list[int]] = []
+        self.keys: list[list[int]] = [[] for _ in headers]
         if self.order == "key":
-            self.keys = agree_on_keys(call, headers)
+            given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
+            for r, k in given:
+                if (k is None) != (given[0][1] is None):
+                    gives, none = (r, given[0][0]) if given[0][1] is None else (given[0][0], r)
+                    raise call.refuse(
+                        f"rank {gives} gives keys and rank {none} gives none: expected keys on all ranks or none", r
+                    )
+            if given and given[0][1] is None:  # by default their places, those of rank 0 first
+                given = [(r, place) for place, (r, _) in enumerate(given)]
+            owner: dict[int, int] = {}
+            for r, k in given:
+                if k in owner:
+                    raise call.refuse(
+                        f"key {k} of rank {r} was given by rank {owner[k]} before: expected each key once", r
+                    )
+                owner[k] = r
+                self.keys[r].append(k)
 
     def run(self) -> list[NDArray]:
         """For each segment the bytes of the whole sum, or of this rank's shard; nothing if another rank gets them."""

@@ -191,9 +191,6 @@ class Machine(_core.Machine):
         self._started = []
         self._failed = []
         self._turns = {}
-        self._joining = False
-        self._dead = False
-        self._stuck_after = math.inf
         self._here = threading.local()
         if not check:
             self._check(False)
@@ -204,9 +201,9 @@ class Machine(_core.Machine):
     _started: list[Thread[object]]
     _failed: list[Thread[object]]  # in the order in which they raised
     _turns: dict[int, int]  # for each number of a host thread: how many threads have had it
-    _joining: bool
-    _dead: bool  # its host threads ended in a deadlock, or early: it cannot continue
-    _stuck_after: float  # seconds after which a thread that does not return from its step is reported
+    _joining = False
+    _dead = False  # its host threads ended in a deadlock, or early: it cannot continue
+    _stuck_after = math.inf  # seconds after which a thread that does not return from its step is reported
     _here: threading.local  # .thread: the machine's thread that runs here
 
     def __repr__(self) -> str:

@@ -32,27 +32,18 @@ class Report:
     """
 
     name: str
-    runs: int
-    """Orders that were run to their end."""
-    complete: bool
-    """True if these are all orders, or cover all."""
-    skipped: int
-    """Orders given up early because others cover them; `limit` does not count them."""
-    sampled: int
-    """The number of `runs` that were drawn at random, beyond the limit."""
-    repeats: bool
-    """False if the scenario acted differently in two runs of the same order; then `complete` is False."""
+    runs: int  #: Orders that were run to their end
+    complete: bool  #: True if these are all orders, or cover all
+    skipped: int  #: Orders given up early because others cover them; `limit` does not count them
+    sampled: int  #: The number of `runs` that were drawn at random, beyond the limit
+    repeats: bool  #: False if the scenario acted differently in two runs of the same order; then `complete` is False
     races: int
     deadlocks: int
     errors: int
-    results: tuple[object, ...]
-    """The different results, the first run's first."""
-    schedule: str | None
-    """The order of the first run that failed or differed; None if there is none."""
-    error: BaseException | None
-    """The exception of that run, if there is one."""
-    incomparable: str | None
-    """A type among the results without a value to compare: then the results may differ."""
+    results: tuple[object, ...]  #: The different results, the first run's first
+    schedule: str | None  #: The order of the first run that failed or differed; None if there is none
+    error: BaseException | None  #: The exception of that run, if there is one
+    incomparable: str | None  #: A type among the results without a value to compare: then the results may differ
     run: Callable[[str], object] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -128,10 +119,8 @@ class Scene:
 
     scenario: Scenario
     make: Callable[[], Machine]
-    steps: int
-    """Steps after which a run counts as a deadlock."""
-    stuck_after: float
-    """Seconds after which a thread that does not return does."""
+    steps: int  #: Steps after which a run counts as a deadlock
+    stuck_after: float  #: Seconds after which a thread that does not return does
 
     def run(self, search: object) -> Run:
         """Run the scenario once, in the order that the search, which has begun, gives."""
@@ -192,24 +181,6 @@ class Findings:
     first_failure: Run | None = None
     incomparable: str | None = None
 
-    def note(self, run: Run) -> bool:
-        """Count a run; return whether it failed, or gave another result than the first."""
-        self.runs += 1
-        failed = run.race or run.error is not None
-        self.incomparable = self.incomparable or run.incomparable
-        if run.race:
-            self.races += 1
-        elif isinstance(run.error, DeadlockError):
-            self.deadlocks += 1
-        elif run.error is not None:
-            self.errors += 1
-        elif run.bits not in self.results:
-            failed = bool(self.results)
-            self.results[run.bits] = run.value
-        if failed and self.first_failure is None:
-            self.first_failure = run
-        return failed
-
 
 class Search:
     """The orders of a scene's host threads, tried one after the other."""
@@ -221,7 +192,21 @@ class Search:
         self.stopped = False
 
     def note(self, run: Run) -> None:
-        failed = self.found.note(run)
+        """Count a run; it failed also if it gave another result than the first."""
+        found, failed = self.found, run.race or run.error is not None
+        found.runs += 1
+        found.incomparable = found.incomparable or run.incomparable
+        if run.race:
+            found.races += 1
+        elif isinstance(run.error, DeadlockError):
+            found.deadlocks += 1
+        elif run.error is not None:
+            found.errors += 1
+        elif run.bits not in found.results:
+            failed = bool(found.results)
+            found.results[run.bits] = run.value
+        if failed and found.first_failure is None:
+            found.first_failure = run
         self.stopped = failed and (self.stop_at_first or isinstance(run.error, StuckError))
 
     def try_all(self) -> bool:
