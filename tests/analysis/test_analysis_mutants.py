@@ -75,8 +75,12 @@ MUTANTS = [
         "        if False and not run.remakeable(o)",
     ),
     fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
-    fault("calls", "    if array.dtype.hasobject:", "    if False:"),
-    fault("calls", "    if type(array) is not np.ndarray:", "    if False:"),
+    fault("caller_arrays", "        if array.dtype.hasobject:", "        if False:"),
+    fault(
+        "caller_arrays",
+        "        if type(array) is not np.ndarray:\n            raise",
+        "        if False:\n            raise",
+    ),
     fault("calls", 'return short if short == path else f"{short} (at {path})"', "return short"),
     # inputs
     fault(
@@ -226,7 +230,7 @@ MUTANTS = [
     fault("trees", "            new.__dict__.update(node.__dict__)", "                pass"),
     # the wrapper
     fault("wrapper", "record.to_copy if self._lend else None", "None"),
-    fault("wrapper", "    caller.undo().note(error, lambda u: record.named(record.first[u]))", "    pass"),
+    fault("wrapper", "    caller.undo().note(error, record.name)", "    pass"),
     fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
     fault("wrapper", "    if containers is not None:\n        containers.undo()", "    pass"),
     fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),

@@ -16,9 +16,22 @@ import numpy as np
 
 from .. import _core
 from .._core import address
+from .._words import type_of
 from . import trees
 from .memory import Snapshot
 from .private_copies import REMADE, UNSIGNED, Array, Geometry, GroupMember, Plan, plain, root_of, take_geometry, view_at
+
+#: No array reaches farther, in bytes: addresses have fewer bits.
+FARTHEST = 1 << 57
+
+
+def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
+    """ValueError for an array that reaches farther than there can be memory."""
+    down, up = geometry.reach()
+    if up - down > FARTHEST:
+        raise ValueError(
+            f"{name()}: expected an array within memory, got strides {geometry.strides} that reach {up - down} bytes"
+        )
 
 
 class Lost:
@@ -45,6 +58,25 @@ class RunArrays:
 
     `plan`: how they lie. `arrays`: the caller's own, or private copies. `copied`: the groups that are kept (None: all).
     """
+
+    @staticmethod
+    def check(array: Array, name: Callable[[], str]) -> None:
+        """TypeError for an array that cannot be rebuilt from its bytes."""
+        if type(array) is not np.ndarray:
+            raise TypeError(
+                f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
+                " memory: pass np.asarray(x)"
+            )
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"{name()}: expected an array of numbers, strings, dates, or records of them, got dtype {array.dtype}:"
+                " its elements live outside of it"
+            )
+        check_reach(Geometry.of(array), name)
+
+    @staticmethod
+    def check_again(arrays: Sequence[Any], name: Callable[[int], str]) -> None:
+        """Check what a layout does not have, at a later call."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
         self.plan, self.arrays = plan, arrays

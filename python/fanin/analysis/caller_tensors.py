@@ -8,69 +8,36 @@ storage, `requires_grad`, attributes and hooks; of a tensor with a history a sec
 from __future__ import annotations
 
 import functools
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._words import type_of
 from . import trees
-from .caller_arrays import Lost, RunArrays
-from .calls import check_reach, torch
+from .caller_arrays import Lost, RunArrays, check_reach
 from .memory import Snapshot
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
-from .protocols import DType, Node, Tensor
+
+#: Without its types: mypy may run where it is not installed.
+torch: Any = importlib.import_module("torch")
+Tensor = Any
 
 
-def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
-    """TypeError, ValueError for a tensor that cannot be put back from its bytes."""
-    library = torch()
-    if type(t) not in (library.Tensor, library.nn.Parameter):
-        raise TypeError(
-            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type_of(t)}: pass the tensor that it holds"
-        )
-    if is_transformed(t):
-        raise TypeError(
-            f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize)"
-            " wraps: transform the inner function instead"
-        )
-    if t.is_nested:
-        raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
-    if t.device.type != "cpu" or layout_of(t) != "strided":
-        raise ValueError(
-            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {layout_of(t)}"
-        )
-    if t.is_quantized:
-        raise ValueError(
-            f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or"
-            " x.dequantize()"
-        )
-    check_reach(geometry_of(t), name)
-
-
-def check_bits(t: Tensor, name: Callable[[], str]) -> None:
-    """ValueError for a tensor whose bytes are to be conjugated or negated: a base of others has no such bit."""
-    if t.is_conj() or t.is_neg():
-        bit, remedy = ("conjugate", "x.resolve_conj()") if t.is_conj() else ("negative", "x.resolve_neg()")
-        raise ValueError(
-            f"{name()}: expected a tensor whose bytes are its values, got one with its {bit} bit set: pass {remedy}, or"
-            " no compiler"
-        )
+def bits_error(t: Tensor, name: str) -> ValueError:
+    """The error for a tensor whose bytes are to be conjugated or negated: a base of others has no such bit."""
+    bit, remedy = ("conjugate", "x.resolve_conj()") if t.is_conj() else ("negative", "x.resolve_neg()")
+    return ValueError(
+        f"functionalize: {name}: expected a tensor whose bytes are its values, got one with its {bit} bit set: pass"
+        f" {remedy}, or no compiler"
+    )
 
 
 def is_transformed(t: Tensor) -> bool:
     """Whether a transform of torch.func wraps a tensor."""
-    library = torch()
-    return bool(library._C._functorch.is_functorch_wrapped_tensor(t)) or bool(library._is_functional_tensor(t))
-
-
-def check_again(tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
-    """The same at a later call: types, dtypes and devices are those of the layout, but transforms are none of it."""
-    if torch()._C._functorch.maybe_current_level():
-        for u, t in enumerate(tensors):
-            check_tensor(t, lambda u=u: name(u))  # type: ignore[misc]
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t)) or bool(torch._is_functional_tensor(t))
 
 
 def geometry_of(t: Tensor) -> Geometry:
@@ -127,7 +94,7 @@ def shown_by(t: Tensor) -> tuple[object, ...]:
 class History(NamedTuple):
     """The node of a tensor that is no leaf, a second end of its history, and the dict of its hooks."""
 
-    node: Node
+    node: Any
     end: Tensor
     hooks: dict[object, object]
 
@@ -142,14 +109,14 @@ class History(NamedTuple):
         if hooks is None:  # the node keeps this dict, whatever becomes of the tensor
             t._backward_hooks = hooks = OrderedDict()
             node._register_hook_dict(t)
-        if isinstance(node, parts().Back._backward_cls):
+        if isinstance(node, Back._backward_cls):
             end = node.end  # an undo made this node
         elif layout_of(t) != "strided":
-            end = parts().Ends.apply(t)
+            end = Ends.apply(t)
         elif t.shape:
             end = t.unsafe_split_with_sizes(t.shape[:1])[0]
         else:
-            end = torch().ops.aten._unsafe_view.default(t, ())
+            end = torch.ops.aten._unsafe_view.default(t, ())
         return History(node, end, hooks)
 
 
@@ -188,7 +155,7 @@ class SavedTensor:
         if self.requires_grad:
             self.retained = t.retains_grad
             if not t.is_leaf and t._base is None:  # a view has the history of its base
-                with torch().enable_grad():
+                with torch.enable_grad():
                     self.history = History.of(t)
             self.hooks = [Hooks(k, hooks := getattr(t, k), dict(hooks or {})) for k in HOOKS]
         self._hold()
@@ -238,7 +205,7 @@ class SavedTensor:
         if type(t) is not self.kind:
             t.__class__ = self.kind
         if shown_by(t) != shown_by(self.alias):
-            with torch().no_grad():
+            with torch.no_grad():
                 t.data = self.alias
         if t._base is None:
             self._undo_history()
@@ -268,30 +235,30 @@ class SavedTensor:
         if t.grad_fn is (history and history.node):
             return
         retains = t.retains_grad
-        with torch().enable_grad():
+        with torch.enable_grad():
             if history is None or not retains:
                 t.detach_()
             if history is not None:
                 history.end.data = history.end.new_empty(()).expand(t.shape)  # it keeps no memory alive
-                parts().Back.apply(t, history.end)
+                Back.apply(t, history.end)
             elif retains:
                 self._renew()
 
     def _renew(self) -> None:
         """Give a tensor without a history, which would retain gradients for ever, a body that does not."""
-        torch()._C._swap_tensor_impl(self.t, self.alias.detach())
+        torch._C._swap_tensor_impl(self.t, self.alias.detach())
 
     def count(self) -> None:
         """Put back the version: a graph that saved the tensor accepts it again."""
         if self.version is not None and self.t._version != self.version:
-            torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
+            torch._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
 
 
 def undo_all(saved: list[tuple[tuple[int, str], SavedTensor]], undo_bytes: Callable[[Lost], None]) -> Lost:
     """Restore tensors, named as in `Lost.unless`: bases before views, versions after bytes."""
     lost = Lost()
     saved.sort(key=lambda one: one[1].t._base is not None)
-    with torch().inference_mode(False):
+    with torch.inference_mode(False):
         for step in (SavedTensor.undo_storage, SavedTensor.undo_place):
             for name, one in saved:
                 lost.unless(name, step, one)
@@ -313,7 +280,7 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
 def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each is without a base, hooks, attributes and a gradient that it retains."""
     without = [t._base is None and not t.__dict__ for t in tensors]
-    if not torch()._C._any_requires_grad(*tensors):
+    if not torch._C._any_requires_grad(*tensors):
         return without
     return [
         one and not t._backward_hooks and not t._post_accumulate_grad_hooks and not t.retains_grad
@@ -323,16 +290,49 @@ def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
 
 def are_alone(tensors: Sequence[Tensor]) -> bool:
     """Whether all are strided, on the host, and have no gradient of their own."""
-    kind = torch()._C.TensorBase
+    kind = torch._C.TensorBase
     return (
         all(map(kind.is_cpu.__get__, tensors))
-        and {torch().strided}.issuperset(map(kind.layout.__get__, tensors))
+        and {torch.strided}.issuperset(map(kind.layout.__get__, tensors))
         and not any(t.is_leaf and t.grad is not None for t in tensors)
     )
 
 
 class RunTensors(RunArrays):
     """The caller's tensors, and what is needed to put them back."""
+
+    @staticmethod
+    def check(t: Any, name: Callable[[], str]) -> None:
+        """TypeError, ValueError for a tensor that cannot be put back from its bytes."""
+        if type(t) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(
+                f"{name()}: expected a plain torch.Tensor or a Parameter, got {type_of(t)}: pass the tensor that it"
+                " holds"
+            )
+        if is_transformed(t):
+            raise TypeError(
+                f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad,"
+                " functionalize) wraps: transform the inner function instead"
+            )
+        if t.is_nested:
+            raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
+        if t.device.type != "cpu" or layout_of(t) != "strided":
+            raise ValueError(
+                f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {layout_of(t)}"
+            )
+        if t.is_quantized:
+            raise ValueError(
+                f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or"
+                " x.dequantize()"
+            )
+        check_reach(geometry_of(t), name)
+
+    @staticmethod
+    def check_again(arrays: Sequence[Tensor], name: Callable[[int], str]) -> None:
+        """Types, dtypes and devices are those of the layout, but transforms are none of it."""
+        if torch._C._functorch.maybe_current_level():
+            for u, t in enumerate(arrays):
+                RunTensors.check(t, lambda u=u: name(u))  # type: ignore[misc]
 
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
@@ -344,7 +344,7 @@ class RunTensors(RunArrays):
         self.beside: list[tuple[int, int]] = []
         pieces: list[Tensor] = []
         tensors = list(arrays) if copied is None else [arrays[u] for u in self.numbers]
-        known = versions_of(tensors) is not None and torch().autograd.forward_ad._current_level < 0
+        known = versions_of(tensors) is not None and torch.autograd.forward_ad._current_level < 0
         plain = are_plain(tensors) if known else [False] * len(tensors)
         numbers = self.numbers
         if not all(plain):
@@ -359,15 +359,15 @@ class RunTensors(RunArrays):
         if any(grad is not None for grad in self.grads):
             tensors += self._save_grads(pieces)
         self.plain = tensors
-        kind = torch()._C.TensorBase
+        kind = torch._C.TensorBase
         self.storages = list(map(kind.untyped_storage, tensors))
-        self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
+        self.sizes = list(map(torch.UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
         self.requires_grad = [t.requires_grad for t in tensors]
         self.histories: Sequence[History | None] = [None] * len(tensors)
         if any(self.requires_grad) and not all(t.is_leaf for t in tensors):
-            with torch().enable_grad():
+            with torch.enable_grad():
                 self.histories = [None if t.is_leaf else History.of(t) for t in tensors]
         self.bits: list[tuple[bool, bool]] = []
         if any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
@@ -414,7 +414,7 @@ class RunTensors(RunArrays):
     @functools.cached_property
     def saved(self) -> dict[int, SavedTensor]:
         """Each tensor, gradient and base of a view, by identity."""
-        saved, library = dict(self.full), torch()
+        saved = dict(self.full)
         for k, t in enumerate(self.plain):
             if id(t) in saved:
                 continue  # the base of another one
@@ -425,12 +425,12 @@ class RunTensors(RunArrays):
                 stride = self.strides.get(u) or tuple(s // geometry.dtype.itemsize for s in geometry.strides)
             else:
                 (shape, stride), grad = self.lies[k - len(self.of_plain)], None
-            with library.no_grad():
-                alias = library.empty(0, dtype=self.dtypes[k], device="cpu")
+            with torch.no_grad():
+                alias = torch.empty(0, dtype=self.dtypes[k], device="cpu")
                 alias.set_(self.storages[k], self.offsets[k], shape, stride)
                 conj, neg = self.bits[k] if self.bits else (False, False)
                 alias = alias.conj() if conj else alias
-                alias = library._neg_view(alias) if neg else alias
+                alias = torch._neg_view(alias) if neg else alias
             known = self.kinds[k], self.versions[k], self.sizes[k], self.requires_grad[k], grad, self.histories[k]
             saved[id(t)] = SavedTensor.of_plain(alias, t, *known)
         return saved
@@ -482,10 +482,10 @@ class RunTensors(RunArrays):
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: object) -> bool:
-        return isinstance(o, (torch().Tensor, np.ndarray))
+        return isinstance(o, (torch.Tensor, np.ndarray))
 
     def remakeable(self, o: object) -> bool:
-        return type(o) in (torch().Tensor, np.ndarray)
+        return type(o) in (torch.Tensor, np.ndarray)
 
     def group_at(self, array: Array | Tensor) -> int | None:
         """The group in whose memory a tensor lies, or an ndarray (by `x.numpy()`)."""
@@ -503,7 +503,7 @@ class RunTensors(RunArrays):
         self.names |= {id(self.arrays[u]): (u, "{}") for u in self.numbers}
         self.names = {id(g): (u, "{}.grad") for u, g in zip(self.of_plain, self.grads, strict=True)} | self.names
         lost = undo_all([(self.names[i], h) for i, h in self.saved.items()], self._undo_bytes)
-        with torch().inference_mode(False):
+        with torch.inference_mode(False):
             for u in self.numbers:
                 lost.unless((u, "{}"), self._forget_history, self.arrays[u])
         return lost
@@ -521,15 +521,14 @@ class RunTensors(RunArrays):
         if t._base is None or t.is_inference():
             return
         if t.requires_grad and not self.saved[id(t)].requires_grad and not t._base.requires_grad:
-            library = torch()
-            view = library._C._autograd
+            view = torch._C._autograd
             made = view._get_creation_meta(t)
             fresh = t._base.as_strided(t.shape, t.stride(), t.storage_offset())
             view._set_creation_meta(fresh, made)
             try:
                 # Not by torch.utils.swap_tensors: it refuses a tensor that a graph saved. Such a graph keeps
                 # the other one, on the same bytes, with the same version.
-                library._C._swap_tensor_impl(t, fresh)
+                torch._C._swap_tensor_impl(t, fresh)
             except RuntimeError:
                 return  # C code has a weak reference to it: it keeps an end that leads nowhere
         elif t.requires_grad:
@@ -538,59 +537,52 @@ class RunTensors(RunArrays):
 
 def tangent_of(t: Tensor) -> Tensor | None:
     """The tangent of a tensor in forward mode, where there is one."""
-    forward = torch().autograd.forward_ad
+    forward = torch.autograd.forward_ad
     if forward._current_level < 0:
         return None
     tangent: Tensor | None = forward.unpack_dual(t).tangent
     return tangent
 
 
-@functools.cache
-def parts() -> Any:
-    """Two functions of autograd's; made when there is a torch."""
-    function: Any = torch().autograd.Function
+class Ends(torch.autograd.Function):  # type: ignore[misc]
+    """A second end of a tensor's history."""
 
-    class Ends(function):  # type: ignore[misc]
-        """A second end of a tensor's history."""
+    @staticmethod
+    def forward(ctx: object, t: Tensor) -> Tensor:
+        return t.new_empty(()).expand(t.shape)
 
-        @staticmethod
-        def forward(ctx: object, t: Tensor) -> Tensor:
-            return t.new_empty(()).expand(t.shape)
-
-        @staticmethod
-        def backward(ctx: object, g: object) -> object:
-            return g
-
-    class Back(function):  # type: ignore[misc]
-        """Gives a tensor the history of another one. It writes no bytes."""
-
-        @staticmethod
-        def forward(ctx: Any, t: Tensor, end: object) -> Tensor:
-            ctx.mark_dirty(t)
-            ctx.end = end
-            return t
-
-        @staticmethod
-        def backward(ctx: object, g: object) -> object:
-            return None, g
-
-    return SimpleNamespace(Ends=Ends, Back=Back)
+    @staticmethod
+    def backward(ctx: object, g: object) -> object:
+        return g
 
 
-def retyped(source: Tensor, dtype: DType) -> Tensor:
+class Back(torch.autograd.Function):  # type: ignore[misc]
+    """Gives a tensor the history of another one. It writes no bytes."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, end: object) -> Tensor:
+        ctx.mark_dirty(t)
+        ctx.end = end
+        return t
+
+    @staticmethod
+    def backward(ctx: object, g: object) -> object:
+        return None, g
+
+
+def retyped(source: Tensor, dtype: Any) -> Tensor:
     """A view of a tensor's storage as another dtype, of which `as_strided` makes any other.
 
     It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views
     that gradients follow.
     """
-    library = torch()
     own, other = source.element_size(), dtype.itemsize
     count = source.untyped_storage().nbytes() // max(own, other) * max(own, other) // own  # whole elements of both
     start = source.as_strided((count,), (1,), 0)
     if source.is_complex() and not dtype.is_complex and 2 * other == own:
-        parts: Tensor = library.view_as_real(start)
+        parts: Tensor = torch.view_as_real(start)
         return parts if start.real.dtype == dtype else parts.view(dtype)
     if dtype.is_complex and source.is_floating_point() and other == 2 * own:
-        pairs: Tensor = library.view_as_complex(start.view(count // 2, 2))
+        pairs: Tensor = torch.view_as_complex(start.view(count // 2, 2))
         return pairs if pairs.dtype == dtype else pairs.view(dtype)
     return start.view(dtype)

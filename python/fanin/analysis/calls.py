@@ -19,18 +19,10 @@ from .caller_arrays import RunArrays
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from .private_copies import REMADE, Array, Geometry, Group, root_of
 
-#: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
-SIMPLE = "numbers, strings, dates, or records of them"
-
-
-def torch() -> Any:
-    """torch where the caller has imported it; a tensor cannot exist before that."""
-    return sys.modules.get("torch")
-
 
 def array_kinds() -> tuple[type, ...]:
     """The classes of which an argument is an array."""
-    library = torch()
+    library: Any = sys.modules.get("torch")  # where it is not imported, there is no tensor
     return (np.ndarray,) if library is None else (np.ndarray, library.Tensor)
 
 
@@ -125,49 +117,16 @@ def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], ap
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
-            hidden.check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
-            if alone and hidden.shows(leaf):
-                check_beside(call, i, api)
+            if hidden.may_hold(type(leaf)):
+                hidden.check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+            for number, array in enumerate(call.arrays if alone and hidden.shows(leaf) else ()):
+                if hidden.meet(leaf, array):
+                    raise TypeError(
+                        f"{api}: {call.leaf_name(i)} shares memory with {call.name(number)}, and is a"
+                        f" {type(leaf).__name__}: writes to it would take effect at once; pass an array that shows it"
+                    )
     for number, array in enumerate(call.arrays):
         check(array, lambda number=number: f"{api}: {call.name(number)}")  # type: ignore[misc]
-
-
-def check_beside(call: Call, leaf: int, api: str) -> None:
-    """TypeError for an argument, no array of this library, that shows the memory of one."""
-    for number, array in enumerate(call.arrays):
-        if hidden.meet(call.leaves[leaf], array):
-            raise TypeError(
-                f"{api}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
-                f" {type(call.leaves[leaf]).__name__}: writes to it would take effect at once; pass an array that"
-                " shows it"
-            )
-
-
-def check_array(array: Array, name: Callable[[], str]) -> None:
-    """TypeError for an array that cannot be rebuilt from its bytes."""
-    if type(array) is not np.ndarray:
-        raise TypeError(
-            f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
-            " memory: pass np.asarray(x)"
-        )
-    if array.dtype.hasobject:
-        raise TypeError(
-            f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it"
-        )
-    check_reach(Geometry.of(array), name)
-
-
-#: No array reaches farther, in bytes: addresses have fewer bits.
-FARTHEST = 1 << 57
-
-
-def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
-    """ValueError for an array that reaches farther than there can be memory."""
-    down, up = geometry.reach()
-    if up - down > FARTHEST:
-        raise ValueError(
-            f"{name()}: expected an array within memory, got strides {geometry.strides} that reach {up - down} bytes"
-        )
 
 
 def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], api: str) -> None:
@@ -417,22 +376,20 @@ def check_outputs(run: RunArrays, outputs: Sequence[object], api: str) -> None:
             )
 
 
-def check_hidden(run: RunArrays, outputs: Sequence[object], api: str, where: str = "") -> None:
-    """TypeError for a leaf of a result that hides memory of an input; `where`: what the leaves are of, if
-    not of the result.
-    """
+def check_hidden(run: RunArrays, outputs: Sequence[object], api: str) -> None:
+    """TypeError for a leaf of a result that hides memory of an input."""
     kinds = array_kinds()
     for j, o in enumerate(outputs):
         if hidden.shows(o) and any(hidden.meet(o, a) for a in run.arrays):
             raise TypeError(
-                f"{api}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
+                f"{api}: {PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
             )
         if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
             continue
         hidden.check_result(
             o,
-            lambda j=j: f"{api}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+            f"{api}: {PlainAOTOutput(j).expr()}",
             kinds,
             lambda array: run.group_at(array) is not None,
         )

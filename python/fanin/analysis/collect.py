@@ -9,18 +9,16 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
-from .caller_tensors import check_tensor
 from .calls import (
     Call,
     Place,
     call_of,
-    check_array,
     check_arrays,
     check_given,
     check_hidden,
@@ -39,7 +37,6 @@ from .guards import components_of
 from .hidden import check_function
 from .memory import Layout
 from .private_copies import Array, Geometry, Plan, plain, plan, private_copies
-from .protocols import Tensor
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
@@ -50,8 +47,10 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-from .torch_collect import ObservedTensors
 from .tracked import Log, Tracked, tracked
+
+if TYPE_CHECKING:
+    from .torch_collect import ObservedTensors
 
 KINDS = {
     "input": OutputType.is_input,
@@ -114,11 +113,14 @@ def collect_metadata(
         call = dataclasses.replace(call, descs=args_descs)
     observed: ObservedArrays | ObservedTensors
     if call.tensors:
-        check_arrays(call, check_tensor, "collect_metadata")
+        from .caller_tensors import RunTensors
+        from .torch_collect import ObservedTensors
+
+        check_arrays(call, RunTensors.check, "collect_metadata")
         observed = ObservedTensors(call, (args, kwargs))
         observed.run(fn)
     else:
-        check_arrays(call, check_array, "collect_metadata")
+        check_arrays(call, RunArrays.check, "collect_metadata")
         layout = plan(call.arrays, components_of(Layout(call.arrays)))
         observed = observe_arrays(fn, call, (args, kwargs), layout, grad_enabled, requires_grad)
     return metadata(observed, call, keep_input_mutations, static)
@@ -145,8 +147,7 @@ def metadata(
         for j, info in enumerate(outputs)
         if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
     ]
-    saved: Sequence[tuple[Array | Tensor, int]] = observed.saved
-    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in saved]
+    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in observed.saved]
     return observed.finished(
         ViewAndMutationMeta(
             tuple(inputs),

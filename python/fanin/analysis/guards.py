@@ -19,7 +19,6 @@ from .calls import Call
 from .hidden import may_hold
 from .memory import Layout
 from .private_copies import Array
-from .protocols import Tensor
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def exact_aliases(call: Call, components: Sequence[Sequence[int]]) -> list[tuple
     return pairs
 
 
-def facts_of(a: Array | Tensor) -> tuple[object, ...]:
+def facts_of(a: Any) -> tuple[object, ...]:
     """The compared facts of one array or tensor, in the order of WORDS. Strides that mean nothing are 0."""
     strides = a.strides if isinstance(a, np.ndarray) else a.stride()
     shape = tuple(a.shape)
@@ -159,7 +158,7 @@ def in_words(what: str, value: object) -> str:
     return str(value)
 
 
-def begin(a: Array | Tensor) -> int:
+def begin(a: Any) -> int:
     """The address of its first element."""
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 

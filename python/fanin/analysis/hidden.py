@@ -155,10 +155,10 @@ def items_of(x: object) -> Iterable[object]:
 
 
 def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
-    """TypeError for an argument, no array itself, that holds one; a memoryview is a buffer of its own kind, and passed
-    on.
+    """TypeError for an argument of a class of `may_hold` that holds an array; a memoryview is a buffer of its
+    own kind, and passed on.
     """
-    if not may_hold(type(x)) or isinstance(x, VIEWS):
+    if isinstance(x, VIEWS):
         return
     if isinstance(x, LATER):
         raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got {type_of(x)}: pass list(x)")
@@ -169,16 +169,14 @@ def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) 
         )
 
 
-def check_result(
-    x: object, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[object], bool]
-) -> None:
+def check_result(x: object, name: str, kinds: tuple[type, ...], is_private: Callable[[object], bool]) -> None:
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
     if isinstance(x, LATER):
         raise TypeError(
-            f"{name()} is {type_of(x)}: expected a result that is there when the function returns; return a list of it"
+            f"{name} is {type_of(x)}: expected a result that is there when the function returns; return a list of it"
         )
     if any(is_private(array) for array in held(x, kinds)):
         raise TypeError(
-            f"{name()} is {type_of(x)} that holds memory of an input: expected arrays in lists, tuples, named"
+            f"{name} is {type_of(x)} that holds memory of an input: expected arrays in lists, tuples, named"
             " tuples and dicts; return the arrays, and make the other of them outside"
         )

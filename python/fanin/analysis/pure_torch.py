@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from .._words import type_of
 from . import trees
-from .caller_tensors import layout_of, retyped, start_of
-from .calls import Behaviour, Place, torch
+from .caller_tensors import HOOKS, Tensor, bits_error, layout_of, retyped, start_of, torch
+from .calls import Behaviour, Place
 from .descriptors import PlainAOTInput, PlainAOTOutput
 from .private_copies import Array
-from .protocols import DType, Tensor
 from .pure import Pure
-from .torch_collect import same_bytes
+from .torch_collect import ObservedTensors, same_bytes
+
+if TYPE_CHECKING:
+    from .wrapper import Record
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Shown:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: DType
+    dtype: Any
     offset: int
     conj: bool
     neg: bool
@@ -48,7 +50,7 @@ class Shown:
     @staticmethod
     def of(x: object) -> Shown | None:
         """That of anything; None for what is no strided tensor."""
-        return Shown.given(x) if isinstance(x, torch().Tensor) and str(x.layout) == "torch.strided" else None
+        return Shown.given(x) if isinstance(x, torch.Tensor) and layout_of(x) == "strided" else None
 
 
 @dataclass(frozen=True)
@@ -62,49 +64,41 @@ class OutputViews:
     """Those whose histories a write left as they were."""
 
 
-class Reads:
+class Reads(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     """What a function reads of tensors that a copy of an argument answers otherwise: whether it is a leaf, its
     gradient, and where it lies in its storage.
     """
 
+    named: ClassVar = {
+        torch.Tensor.is_leaf.__get__: "is_leaf is read",
+        torch.Tensor.grad.__get__: ".grad is read",
+        torch.Tensor.grad.__set__: ".grad is set",
+        torch.Tensor.grad.__delete__: ".grad is set",
+    }
+    #: and whether it depends on all of the storage
+    places: ClassVar = {
+        torch.Tensor.storage_offset: False,
+        torch.Tensor.untyped_storage: True,
+        torch.Tensor.storage: True,
+    }
+
     def __init__(self) -> None:
+        super().__init__()
         #: copies of which the function reads such a thing, by identity, and what
         self.found: dict[int, str] = {}
         #: storages in which it reads a place: whether it reads of all of it, too
         self.storages: dict[int, bool] = {}
 
-    def around(self, fn: Callable[..., object]) -> Callable[..., object]:
-        """The function, watched."""
-        from torch.overrides import TorchFunctionMode
-
-        reads, library = self, torch()
-        tensor = library.Tensor
-        named = {
-            tensor.is_leaf.__get__: "is_leaf is read",
-            tensor.grad.__get__: ".grad is read",
-            tensor.grad.__set__: ".grad is set",
-            tensor.grad.__delete__: ".grad is set",
-        }
-        #: and whether it depends on all of the storage
-        places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
-
-        class Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-            def __torch_function__(
-                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
-            ) -> object:
-                if func in named:
-                    reads.found.setdefault(id(args[0]), named[func])
-                elif func in places and str(args[0].layout) == "torch.strided":
-                    with library._C.DisableTorchFunctionSubclass():
-                        storage = args[0].untyped_storage()._cdata
-                        reads.storages[storage] = places[func] or reads.storages.get(storage, False)
-                return func(*args, **(kwargs or {}))
-
-        def watched(*args: object, **kwargs: object) -> object:
-            with Mode():
-                return fn(*args, **kwargs)
-
-        return watched
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if func in self.named:
+            self.found.setdefault(id(args[0]), self.named[func])
+        elif func in self.places and layout_of(args[0]) == "strided":
+            with torch._C.DisableTorchFunctionSubclass():
+                storage = args[0].untyped_storage()._cdata
+                self.storages[storage] = self.places[func] or self.storages.get(storage, False)
+        return func(*args, **(kwargs or {}))
 
 
 class Move(NamedTuple):
@@ -163,15 +157,15 @@ class TensorPure(Pure):
     def _shown(self, group: int) -> str:
         return ", ".join(PlainAOTInput(self.first[u]).expr() for u in self.plan.groups[group].numbers)
 
-    def _stand_in(self, number: int | None) -> Tensor:  # type: ignore[override]  # it is given tensors, and no arrays
+    def _stand_in(self, number: int | None) -> Tensor:
         one = self.given[number or 0]
-        made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
+        made: Tensor = torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
         return made.requires_grad_(one.requires_grad)
 
     def _base_stand_in(self, group: int) -> Tensor:
         numbers = self.plan.groups[group].numbers
         size = self.sizes[self.bases.index(group)]
-        base: Tensor = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
+        base: Tensor = torch.empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
         return base.requires_grad_(any(self.given[u].requires_grad for u in numbers))
 
     # The pure function
@@ -194,7 +188,7 @@ class TensorPure(Pure):
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[Any] = []
-        eager = not torch().compiler.is_compiling()  # a tracer has neither versions nor storages
+        eager = not torch.compiler.is_compiling()  # a tracer has neither versions nor storages
         before = [(t._version, t.shape, t.stride()) for t in tensors] if eager else []
         result = self.fn(*given, **{k: named[k] for k in self.order})
         gather(result, outputs)
@@ -207,7 +201,7 @@ class TensorPure(Pure):
             for u in self.changed
         ]
         for j in self.cut:
-            if isinstance(outputs[j], torch().Tensor):
+            if isinstance(outputs[j], torch.Tensor):
                 outputs[j] = outputs[j].clone()
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
@@ -232,7 +226,7 @@ class TensorPure(Pure):
                 now[u] = was[u]
             if t._version == version or u in self.may_write or u in was or u in now or has_no_storage(t):
                 continue
-            if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
+            if type(t) is torch.Tensor and not same_bytes(inner[self.places[u][0]], t):
                 written.add(u)
         storages = {u: t.untyped_storage()._cdata for u, t in enumerate(tensors) if not has_no_storage(t)}
         roles = [self._roles(j, o, tensors, storages) for j, o in enumerate(outputs)]
@@ -253,7 +247,7 @@ class TensorPure(Pure):
         was = Place(p.kind, p.base) if p.kind in ("input", "view") else plain
         if p.kind == "input" and o is tensors[p.base]:
             return was, was
-        if not isinstance(o, torch().Tensor):
+        if not isinstance(o, torch.Tensor):
             return was, plain
         if layout_of(o) != "strided" or has_no_storage(o):
             return (was, plain) if p.kind == "input" else (None, None)
@@ -289,16 +283,21 @@ class TensorPure(Pure):
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[object]:  # type: ignore[override]
-        """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
+    def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[object]:
+        """The inner arguments for the caller's own, without a copy: bases are views that gradients follow. ValueError
+        for a tensor with a conjugate or negative bit: a base has none.
+        """
+        for u, t in enumerate(arrays):
+            if t.is_conj() or t.is_neg():
+                raise bits_error(t, PlainAOTInput(self.first[u]).expr())
         regions = [self.region(g, arrays) for g in self.bases]
         rest = [leaves[i] for i in self.rest]
-        if torch().is_grad_enabled() and torch()._C._any_requires_grad(*arrays):
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arrays):
             # What is written back must not be what a compiled function has saved for its own backward.
             regions = [one.clone() for one in regions]
             written = {self.first[u] for u in self.touched}
             rest = [
-                x.clone() if i in written and isinstance(x, torch().Tensor) else x
+                x.clone() if i in written and isinstance(x, torch.Tensor) else x
                 for i, x in zip(self.rest, rest, strict=True)
             ]
         return [*regions, *rest]
@@ -307,7 +306,7 @@ class TensorPure(Pure):
         """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of
         all.
         """
-        library, members = torch(), self.plan.groups[group].members
+        members = self.plan.groups[group].members
         mine = [arrays[m.number] for m in members]
         size = self.sizes[self.bases.index(group)]
         begin = (start_of(mine[0]) - mine[0].untyped_storage().data_ptr() - members[0].offset) // mine[0].element_size()
@@ -326,8 +325,8 @@ class TensorPure(Pure):
                 f"functionalize: {self._shown(group)} share memory that is written, but no history, and require"
                 " gradients: expected views of one tensor, or no compiler"
             )
-        with library.no_grad():
-            empty = library.empty(0, dtype=mine[0].dtype, device="cpu")
+        with torch.no_grad():
+            empty = torch.empty(0, dtype=mine[0].dtype, device="cpu")
             region: Tensor = empty.set_(mine[0].untyped_storage(), begin, (size,), (1,))
             return region
 
@@ -357,7 +356,7 @@ class TensorPure(Pure):
 
     def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
         """Check that torch permits every write, then write new values and set the geometry after the call."""
-        quiet = [torch().no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
+        quiet = [torch.no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
         for move in moves:
             with self._mode(move.numbers):
                 check_may_write(move.its, move.new.requires_grad, self._called(move.numbers[0]))
@@ -383,14 +382,14 @@ class TensorPure(Pure):
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
-        return torch().no_grad() if quiet else contextlib.nullcontext()
+        return torch.no_grad() if quiet else contextlib.nullcontext()
 
-    def _view(self, arrays: Sequence[Tensor], output: int, value: object) -> object:  # type: ignore[override]
+    def _view(self, arrays: Sequence[Tensor], output: int, value: object) -> object:
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
         p, one = self.outcome.places[output], self.shown[output]
         if one is None:
             return value
-        library, source = torch(), arrays[p.base]
+        source = arrays[p.base]
         group, place = self.plan.where[p.base]
         held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
         start = held - self.plan.groups[group].members[place].offset + p.offset
@@ -398,7 +397,7 @@ class TensorPure(Pure):
         view = source if one.dtype == source.dtype else retyped(source, one.dtype)
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
-        view = library._neg_view(view) if one.neg else view
+        view = torch._neg_view(view) if one.neg else view
         return view.detach() if view.requires_grad and not one.requires_grad else view
 
     def _now(self, u: int) -> int:
@@ -423,7 +422,7 @@ def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
 
 def has_no_storage(t: Tensor) -> bool:
     """Whether a transform of torch.func wraps a tensor, so that it has no storage to compare."""
-    return bool(torch()._C._functorch.is_functorch_wrapped_tensor(t))
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -447,7 +446,7 @@ def filled(form: trees.Spec, leaves: Iterator[object]) -> object:
 
 def gather(tree: object, leaves: list[object]) -> None:
     """The leaves of a tree, in code that can be traced."""
-    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch().Size):
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
         for item in tree:
             gather(item, leaves)
     elif isinstance(tree, dict):
@@ -461,17 +460,14 @@ def check_may_write(t: Tensor, grows: bool, name: str) -> None:
     """RuntimeError where torch refuses a write in place: called for all tensors before the first is written. `grows`:
     the new value has a history.
     """
-    library = torch()
     root = t if t._base is None else t._base
-    if t.is_inference() and not library.is_inference_mode_enabled():
+    if t.is_inference() and not torch.is_inference_mode_enabled():
         why = "is an inference tensor: write it within torch.inference_mode()"
-    elif not library.is_grad_enabled() or not (grows or t.requires_grad):
+    elif not torch.is_grad_enabled() or not (grows or t.requires_grad):
         return
     elif root.is_leaf and root.requires_grad:
         why = "is a leaf that requires grad, or a view of one: write it under torch.no_grad()"
-    elif (
-        t._base is not None and library._C._autograd._get_creation_meta(t) != library._C._autograd.CreationMeta.DEFAULT
-    ):
+    elif t._base is not None and torch._C._autograd._get_creation_meta(t) != torch._C._autograd.CreationMeta.DEFAULT:
         why = "is a view that autograd refuses to write (one of several, or made under no_grad): pass a clone of it"
     else:
         return
@@ -480,7 +476,7 @@ def check_may_write(t: Tensor, grows: bool, name: str) -> None:
 
 def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> None:
     """ValueError for another shape or dtype; TypeError for what is no strided tensor on the CPU."""
-    if not isinstance(x, torch().Tensor):
+    if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {type_of(x)}")
     if layout_of(x) != "strided" or x.device.type != "cpu":
         raise TypeError(
@@ -488,3 +484,91 @@ def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> 
         )
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
+
+
+# Whether a function can be replaced by a pure one
+
+
+def state_of(t: Tensor) -> tuple[object, ...]:
+    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
+    retains its gradient; whether it requires one, and has a history; its shape and strides.
+    """
+    hooks = sum(len(getattr(t, name) or ()) for name in HOOKS)
+    attributes = {name: id(x) for name, x in t.__dict__.items()}
+    grad = id(t.grad) if t.is_leaf and t.grad is not None else None
+    own = type(t), t.retains_grad
+    return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
+
+
+def unlike_copies(
+    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
+) -> list[Exception]:
+    """Why a pure function cannot replace this one: it reads what differs on copies, or sets what no result
+    carries. `before`: `state_of` each.
+    """
+    call, tensors = run.call, run.tensors
+    places = dict.fromkeys(run.strided, False) | reads.storages
+    found: list[Exception] = []
+    for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
+        now, name = state_of(t), record.name(u)
+        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
+            a == b for a, b in zip(was, now, strict=True)
+        )
+        leaf = given.is_leaf and given.requires_grad
+        what = (
+            "attributes are set" if not attributes
+            else "it has attributes, which a copy has not" if given.__dict__
+            else ".grad is set" if not grad
+            else "a hook is added" if not hooks
+            else "its class is set, or its gradient retained" if not own
+            else "requires_grad is set" if not requires_grad and (version or was[5])
+            else "its history is cut (detach_)" if was[6] and not grown
+            else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
+            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
+            else None
+        )  # fmt: skip
+        if what is not None:
+            found.append(uncompiled(f"{name}: {what}"))
+        if given.is_conj() or given.is_neg():
+            found.append(bits_error(given, name))
+        whole = places.get(run.before[record.first[u]].untyped_storage()._cdata)
+        if whole is not None:
+            record.counted_from[u] = whole
+            if is_part(given, whole):
+                found.append(
+                    uncompiled(
+                        f"{name}: its place in its storage is read, or counted from (storage_offset, untyped_storage,"
+                        f" as_strided with a storage_offset), and it begins at element {given.storage_offset()} of"
+                        f" {given.untyped_storage().nbytes() // max(given.element_size(), 1)}: pass x.clone()"
+                    )
+                )
+    storages = {t.untyped_storage()._cdata for t in tensors}
+    for j, o in enumerate(run.outputs):
+        if not isinstance(o, torch.Tensor) or not o.requires_grad or not o.is_leaf or any(o is t for t in tensors):
+            continue
+        if layout_of(o) == "strided" and o.untyped_storage()._cdata in storages:
+            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
+    return found
+
+
+def is_part(t: Tensor, whole: bool) -> bool:
+    """Whether a tensor begins after its storage's first element, which a copy never does; with `whole`, whether it
+    shows less than all of its storage.
+    """
+    return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
+
+
+def uncompiled(what: str) -> ValueError:
+    """The error for what a compiled function cannot do."""
+    return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
+
+
+def history_of(t: Tensor) -> tuple[object, bool]:
+    """The node of a tensor, of the base of one that is a view; and whether it requires a gradient."""
+    own = t if t._base is None else t._base
+    return own.grad_fn, t.requires_grad
+
+
+def grad_state(tensors: Sequence[Any]) -> object:
+    """Which tensors require a gradient, are leaves, have attributes; and whether gradients are on."""
+    return torch.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]

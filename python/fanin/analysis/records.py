@@ -25,8 +25,7 @@ import numpy as np
 from .._core import address
 from .._words import type_of
 from .descriptors import AOTInput
-from .private_copies import Array, root_of
-from .protocols import Tensor
+from .private_copies import root_of
 
 
 class OutputType(Enum):
@@ -156,7 +155,7 @@ class MetadataKey:
     is_neg: bool = False
 
     @staticmethod
-    def make(array: Array | Tensor) -> MetadataKey:
+    def make(array: Any) -> MetadataKey:
         """The key of an ndarray (in bytes) or of a torch tensor (in elements)."""
         if isinstance(array, np.ndarray):
             offset = address(array) - address(root_of(array))
@@ -284,7 +283,7 @@ class MemoryFormatMeta:
             )
 
     @staticmethod
-    def from_tensor(array: Array | Tensor, force_use_memory_format: bool = False) -> MemoryFormatMeta:
+    def from_tensor(array: Any, force_use_memory_format: bool = False) -> MemoryFormatMeta:
         """The layout to expect of the tangent of an array: its own, unless it is expanded (a stride of 0), whose layout
         no gradient can have.
         """
@@ -328,7 +327,7 @@ class TangentMeta:
     stride: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(array: Array | Tensor) -> TangentMeta:
+    def of(array: Any) -> TangentMeta:
         """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is
         expanded.
         """

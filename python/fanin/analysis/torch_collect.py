@@ -9,9 +9,7 @@ The steps:
    of what. Memory is compared afterwards: bytes that changed without such a write (through `x.numpy()`) were hidden
    from autograd.
 3. Inputs are classified by the recorded writes and by their geometry, outputs by the first case that holds
-   (`Outputs.kind_of`).
-
-torch is imported when this is called, never before.
+   (`ObservedTensors.kind_of`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,10 @@ import numpy as np
 from .. import _core
 from . import trees
 from .caller_arrays import Lost
-from .caller_tensors import SavedTensor, undo_all
+from .caller_tensors import SavedTensor, Tensor, torch, undo_all
 from .calls import Call, array_kinds
 from .descriptors import PlainAOTOutput
 from .hidden import check_result, may_hold
-from .protocols import Node, Storage, Tensor
 from .records import (
     InputAliasInfo,
     MemoryFormatMeta,
@@ -48,40 +44,109 @@ from .records import (
 )
 
 
-class ObservedTensors:
-    """What a run on tensors showed.
+@dataclass
+class Write:
+    """One operation wrote this tensor, whose geometry then was that of `where`."""
+
+    where: Tensor
+    unseen: bool  # under no_grad, or in inference mode
+
+
+@dataclass
+class Origin:
+    """What a view is a view of: the tensor where the chain of views begins, and the names of the operations on
+    the way.
+    """
+
+    root: Tensor
+    path: tuple[str, ...] = ()
+    of_several: bool = False  # one of them made several views at once, as unbind does
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What an operation does to its arguments, whatever they are."""
+
+    name: str
+    arguments: tuple[tuple[int, str, bool], ...]  # those that it views or writes: position, name, whether it writes
+    moves: bool  # what it writes is geometry, not data
+    makes_views: bool
+    several: bool  # more than one view at once
+
+
+@functools.cache
+def effects_of(func: Any) -> Effects:
+    """Read from its schema."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return Effects("", (), False, False, False)
+    arguments = tuple(
+        (i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None
+    )
+    views = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
+    moves = any(str(tag).endswith("inplace_view") for tag in func.tags)
+    several = any("List" in str(r.type) for r in views)
+    return Effects(func.overloadpacket.__name__, arguments, moves, bool(views), several)
+
+
+#: What operations write without a word of it in their schemas: positions and names.
+UNDECLARED: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ((3, "running_mean"), (4, "running_var"))
+)
+
+
+class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+    """What a run on tensors showed; itself the mode that watches the run's operations.
 
     The arguments are never written: the function runs on copies of their memory, and the random state is put back.
     With `undo_others`, what it does to tensors that it was not given is undone.
     """
 
-    outputs: list[Any]
-
     def __init__(self, call: Call, given: trees.Arguments, undo_others: bool = False) -> None:
-        import torch
-
-        self.torch, self.call = torch, call
-        self.watch = Watch(torch, call.leaves, Copier(torch, call.leaves).copies, undo_others)
+        super().__init__()
+        self.call, self.undo_others = call, undo_others
+        self.copies: list[Any] = Copier(call.leaves).copies
         #: the arguments of the run, and the distinct tensors among them
-        self.tree = call.copied(given, self.watch.copies)
-        self.tensors: list[Tensor] = [self.watch.copies[i] for i in call.first]
+        self.tree = call.copied(given, self.copies)
+        self.tensors: list[Tensor] = [self.copies[i] for i in call.first]
         self.left: bool | None = None  # the grad mode after the function, if it changed it
+        self.outputs: list[Any] = []
+        self.writes: list[Write] = []
+        self.hidden: set[int] = set()  # inputs that changed and that no operation wrote
+        self.origins: MutableMapping[Tensor, Origin] = torch.utils.weak.WeakTensorKeyDictionary()
+        #: the last, of duplicates
+        self.position = {id(x): i for i, x in enumerate(self.copies) if isinstance(x, torch.Tensor)}
+        # Where each input was at first: a detached tensor that no operation can move.
+        self.before: list[Any] = [x.detach() if isinstance(x, torch.Tensor) else None for x in self.copies]
+        self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
+        self.touched: list[list[Write]] = [[] for _ in self.copies]
+        self.made: set[int] = set()  # storages that an operation gave
+        #: tensors that were there before, are no arguments, and are written, by identity; the bytes of their storages
+        self.others: dict[int, SavedTensor] = {}
+        self.bytes: dict[int, tuple[Any, Any]] = {}
+        #: leaves that were there before and that gradients may reach, by identity, and their gradients
+        self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.strided: set[int] = set()  # storages that as_strided was given a place in
+        #: intermediates that are returned on behalf of an output, and the output's position
+        self.saved: list[tuple[Tensor, int]] = []
 
     def run(self, fn: Callable[..., object]) -> object:
         """Run the function, once. An error of its own is raised as it is. RuntimeError where it leaves autocast
         changed; TypeError for a result that keeps memory of an argument out of sight.
         """
-        torch, watch = self.torch, self.watch
-        grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
+        grad, autocast = torch.is_grad_enabled(), autocast_state()
         try:
-            with torch.random.fork_rng(devices=[]), watch.mode():
+            with torch.random.fork_rng(devices=[]), self:
                 args, kwargs = self.tree
                 value = fn(*args, **kwargs)
             self.left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
         finally:
             torch.set_grad_enabled(grad)
-            lost = watch.put_back_others()
-        if autocast_state(torch) != autocast:
+            lost = undo_all([((0, "a tensor"), saved) for saved in self.others.values()], self._undo_bytes)
+            for t, its in self.grads.values():
+                if t.grad is not its:
+                    t.grad = its
+        if autocast_state() != autocast:
             raise RuntimeError(
                 "collect_metadata: the function leaves autocast as it was not before: expected it to be put back within"
             )
@@ -90,38 +155,178 @@ class ObservedTensors:
                 "collect_metadata: what the function does to a tensor that it was not given cannot be undone:"
                 f" {lost.found[0][1]}; expected a function of its arguments alone"
             )
-        self.outputs = []
         trees.flatten(value, self.outputs)
-        self._check_results()
-        watch.compare_memory()
-        return value
-
-    def _check_results(self) -> None:
         mine = storages(self.tensors)
         for j, o in enumerate(self.outputs):
             if may_hold(type(o)):
                 check_result(
                     o,
-                    lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+                    f"collect_metadata: {PlainAOTOutput(j).expr()}",
                     array_kinds(),
                     lambda a: not isinstance(a, np.ndarray) and not storages([a]).isdisjoint(mine),
                 )
+        for i, x in enumerate(self.before):
+            if x is not None:
+                self.touched[i] = [write for write in self.writes if _core.overlap(x, write.where)]
+                if not self.touched[i] and not same_bytes(self.call.leaves[i], x):
+                    self.hidden.add(i)
+        return value
+
+    def _undo_bytes(self, _: Lost) -> None:
+        for storage, before in self.bytes.values():
+            if storage.nbytes() == before.nbytes():
+                storage.copy_(before)
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        effects, kwargs = effects_of(func), kwargs or {}
+
+        def given(place: int, name: str) -> Any:
+            return args[place] if place < len(args) else kwargs.get(name)
+
+        if self.undo_others:
+            written = [(place, name) for place, name, writes in effects.arguments if writes]
+            written += UNDECLARED.get(getattr(func, "_opname", ""), ())
+            for t in tensors([*args, *kwargs.values()]):
+                if t.requires_grad and id(t) not in self.position and is_leaf(t):
+                    self.grads.setdefault(id(t), (t, t.grad))
+            for t in in_memories([given(place, name) for place, name in written]):
+                storage = t.untyped_storage()
+                if storage._cdata in self.storages | self.made:
+                    continue
+                if storage._cdata not in self.bytes:
+                    self.bytes[storage._cdata] = storage, storage.clone()
+                for one in (t, t._base):
+                    if one is not None and id(one) not in self.others:
+                        with above_autograd():
+                            self.others[id(one)] = SavedTensor(one)
+            place = 4 if "scatter" in str(func) else 3  # a scatter has a source more
+            if str(func).startswith("aten.as_strided") and given(place, "storage_offset") is not None:
+                self.strided |= {t.untyped_storage()._cdata for t in in_memories(args[0])}
+        result = func(*args, **kwargs)
+        if self.undo_others and not effects.makes_views:
+            self.made |= {t.untyped_storage()._cdata for t in in_memories(result)}
+        viewed = []
+        for place, name, writes in effects.arguments:
+            for t in tensors(given(place, name)):
+                if not writes:
+                    viewed.append(t)
+                elif not effects.moves and in_memory(t) and t.untyped_storage()._cdata in self.storages:
+                    unseen = not torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+                    self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
+        if effects.makes_views and len(viewed) == 1:
+            origin = self.origin(viewed[0])
+            made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
+            for t in tensors(result):
+                if t is not viewed[0]:
+                    self.origins[t] = made
+        return result
+
+    def origin(self, t: Tensor) -> Origin:
+        """The origin of a tensor: itself, unless it is a recorded view."""
+        return self.origins.get(t) or Origin(t)
+
+    def input_info(self, i: int, keep_input_mutations: bool) -> InputAliasInfo:
+        x, new, before = self.call.leaves[i], self.copies[i], self.before[i]
+        if before is None:
+            return InputAliasInfo(is_leaf=False, keep_input_mutations=keep_input_mutations)
+        elsewhere = new.untyped_storage()._cdata != before.untyped_storage()._cdata
+        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype
+        written = bool(self.touched[i]) or i in self.hidden
+        return InputAliasInfo(
+            is_leaf=x.is_leaf,
+            mutates_data=written and not elsewhere,
+            mutates_metadata=moved,
+            mutations_hidden_from_autograd=not self.touched[i],
+            mutations_under_no_grad_or_inference_mode=written
+            and i not in self.hidden
+            and all(w.unseen for w in self.touched[i]),
+            mutates_storage_metadata=elsewhere,
+            requires_grad=new.requires_grad,
+            keep_input_mutations=keep_input_mutations,
+        )
+
+    # What outputs are
+
+    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
+        self.at = {id(o): i for i, o in enumerate(self.outputs)}
+        real = [o for o in self.outputs if in_memory(o)]
+        #: the memory of an output: an input's, by position, or a storage of its own, by number
+        self.memory: dict[int, tuple[bool, int]] = {}
+        for o in real:
+            i = self.input_of(o)
+            self.memory[id(o)] = (False, o.untyped_storage()._cdata) if i is None else (True, i)
+        self.shared = Counter(self.memory[id(o)] for o in real)
+        self.plain_views = Counter(self.memory[id(o)] for o in real if not self.origin(o).of_several)
+        return [self._output_info(i, o, inputs) for i, o in enumerate(self.outputs)]
+
+    def input_of(self, o: Tensor) -> int | None:
+        """The input that it is, or is a view of; None where it lies in other memory."""
+        storage = o.untyped_storage()._cdata
+        beside = [
+            i for i, x in enumerate(self.copies) if self.before[i] is not None and x.untyped_storage()._cdata == storage
+        ]
+        for seen in (o, o._base):
+            root = None if seen is None else self.position.get(id(self.origin(seen).root))
+            if root in beside:  # else the input was given other memory since
+                return root
+        # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
+        touching = [i for i in beside if _core.overlap(self.copies[i].detach(), o.detach())]
+        return max(touching or beside, default=None)
+
+    def _output_info(self, i: int, o: Any, inputs: Sequence[InputAliasInfo]) -> OutputAliasInfo:
+        if not isinstance(o, torch.Tensor):
+            return OutputAliasInfo(OutputType.non_alias, type(o))
+        if not in_memory(o):
+            return OutputAliasInfo(OutputType.non_alias, type(o), None, frozenset(), o.requires_grad, o.requires_grad)
+        kind, base = self.kind_of(i, o)
+        from_input = kind is OutputType.alias_of_input and base is not None and not inputs[base].mutates_metadata
+        known = from_input or kind.name.startswith("alias_of_intermediate")
+        way = ViewMetaSequence(MetadataKey.make(o), o.dtype, self.origin(o).path) if known else None
+        backward = o.requires_grad and (o._base is None or history(o) is not None)
+        return OutputAliasInfo(kind, type(o), base, frozenset(), o.requires_grad, backward, way)
+
+    def kind_of(self, i: int, o: Tensor) -> tuple[OutputType, int | None]:
+        """The first case that holds."""
+        input_, is_input, base, made = self.input_of(o), self.position.get(id(o)), o._base, history(o)
+        lies = self.memory[id(o)]
+        custom = isinstance(made, torch.autograd.function.BackwardCFunction) or type(made).__name__ == "CppFunction"
+        if input_ is not None and custom:
+            return OutputType.custom_function_view, None
+        if is_input is not None:
+            return OutputType.is_input, is_input
+        if input_ is not None:
+            if self.plain_views[lies] == 0 and made is not None:
+                return OutputType.non_alias, None
+            return OutputType.alias_of_input, input_
+        if base is not None and o.requires_grad and base.requires_grad:
+            if self.shared[lies] == 1 or self.plain_views[lies] <= 1:
+                return OutputType.unsafe_view_alias, None
+            if id(base) in self.at:
+                return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
+            for place, (known, _) in enumerate(self.saved):
+                if known is base:
+                    return OutputType.alias_of_intermediate, place
+            self.saved.append((base, i))
+            return OutputType.alias_of_intermediate_save_as_output, len(self.saved) - 1
+        if not o.requires_grad and self.shared[lies] > 1:
+            # Another output, with a gradient, that shows the same elements in the same way: as y for y.detach().
+            key = MetadataKey.make(o)
+            for other in self.outputs:
+                alike = in_memory(other) and self.memory[id(other)] == lies and MetadataKey.make(other) == key
+                if alike and other.requires_grad:
+                    return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(other)]
+        return OutputType.non_alias, None
+
+    # What the collector needs of it
 
     @property
     def num_bases(self) -> int:
         return len(self.saved)
 
-    def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo:
-        return self.watch.input_info(leaf, keep_input_mutations)
-
-    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
-        found = Outputs(self.torch, self.watch, self.outputs, inputs)
-        infos = [found.info(i, o) for i, o in enumerate(self.outputs)]
-        self.saved = found.bases
-        return infos
-
     def new_value(self, leaf: int) -> TangentMeta:
-        return TangentMeta.of(self.watch.copies[leaf])
+        return TangentMeta.of(self.copies[leaf])
 
     def result(self, output: int) -> TangentMeta:
         return TangentMeta.of(self.outputs[output])
@@ -158,11 +363,65 @@ def leaves(x: object) -> Iterator[object]:
         yield x
 
 
-def autocast_state(torch: ModuleType) -> tuple[object, ...]:
+def autocast_state() -> tuple[object, ...]:
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
 
 
-# ---------------------------------------------------------------- 1. copies
+def above_autograd() -> AbstractContextManager[object]:
+    """Within a dispatch mode, which runs below autograd: let autograd record operations."""
+    core = torch._C
+    keys = core.DispatchKeySet(core.DispatchKey.AutogradFunctionality)
+    keys |= core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
+    exclude = core._dispatch_tls_local_exclude_set() - keys
+    guard: AbstractContextManager[object] = core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), exclude)
+    return guard
+
+
+def tensors(x: object) -> Iterator[Tensor]:
+    """The tensors of an argument or a result: one, or a list of them."""
+    for y in leaves(x):
+        if isinstance(y, torch.Tensor):
+            yield y
+
+
+def is_leaf(t: Tensor) -> bool:
+    """Whether a tensor is a leaf; False where autograd raises, as it does for some views."""
+    try:
+        return bool(t.is_leaf)
+    except RuntimeError:
+        return False
+
+
+def in_memory(x: object) -> bool:
+    """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def in_memories(x: object) -> Iterator[Tensor]:
+    """The tensors of a nest that have memory."""
+    return (t for t in tensors(x) if in_memory(t))
+
+
+def same_bytes(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
+    return bool(torch.equal(as_bytes(x), as_bytes(y)))
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The bytes of each element, as one more axis."""
+    size = x.element_size()
+    raw: Tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
+    return raw.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), x.storage_offset() * size)
+
+
+def history(o: Tensor) -> Any:
+    """Its grad_fn; None also where autograd raises: for a view made under no_grad whose base was
+    written since.
+    """
+    try:
+        return o.grad_fn
+    except RuntimeError:
+        return None
 
 
 class Copier:
@@ -170,9 +429,8 @@ class Copier:
     storage.
     """
 
-    def __init__(self, torch: ModuleType, args: Sequence[object]) -> None:
-        self.torch = torch
-        self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
+    def __init__(self, args: Sequence[object]) -> None:
+        self.storages = copied_storages([x for x in args if isinstance(x, torch.Tensor)])
         self.made: dict[int, Tensor] = {}
         with torch.inference_mode(False), torch.enable_grad():
             self.copies = [self.copy(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -188,7 +446,6 @@ class Copier:
 
     def fresh(self, x: Tensor) -> Tensor:
         """A tensor without a base, on the copy of the storage of x."""
-        torch = self.torch
         made = torch.empty(0, dtype=x.dtype, device="cpu")
         made.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
         new = self.marked(x, made)
@@ -203,7 +460,6 @@ class Copier:
 
     def view(self, x: Tensor, its: Tensor, base: Tensor) -> Tensor | None:
         """A view of `base`, the copy of `its`, the base of x; None where the dtype forbids it."""
-        torch = self.torch
         with torch.set_grad_enabled(x.requires_grad or not base.requires_grad):
             if x.dtype != its.dtype:
                 if x.is_complex() or its.is_complex() or x.requires_grad:
@@ -222,21 +478,21 @@ class Copier:
     def marked(self, x: Tensor, new: Tensor) -> Tensor:
         """With the conjugate and negative bits of x."""
         new = new.conj() if x.is_conj() else new
-        return self.torch._neg_view(new) if x.is_neg() else new
+        return torch._neg_view(new) if x.is_neg() else new
 
 
-def copied_storages(torch: ModuleType, args: Sequence[Tensor]) -> dict[int, Storage]:
+def copied_storages(args: Sequence[Tensor]) -> dict[int, Any]:
     """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory
     meets (two that torch.from_numpy made of one array) have copies whose memory meets in the same way.
     """
-    every: dict[int, Storage] = {}
+    every: dict[int, Any] = {}
     rest = list(args)
     while rest:
         x = rest.pop()
         every[x.untyped_storage()._cdata] = x.untyped_storage()
         rest += [y for y in (x._base, x.grad if x.is_leaf else None) if y is not None]
-    copies: dict[int, Storage] = {}
-    groups: list[list[tuple[int, Storage]]] = []
+    copies: dict[int, Any] = {}
+    groups: list[list[tuple[int, Any]]] = []
     end = 0
     for number, storage in sorted(every.items(), key=lambda item: item[1].data_ptr()):
         if storage.nbytes() == 0:
@@ -260,359 +516,3 @@ def copied_storages(torch: ModuleType, args: Sequence[Tensor]) -> dict[int, Stor
             part.copy_(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
             copies[number] = part.untyped_storage()
     return copies
-
-
-# ---------------------------------------------------------------- 2. what is recorded
-
-
-@dataclass
-class Write:
-    """One operation wrote this tensor, whose geometry then was that of `where`."""
-
-    where: Tensor
-    unseen: bool  # under no_grad, or in inference mode
-
-
-@dataclass
-class Origin:
-    """What a view is a view of: the tensor where the chain of views begins, and the names of the operations on
-    the way.
-    """
-
-    root: Tensor
-    path: tuple[str, ...] = ()
-    of_several: bool = False  # one of them made several views at once, as unbind does
-
-
-@dataclass(frozen=True)
-class Effects:
-    """What an operation does to its arguments, whatever they are."""
-
-    name: str
-    arguments: tuple[tuple[int, str, bool], ...]  # those that it views or writes: position, name, whether it writes
-    moves: bool  # what it writes is geometry, not data
-    makes_views: bool
-    several: bool  # more than one view at once
-
-
-@functools.cache
-def effects_of(func: Any) -> Effects | None:
-    """Read from its schema; None for an operation that neither views nor writes."""
-    schema = getattr(func, "_schema", None)
-    if schema is None:
-        return None
-    arguments = tuple(
-        (i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None
-    )
-    if not arguments:
-        return None
-    views = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
-    moves = any(str(tag).endswith("inplace_view") for tag in func.tags)
-    several = any("List" in str(r.type) for r in views)
-    return Effects(func.overloadpacket.__name__, arguments, moves, bool(views), several)
-
-
-#: What operations write without a word of it in their schemas: positions and names.
-UNDECLARED: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
-    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ((3, "running_mean"), (4, "running_var"))
-)
-
-
-class Watch:
-    """What a run did to the copies of its arguments. `alone`: what it does to other tensors is undone."""
-
-    def __init__(self, torch: ModuleType, args: Sequence[Any], copies: Sequence[Any], alone: bool) -> None:
-        self.torch, self.args, self.copies, self.alone = torch, args, copies, alone
-        self.writes: list[Write] = []
-        self.hidden: set[int] = set()  # inputs that changed and that no operation wrote
-        from torch.utils.weak import WeakTensorKeyDictionary
-
-        self.origins: MutableMapping[Tensor, Origin] = WeakTensorKeyDictionary()
-        tensor = self.torch.Tensor
-        #: the last, of duplicates
-        self.position = {id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)}
-        # Where each input was at first: a detached tensor that no operation can move.
-        self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
-        self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
-        self.touched: list[list[Write]] = [[] for _ in self.copies]
-        self.made: set[int] = set()  # storages that an operation gave
-        #: tensors that were there before, are no arguments, and are written, by identity; the bytes of their storages
-        self.others: dict[int, SavedTensor] = {}
-        self.bytes: dict[int, tuple[Storage, Storage]] = {}
-        #: leaves that were there before and that gradients may reach, by identity, and their gradients
-        self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self.strided: set[int] = set()  # storages that as_strided was given a place in
-
-    def keep_others(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
-        """Keep what an operation will write, or give a gradient, that is no argument's and not made by the function."""
-        effects = effects_of(func)
-        written = UNDECLARED.get(getattr(func, "_opname", ""), ())
-        if effects is not None:
-            written = tuple((place, name) for place, name, writes in effects.arguments if writes)
-        for x in (*args, *kwargs.values()):
-            for t in tensors(self.torch, x):
-                if t.requires_grad and id(t) not in self.position and is_leaf(t):
-                    self.grads.setdefault(id(t), (t, t.grad))
-        for place, name in written:
-            for t in tensors(self.torch, args[place] if place < len(args) else kwargs.get(name)):
-                if not in_memory(self.torch, t) or t.untyped_storage()._cdata in self.storages | self.made:
-                    continue
-                storage = t.untyped_storage()
-                if storage._cdata not in self.bytes:
-                    self.bytes[storage._cdata] = storage, storage.clone()
-                for one in (t, t._base):
-                    if one is not None and id(one) not in self.others:
-                        with above_autograd(self.torch):
-                            self.others[id(one)] = SavedTensor(one)
-
-    def put_back_others(self) -> Lost:
-        """Undo what was done to those."""
-        lost = undo_all([((0, "a tensor"), saved) for saved in self.others.values()], self._undo_bytes)
-        for t, grad in self.grads.values():
-            if t.grad is not grad:
-                t.grad = grad
-        return lost
-
-    def _undo_bytes(self, _: Lost) -> None:
-        for storage, before in self.bytes.values():
-            if storage.nbytes() == before.nbytes():
-                storage.copy_(before)
-
-    def mode(self) -> AbstractContextManager[object]:
-        from torch.utils import _python_dispatch
-
-        watch = self
-        base: Any = _python_dispatch.TorchDispatchMode  # whose types are there only where torch is
-
-        class WatchMode(base):  # type: ignore[misc]
-            def __torch_dispatch__(
-                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
-            ) -> object:
-                effects = effects_of(func)
-                if watch.alone:
-                    watch.keep_others(func, args, kwargs or {})
-                    watch.note_place(func, args, kwargs or {})
-                result = func(*args, **kwargs) if kwargs else func(*args)
-                if watch.alone and (effects is None or not effects.makes_views):
-                    watch.made |= {t.untyped_storage()._cdata for t in in_memories(watch.torch, result)}
-                if effects is not None:
-                    watch.note(effects, args, kwargs or {}, result)
-                return result
-
-        made: AbstractContextManager[object] = WatchMode()
-        return made
-
-    def note_place(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
-        """The storages in which an operation of the `as_strided` family is given a place."""
-        if not str(func).startswith("aten.as_strided"):
-            return
-        place = 4 if "scatter" in str(func) else 3  # a scatter has a source more
-        if (args[place] if place < len(args) else kwargs.get("storage_offset")) is not None:
-            self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
-
-    def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
-        """What an operation wrote, and what is a view of what now."""
-        viewed = []
-        for place, name, writes in effects.arguments:
-            value = args[place] if place < len(args) else kwargs.get(name)
-            for t in tensors(self.torch, value):
-                if not writes:
-                    viewed.append(t)
-                elif not effects.moves and in_memory(self.torch, t) and t.untyped_storage()._cdata in self.storages:
-                    unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
-                    self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
-        if effects.makes_views and len(viewed) == 1:
-            origin = self.origin(viewed[0])
-            made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
-            for t in tensors(self.torch, result):
-                if t is not viewed[0]:
-                    self.origins[t] = made
-
-    def origin(self, t: Tensor) -> Origin:
-        """The origin of a tensor: itself, unless it is a recorded view."""
-        return self.origins.get(t) or Origin(t)
-
-    def compare_memory(self) -> None:
-        """Which inputs each write reached, and what changed without any."""
-        for write in self.writes:
-            for i, x in enumerate(self.before):
-                if x is not None and _core.overlap(x, write.where):
-                    self.touched[i].append(write)
-        for i, x in enumerate(self.before):
-            if x is not None and not self.touched[i] and not same_bytes(self.torch, self.args[i], x):
-                self.hidden.add(i)
-
-    def input_info(self, i: int, keep: bool) -> InputAliasInfo:
-        x, new, before = self.args[i], self.copies[i], self.before[i]
-        if before is None:
-            return InputAliasInfo(is_leaf=False, keep_input_mutations=keep)
-        elsewhere = new.untyped_storage()._cdata != before.untyped_storage()._cdata
-        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype
-        written = bool(self.touched[i]) or i in self.hidden
-        return InputAliasInfo(
-            is_leaf=x.is_leaf,
-            mutates_data=written and not elsewhere,
-            mutates_metadata=moved,
-            mutations_hidden_from_autograd=not self.touched[i],
-            mutations_under_no_grad_or_inference_mode=written
-            and i not in self.hidden
-            and all(w.unseen for w in self.touched[i]),
-            mutates_storage_metadata=elsewhere,
-            requires_grad=new.requires_grad,
-            keep_input_mutations=keep,
-        )
-
-
-def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
-    """Within a dispatch mode, which runs below autograd: let autograd record operations."""
-    core = torch._C
-    keys = core.DispatchKeySet(core.DispatchKey.AutogradFunctionality)
-    keys |= core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
-    exclude = core._dispatch_tls_local_exclude_set() - keys
-    guard: AbstractContextManager[object] = core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), exclude)
-    return guard
-
-
-def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
-    """The tensors of an argument or a result: one, or a list of them."""
-    for y in leaves(x):
-        if isinstance(y, torch.Tensor):
-            yield y
-
-
-def is_leaf(t: Tensor) -> bool:
-    """Whether a tensor is a leaf; False where autograd raises, as it does for some views."""
-    try:
-        return t.is_leaf
-    except RuntimeError:
-        return False
-
-
-def in_memory(torch: ModuleType, x: object) -> bool:
-    """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
-    return isinstance(x, torch.Tensor) and x.layout is torch.strided
-
-
-def in_memories(torch: ModuleType, x: object) -> Iterator[Tensor]:
-    """The tensors of a nest that have memory."""
-    return (t for t in tensors(torch, x) if in_memory(torch, t))
-
-
-def same_bytes(torch: ModuleType, x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
-    return bool(torch.equal(as_bytes(torch, x), as_bytes(torch, y)))
-
-
-def as_bytes(torch: ModuleType, x: Tensor) -> Tensor:
-    """The bytes of each element, as one more axis."""
-    size = x.element_size()
-    raw: Tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
-    return raw.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), x.storage_offset() * size)
-
-
-# ---------------------------------------------------------------- 3. what outputs are
-
-
-class Outputs:
-    """The outputs of a run, and what they have to do with each other."""
-
-    def __init__(self, torch: ModuleType, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
-        self.torch, self.watch, self.outs, self.inputs = torch, watch, outs, inputs
-        self.at = {id(o): i for i, o in enumerate(outs)}
-        real = [o for o in outs if in_memory(torch, o)]
-        self.memory = {id(o): self.memory_of(o) for o in real}
-        self.shared = Counter(self.memory[id(o)] for o in real)
-        self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
-        #: intermediates that are returned on behalf of an output, and the output's position
-        self.bases: list[tuple[Tensor, int]] = []
-
-    def memory_of(self, o: Tensor) -> tuple[bool, int]:
-        """The memory of an output: an input's, by position, or a storage of its own, by number."""
-        i = self.input_of(o)
-        return (False, o.untyped_storage()._cdata) if i is None else (True, i)
-
-    def input_of(self, o: Tensor) -> int | None:
-        """The input that it is, or is a view of; None where it lies in other memory."""
-        watch, storage = self.watch, o.untyped_storage()._cdata
-        beside = [
-            i
-            for i, x in enumerate(watch.copies)
-            if watch.before[i] is not None and x.untyped_storage()._cdata == storage
-        ]
-        for seen in (o, o._base):
-            root = None if seen is None else watch.position.get(id(watch.origin(seen).root))
-            if root in beside:  # else the input was given other memory since
-                return root
-        # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
-        touching = [i for i in beside if _core.overlap(watch.copies[i].detach(), o.detach())]
-        return max(touching or beside, default=None)
-
-    def info(self, i: int, o: object) -> OutputAliasInfo:
-        if not isinstance(o, self.torch.Tensor):
-            return OutputAliasInfo(OutputType.non_alias, type(o))
-        if not in_memory(self.torch, o):
-            return OutputAliasInfo(OutputType.non_alias, type(o), None, frozenset(), o.requires_grad, o.requires_grad)
-        kind, base = self.kind_of(i, o)
-        from_input = kind is OutputType.alias_of_input and base is not None and not self.inputs[base].mutates_metadata
-        known = from_input or kind.name.startswith("alias_of_intermediate")
-        way = ViewMetaSequence(MetadataKey.make(o), o.dtype, self.watch.origin(o).path) if known else None
-        backward = o.requires_grad and (o._base is None or history(o) is not None)
-        return OutputAliasInfo(kind, type(o), base, frozenset(), o.requires_grad, backward, way)
-
-    def kind_of(self, i: int, o: Tensor) -> tuple[OutputType, int | None]:
-        """The first case that holds."""
-        input_, is_input = self.input_of(o), self.watch.position.get(id(o))
-        lone_views = self.plain_views[self.memory[id(o)]] == 0
-        if input_ is not None and self.custom(o):
-            return OutputType.custom_function_view, None
-        if is_input is not None:
-            return OutputType.is_input, is_input
-        if input_ is not None:
-            if lone_views and history(o) is not None:
-                return OutputType.non_alias, None
-            return OutputType.alias_of_input, input_
-        base = o._base
-        if base is not None and o.requires_grad and base.requires_grad:
-            if self.shared[self.memory[id(o)]] == 1 or self.plain_views[self.memory[id(o)]] <= 1:
-                return OutputType.unsafe_view_alias, None
-            return self.view_of_intermediate(i, base)
-        twin = self.differentiable_twin(o)
-        if twin is not None:
-            return OutputType.alias_of_intermediate_base_is_user_output, twin
-        return OutputType.non_alias, None
-
-    def view_of_intermediate(self, i: int, base: Tensor) -> tuple[OutputType, int]:
-        if id(base) in self.at:
-            return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
-        for place, (known, _) in enumerate(self.bases):
-            if known is base:
-                return OutputType.alias_of_intermediate, place
-        self.bases.append((base, i))
-        return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
-
-    def differentiable_twin(self, o: Tensor) -> int | None:
-        """Another output, with a gradient, that shows the same elements in the same way: as y for y.detach()."""
-        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:
-            return None
-        key = MetadataKey.make(o)
-        for other in self.outs:
-            if other is o or not in_memory(self.torch, other) or not other.requires_grad:
-                continue
-            if self.memory[id(other)] == self.memory[id(o)] and MetadataKey.make(other) == key:
-                return self.at[id(other)]
-        return None
-
-    def custom(self, o: Tensor) -> bool:
-        """Whether a function with a backward of its own made it."""
-        made = history(o)
-        return isinstance(made, self.torch.autograd.function.BackwardCFunction) or type(made).__name__ == "CppFunction"
-
-
-def history(o: Tensor) -> Node | None:
-    """Its grad_fn; None also where autograd raises: for a view made under no_grad whose base was
-    written since.
-    """
-    try:
-        return o.grad_fn
-    except RuntimeError:
-        return None

@@ -32,7 +32,6 @@ from .calls import (
     array_kinds,
     behaviour_of,
     call_of,
-    check_array,
     check_arrays,
     check_given,
     check_hidden,
@@ -40,10 +39,9 @@ from .calls import (
     check_signature,
     deviation,
     outcome_of,
-    torch,
 )
 from .collect import ObservedArrays, check_flags, metadata, observe_arrays
-from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
+from .descriptors import AOTInput, AOTOutput, PlainAOTInput
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
@@ -51,9 +49,7 @@ from .pure import Pure, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
-    from .protocols import Tensor
-    from .pure_torch import OutputViews, Reads
-    from .torch_collect import ObservedTensors
+    from .pure_torch import OutputViews
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -100,18 +96,24 @@ class Record:
     """
 
     def __init__(self, owner: Functionalized, call: Call) -> None:
-        check = torch_part().check_tensor if call.tensors else check_array
-        check_arrays(call, check, "functionalize", alone=owner.compiles)
+        #: what is made of tensors; None where the arrays are NumPy's
+        self.tensors: Any = None
+        self.caller, arrays = RunArrays, call.arrays
+        if call.tensors:
+            from . import pure_torch
+            from .caller_tensors import RunTensors, numpy_view
+
+            self.tensors, self.caller = pure_torch, RunTensors
+        check_arrays(call, self.caller.check, "functionalize", alone=owner.compiles)
+        if call.tensors:
+            arrays = list(map(numpy_view, arrays))
         self.guard = Guard(call)
-        self.tensors = call.tensors
         #: of tensors that are compiled for: what else was given, but for floats, which change from step to step
         self.fixed: list[tuple[int, object]] = []
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
             self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
-        arrays = list(map(torch_part().numpy_view, call.arrays)) if call.tensors else call.arrays
         self.plan = plan(arrays, self.guard.components)
-        self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
         self.index, self.form, self.first = call.index, call.form, call.first
         self.owner = owner
         self.order = call.order
@@ -153,26 +155,25 @@ class Record:
         """
         if self.compiled is None or self.order != order:
             return self.compiled is None
-        if not self.tensors:
+        if self.tensors is None:
             return True
-        if any(is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
+        if any(self.tensors.is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
             return False
-        return all(
-            type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed
-        ) and self.grad_state == grad_state(arrays)
+        same = all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed)
+        return same and bool(self.grad_state == self.tensors.grad_state(arrays))
 
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
         known = self.owner.fn, self.plan, self.guard, self.order, self.meta, self.outcome, self.touched
-        if self.views is None:
+        if self.tensors is None:
             return Pure(*known)
-        from .pure_torch import TensorPure
+        made: Pure = self.tensors.TensorPure(self.views, *known)
+        return made
 
-        return TensorPure(self.views, *known)
-
-    def named(self, leaf: int, before: str = "") -> str:
-        return before + PlainAOTInput(leaf).expr()
+    def name(self, array: int) -> str:
+        """An array's name in messages."""
+        return PlainAOTInput(self.first[array]).expr()
 
 
 @dataclass(eq=False)
@@ -345,9 +346,8 @@ class Functionalized:
     def _again(self, record: Record, given: Arguments) -> object:
         """A call of a layout that is recorded."""
         for i in record.guard.boxes:
-            check_argument(given.leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
-        if record.tensors:
-            torch_part().check_again(given.arrays, lambda u: f"functionalize: {record.named(record.first[u])}")
+            check_argument(given.leaves[i], lambda i=i: f"functionalize: {PlainAOTInput(i).expr()}", array_kinds())  # type: ignore[misc]
+        record.caller.check_again(given.arrays, lambda u: f"functionalize: {record.name(u)}")
         if self._compiler is not None:
             return self._compiled(record, given)
         caller = record.caller(record.plan, given.arrays, record.to_copy if self._lend else None)
@@ -418,18 +418,29 @@ class Functionalized:
         """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
         without one `.pure` raises it.
         """
-        from . import pure_torch, torch_collect
-
-        shown, reads = pure_torch.Shown, pure_torch.Reads()
-        run = torch_collect.ObservedTensors(call, source, undo_others=True)
+        part = record.tensors
+        shown, reads = part.Shown, part.Reads()
+        run = part.ObservedTensors(call, source, undo_others=True)
         caller, containers = record.caller(record.plan, run.tensors), CallerContainers(run.tree)
-        before = [(history_of(t), state_of(t)) for t in run.tensors]
-        result = run.run(reads.around(self.fn))
+        before = [(part.history_of(t), part.state_of(t)) for t in run.tensors]
+
+        def watched(*args: object, **kwargs: object) -> object:
+            with reads:
+                return self.fn(*args, **kwargs)
+
+        result = run.run(watched)
         outputs: list[object] = []
         record.outcome = outcome_of(caller, result, outputs, [])
-        problems = unlike_copies(record, run, [state for _, state in before], reads)
+        problems = part.unlike_copies(record, run, [state for _, state in before], reads)
         if caller.resized:
-            problems.insert(0, resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]])))
+            name = record.name(record.plan.groups[min(caller.resized)].numbers[0])
+            problems.insert(
+                0,
+                ValueError(
+                    f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot"
+                    " do that"
+                ),
+            )
         if containers.changed():
             problems.insert(0, changed_containers())
         if problems:
@@ -440,12 +451,12 @@ class Functionalized:
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
-        record.grad_state = grad_state(call.arrays)
+        record.grad_state = part.grad_state(call.arrays)
         record.own = own_of(result, run.tree)
-        quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
+        quiet = frozenset(u for u, t in enumerate(run.tensors) if part.history_of(t) == before[u][0])
         ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
         given = [shown.given(t) for t in call.arrays]
-        record.views = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
+        record.views = part.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
@@ -491,9 +502,6 @@ class Functionalized:
     def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
         assert record.compiled is not None
-        if record.tensors:
-            for u, t in enumerate(given.arrays):
-                torch_part().check_bits(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         own = None
         if record.own:
             every = trees.containers(given.tree)
@@ -510,7 +518,7 @@ Functionalized.__call__._torchdynamo_disable = True  # type: ignore[attr-defined
 @functools.cache
 def skip_frames() -> None:
     """The same of the frame itself, which Dynamo would compile once it runs."""
-    frames = torch()._C._dynamo.eval_frame
+    frames = sys.modules["torch"]._C._dynamo.eval_frame
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
@@ -519,7 +527,7 @@ def undo(record: Record, error: BaseException, caller: RunArrays, containers: Ca
     """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
     if containers is not None:
         containers.undo()
-    caller.undo().note(error, lambda u: record.named(record.first[u]))
+    caller.undo().note(error, record.name)
 
 
 def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
@@ -533,112 +541,6 @@ def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
             places.setdefault(id(node), i)
     found = {k: places.get(id(node)) for k, node in enumerate(trees.containers(result))}
     return {k: i for k, i in found.items() if i is not None}
-
-
-def state_of(t: Tensor) -> tuple[object, ...]:
-    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
-    retains its gradient; whether it requires one, and has a history; its shape and strides.
-    """
-    hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
-    attributes = {name: id(x) for name, x in t.__dict__.items()}
-    grad = id(t.grad) if t.is_leaf and t.grad is not None else None
-    own = type(t), t.retains_grad
-    return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
-
-
-def unlike_copies(
-    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
-) -> list[Exception]:
-    """Why a pure function cannot replace this one: it reads what differs on copies, or sets what no result
-    carries. `before`: `state_of` each.
-    """
-    call, tensors = run.call, run.tensors
-    places = dict.fromkeys(run.watch.strided, False) | reads.storages
-    found: list[Exception] = []
-    for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
-        now = state_of(t)
-        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
-            a == b for a, b in zip(was, now, strict=True)
-        )
-        leaf = given.is_leaf and given.requires_grad
-        what = (
-            "attributes are set" if not attributes
-            else "it has attributes, which a copy has not" if given.__dict__
-            else ".grad is set" if not grad
-            else "a hook is added" if not hooks
-            else "its class is set, or its gradient retained" if not own
-            else "requires_grad is set" if not requires_grad and (version or was[5])
-            else "its history is cut (detach_)" if was[6] and not grown
-            else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
-            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
-            else None
-        )  # fmt: skip
-        if what is not None:
-            found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
-        try:
-            torch_part().check_bits(given, lambda u=u: f"functionalize: {record.named(record.first[u])}")
-        except ValueError as e:
-            found.append(e)
-        before_it = run.watch.before[record.first[u]]
-        whole = None if before_it is None else places.get(before_it.untyped_storage()._cdata)
-        if whole is not None:
-            record.counted_from[u] = whole
-            if is_part(given, whole):
-                found.append(misplaced(record.named(record.first[u]), given))
-    storages = {t.untyped_storage()._cdata for t in tensors}
-    for j, o in enumerate(run.outputs):
-        if not isinstance(o, torch().Tensor) or not o.requires_grad or not o.is_leaf or any(o is t for t in tensors):
-            continue
-        if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
-            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
-    return found
-
-
-def is_part(t: Tensor, whole: bool) -> bool:
-    """Whether a tensor begins after its storage's first element, which a copy never does; with `whole`, whether it
-    shows less than all of its storage.
-    """
-    return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
-
-
-def misplaced(name: str, t: Tensor) -> ValueError:
-    """The error for a function that counts from where the storage of such an argument begins."""
-    return uncompiled(
-        f"{name}: its place in its storage is read, or counted from (storage_offset, untyped_storage, as_strided with a"
-        f" storage_offset), and it begins at element {t.storage_offset()} of"
-        f" {t.untyped_storage().nbytes() // max(t.element_size(), 1)}: pass x.clone()"
-    )
-
-
-def uncompiled(what: str) -> ValueError:
-    """The error for what a compiled function cannot do."""
-    return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
-
-
-def history_of(t: Tensor) -> tuple[object, bool]:
-    """The node of a tensor, of the base of one that is a view; and whether it requires a gradient."""
-    own = t if t._base is None else t._base
-    return own.grad_fn, t.requires_grad
-
-
-def grad_state(tensors: Sequence[Any]) -> object:
-    """Which tensors require a gradient, are leaves, have attributes; and whether gradients are on."""
-    library = torch()
-    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
-
-
-def resized(name: str) -> ValueError:
-    """The error for a function that gives a tensor other storage."""
-    return ValueError(
-        f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot do that"
-    )
-
-
-def torch_part() -> types.ModuleType:
-    """What is needed for tensors; imported when there are any."""
-    from . import caller_tensors
-
-    return caller_tensors
 
 
 def changed_containers() -> ValueError:
