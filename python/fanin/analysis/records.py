@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -240,19 +240,11 @@ class OutputAliasInfo:
                 )
             return
         if self.base_idx is None or operator.index(self.base_idx) < 0:
+            output = kind is OutputType.alias_of_intermediate_base_is_user_output
+            of = "an input" if kind in INPUT_ALIAS_TYPES else "an output" if output else "an intermediate base"
             raise ValueError(
-                f"OutputAliasInfo: {kind.name} needs base_idx, the position of {what_base_counts(kind)}; got"
-                f" {self.base_idx!r}"
+                f"OutputAliasInfo: {kind.name} needs base_idx, the position of {of}; got {self.base_idx!r}"
             )
-
-
-def what_base_counts(kind: OutputType) -> str:
-    """In words, what `base_idx` is a position of."""
-    if kind in INPUT_ALIAS_TYPES:
-        return "an input"
-    if kind is OutputType.alias_of_intermediate_base_is_user_output:
-        return "an output"
-    return "an intermediate base"
 
 
 MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d")
@@ -516,7 +508,7 @@ class ViewAndMutationMeta:
             and self.num_intermediate_bases == other.num_intermediate_bases
             and self.keep_input_mutations == other.keep_input_mutations
             and self.is_rng_op_functionalized == other.is_rng_op_functionalized
-            and kinds(self.traced_tangents) == kinds(other.traced_tangents)
+            and kinds(self) == kinds(other)
             and self.num_backward_tokens == other.num_backward_tokens
         )
 
@@ -526,6 +518,6 @@ class ViewAndMutationMeta:
         return tuple(i for i, info in enumerate(self.input_info) if info.mutation_type is kind)
 
 
-def kinds(tangents: Iterable[Any]) -> list[tuple[tuple[int, ...], Any]]:
+def kinds(meta: Any) -> list[tuple[tuple[int, ...], object]]:
     """Shape and dtype of each tangent."""
-    return [(tuple(t.shape), t.dtype) for t in tangents]
+    return [(tuple(t.shape), t.dtype) for t in meta.traced_tangents]

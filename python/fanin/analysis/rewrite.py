@@ -47,34 +47,9 @@ def remove_dupe_metadata(
     >>> remove_dupe_metadata(meta, [True, True, False, False], [0, 1, 0, 1]).mutated_inp_runtime_indices
     (1,)
     """
-    check_meta(m, "remove_dupe_metadata")
-    check_dupes(m, keep_arg_mask, add_dupe_map)
-    head = [keep_arg_mask[i] for i in tangent_inputs(m)]
-    return dataclasses.replace(
-        m,
-        input_info=tuple(info for info, kept in zip(m.input_info, keep_arg_mask, strict=True) if kept),
-        output_info=tuple(
-            dataclasses.replace(o, base_idx=add_dupe_map[input_of(m, o)]) if o.output_type in INPUT_ALIAS_TYPES else o
-            for o in m.output_info
-        ),
-        traced_tangents=masked(m.traced_tangents, head),
-        traced_tangents_descs=masked(m.traced_tangents_descs, head),
-        subclass_inp_meta=(),
-        subclass_fw_graph_out_meta=(),
-        subclass_tangent_meta=renumbered(masked(m.subclass_tangent_meta, head)),
-        static_input_indices=tuple(dict.fromkeys(add_dupe_map[i] for i in m.static_input_indices)),
-    )
-
-
-def check_meta(m: object, api: str) -> None:
-    """TypeError for what is no metadata."""
-    if not isinstance(m, ViewAndMutationMeta):
-        raise TypeError(f"{api}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
-
-
-def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]) -> None:
-    """ValueError unless mask and map fit the inputs and each other."""
-    n, api = len(m.input_info), "remove_dupe_metadata"
+    api = "remove_dupe_metadata"
+    check_meta(m, api)
+    n = len(m.input_info)
     if len(keep_arg_mask) != n or len(add_dupe_map) != n:
         raise ValueError(
             f"{api}: expected an entry of keep_arg_mask and of add_dupe_map for each of {n} inputs, "
@@ -94,6 +69,27 @@ def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_
                 f"{api}: input {i} should be input {kept[to]}, but is described otherwise: "
                 f"expected {m.input_info[kept[to]]}, got {m.input_info[i]}"
             )
+    head = [keep_arg_mask[i] for i in tangent_inputs(m)]
+    return dataclasses.replace(
+        m,
+        input_info=tuple(m.input_info[i] for i in kept),
+        output_info=tuple(
+            dataclasses.replace(o, base_idx=add_dupe_map[input_of(m, o)]) if o.output_type in INPUT_ALIAS_TYPES else o
+            for o in m.output_info
+        ),
+        traced_tangents=masked(m.traced_tangents, head),
+        traced_tangents_descs=masked(m.traced_tangents_descs, head),
+        subclass_inp_meta=(),
+        subclass_fw_graph_out_meta=(),
+        subclass_tangent_meta=renumbered(masked(m.subclass_tangent_meta, head)),
+        static_input_indices=tuple(dict.fromkeys(add_dupe_map[i] for i in m.static_input_indices)),
+    )
+
+
+def check_meta(m: object, api: str) -> None:
+    """TypeError for what is no metadata."""
+    if not isinstance(m, ViewAndMutationMeta):
+        raise TypeError(f"{api}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
 
 
 def tangent_inputs(m: ViewAndMutationMeta) -> list[int]:
@@ -154,17 +150,68 @@ def create_synthetic_base_metadata(
     >>> [info.mutates_data for info in inner.input_info], extra
     ([True, False], [])
     """
-    check_meta(m, "create_synthetic_base_metadata")
-    synthetic_base_info = [
-        (operator.index(x[0]), x[1]) if isinstance(x, (tuple, list)) else operator.index(x) for x in synthetic_base_info
-    ]
-    members = check_bases(m, synthetic_base_info, outer_args, inner_args, inner_args_desc)
-    inputs = [info_of(m, of, inner) for inner, of in enumerate(members)]
-    position = [x if isinstance(x, int) else x[0] for x in synthetic_base_info]
-    merged = [not isinstance(x, int) for x in synthetic_base_info]
+    api = "create_synthetic_base_metadata"
+    check_meta(m, api)
+    merged = [isinstance(x, (tuple, list)) for x in synthetic_base_info]
+    position = [operator.index(x[0] if isinstance(x, (tuple, list)) else x) for x in synthetic_base_info]
+    if not len(m.input_info) == len(position) == len(outer_args):
+        raise ValueError(
+            f"{api}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)}"
+            f" inputs, got {len(position)} and {len(outer_args)}"
+        )
+    if len(inner_args) != len(inner_args_desc):
+        raise ValueError(
+            f"{api}: expected a descriptor for each of {len(inner_args)} inner arguments, got {len(inner_args_desc)}"
+        )
+    members: list[list[int]] = [[] for _ in inner_args]
+    for outer, at in enumerate(position):
+        if not 0 <= at < len(inner_args):
+            raise ValueError(f"{api}: input {outer} goes to {at}, but there are {len(inner_args)} inner arguments")
+        members[at].append(outer)
+    inputs = []
+    for inner, of in enumerate(members):
+        if not of:
+            raise ValueError(f"{api}: no input became inner argument {inner}, {inner_args_desc[inner]}")
+        if len(of) > 1 and not all(merged[i] for i in of):
+            raise ValueError(
+                f"{api}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for"
+                " each of several"
+            )
+        infos = [m.input_info[i] for i in of]
+        if len({x.is_leaf for x in infos}) > 1:
+            raise ValueError(
+                f"{api}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves"
+                " and some are not"
+            )
+        one = dataclasses.replace(infos[0], keep_input_mutations=m.keep_input_mutations)
+        if len(of) > 1:
+            one = InputAliasInfo(
+                is_leaf=one.is_leaf,
+                mutates_data=True,  # there is a base only because one of its views was written
+                mutations_hidden_from_autograd=all(x.mutations_hidden_from_autograd for x in infos),
+                mutations_under_no_grad_or_inference_mode=all(
+                    x.mutations_under_no_grad_or_inference_mode for x in infos
+                ),
+                mutation_inductor_storage_resize=all(x.mutation_inductor_storage_resize for x in infos),
+                requires_grad=any(x.requires_grad for x in infos),
+                keep_input_mutations=m.keep_input_mutations,
+            )
+        inputs.append(one)
+    outputs = []
+    for o in m.output_info:
+        if o.output_type in INPUT_ALIAS_TYPES:  # positions of outputs and of intermediate bases stay as they are
+            i = input_of(m, o)
+            o = dataclasses.replace(o, base_idx=position[i])
+            if merged[i] and inner_args[position[i]] is not outer_args[i]:
+                # How the view was made of its input is not how it is made of the base; what came out is the same.
+                way = o.view_meta_sequence and dataclasses.replace(o.view_meta_sequence, sequence=("as_strided",))
+                o = dataclasses.replace(o, output_type=OutputType.alias_of_input, view_meta_sequence=way)
+        outputs.append(o)
     extra = [i for i, info in enumerate(m.input_info) if info.mutates_metadata and merged[i]]
-    outputs = [output_of(m, o, position, merged, outer_args, inner_args) for o in m.output_info]
-    outputs += [geometry_output(outer_args[i], position[i]) for i in extra]
+    for i in extra:
+        grad = bool(getattr(outer_args[i], "requires_grad", False))
+        kind = type(outer_args[i])
+        outputs.append(OutputAliasInfo(OutputType.alias_of_input, kind, position[i], frozenset(), grad, grad))
     written = [i for i, info in enumerate(inputs) if info.has_mutation_tangent]
     rest = len(tangent_inputs(m))
     tail = m.subclass_tangent_meta[rest:]
@@ -187,91 +234,3 @@ def create_synthetic_base_metadata(
         ),
         extra,
     )
-
-
-def check_bases(
-    m: ViewAndMutationMeta,
-    info: Sequence[BaseInfo],
-    outer_args: Sequence[object],
-    inner_args: Sequence[object],
-    inner_args_desc: Sequence[AOTInput],
-) -> list[list[int]]:
-    """For each inner input the outer ones that became it; ValueError where that makes no sense."""
-    api = "create_synthetic_base_metadata"
-    if not len(m.input_info) == len(info) == len(outer_args):
-        raise ValueError(
-            f"{api}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)}"
-            f" inputs, got {len(info)} and {len(outer_args)}"
-        )
-    if len(inner_args) != len(inner_args_desc):
-        raise ValueError(
-            f"{api}: expected a descriptor for each of {len(inner_args)} inner arguments, got {len(inner_args_desc)}"
-        )
-    members: list[list[int]] = [[] for _ in inner_args]
-    for outer, x in enumerate(info):
-        at = x if isinstance(x, int) else x[0]
-        if not 0 <= at < len(inner_args):
-            raise ValueError(f"{api}: input {outer} goes to {at}, but there are {len(inner_args)} inner arguments")
-        members[at].append(outer)
-    for inner, of in enumerate(members):
-        if not of:
-            raise ValueError(f"{api}: no input became inner argument {inner}, {inner_args_desc[inner]}")
-        if len(of) > 1 and any(isinstance(info[i], int) for i in of):
-            raise ValueError(
-                f"{api}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for"
-                " each of several"
-            )
-        if len({m.input_info[i].is_leaf for i in of}) > 1:
-            raise ValueError(
-                f"{api}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves"
-                " and some are not"
-            )
-    return members
-
-
-def info_of(m: ViewAndMutationMeta, of: Sequence[int], inner: int) -> InputAliasInfo:
-    """What an inner input is that these outer ones became."""
-    infos = [m.input_info[i] for i in of]
-    if len(infos) == 1:
-        return dataclasses.replace(infos[0], keep_input_mutations=m.keep_input_mutations)
-    return InputAliasInfo(
-        is_leaf=infos[0].is_leaf,
-        mutates_data=True,  # there is a base only because one of its views was written
-        mutates_metadata=False,
-        mutations_hidden_from_autograd=all(x.mutations_hidden_from_autograd for x in infos),
-        mutations_under_no_grad_or_inference_mode=all(x.mutations_under_no_grad_or_inference_mode for x in infos),
-        mutation_inductor_storage_resize=all(x.mutation_inductor_storage_resize for x in infos),
-        mutates_storage_metadata=False,
-        requires_grad=any(x.requires_grad for x in infos),
-        keep_input_mutations=m.keep_input_mutations,
-    )
-
-
-def output_of(
-    m: ViewAndMutationMeta,
-    o: OutputAliasInfo,
-    position: Sequence[int],
-    merged: Sequence[bool],
-    outer_args: Sequence[object],
-    inner_args: Sequence[object],
-) -> OutputAliasInfo:
-    """What an output is to the inner inputs; positions of outputs and of intermediate bases stay as they are."""
-    if o.output_type not in INPUT_ALIAS_TYPES:
-        return o
-    i = input_of(m, o)
-    if not merged[i] or inner_args[position[i]] is outer_args[i]:
-        return dataclasses.replace(o, base_idx=position[i])
-    # How the view was made of its input is not how it is made of the base; what came out is the same.
-    way = o.view_meta_sequence
-    return dataclasses.replace(
-        o,
-        output_type=OutputType.alias_of_input,
-        base_idx=position[i],
-        view_meta_sequence=way and dataclasses.replace(way, sequence=("as_strided",)),
-    )
-
-
-def geometry_output(view: object, base: int) -> OutputAliasInfo:
-    """The output that carries the changed geometry of a merged input."""
-    requires_grad = bool(getattr(view, "requires_grad", False))
-    return OutputAliasInfo(OutputType.alias_of_input, type(view), base, frozenset(), requires_grad, requires_grad)

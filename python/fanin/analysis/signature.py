@@ -148,27 +148,49 @@ def create_graph_signature(
             f"{API}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
             f" {counted(len(graph.outputs), 'output')}"
         )
+    requiring = []
+    for given, named, what in (
+        (params_and_buffers_flat, full, "params_and_buffers_flat"),
+        (user_args_flat, arguments, "user_args_flat"),
+    ):
+        if (trace_joint or len(given)) and len(given) != len(named):
+            raise ValueError(f"{API}: expected {len(named)} {what}, {', '.join(named)}; got {len(given)}")
+        requiring.append([i for i, x in enumerate(given) if getattr(x, "requires_grad", False)])
     backward, outputs = None, graph.outputs[first:]
     if trace_joint:
         if num_user_fw_outs is None or loss_index is None:
             raise ValueError(f"{API}: trace_joint needs num_user_fw_outs and loss_index")
-        grads = grad_inputs(params_and_buffers_flat, full, "params_and_buffers_flat")
-        user_grads = grad_inputs(user_args_flat, arguments, "user_args_flat")
+        of_stored, of_given = requiring
         wrong = [full[i] for i in written if i < params]
         if wrong:
             raise ValueError(
                 f"{API}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written"
             )
-        backward = backward_of(outputs, params, num_user_fw_outs, loss_index, grads, user_grads)
+        if not 0 <= loss_index < num_user_fw_outs:
+            raise ValueError(
+                f"{API}: loss_index counts the user's {num_user_fw_outs} outputs from 0 on, got {loss_index}"
+            )
+        expected = [*(full[i] for i in of_stored), *(arguments[i] for i in of_given)]
+        gradients = outputs[num_user_fw_outs:]
+        if len(outputs) < num_user_fw_outs or len(gradients) != len(expected):
+            raise ValueError(
+                f"{API}: expected {counted(num_user_fw_outs, 'output')} and {counted(len(expected), 'gradient')}"
+                f" ({', '.join(expected)}), got {len(outputs)} in all"
+            )
+        grads = dict(zip(gradients, of_stored, strict=False))
+        backward = BackwardSignature(
+            gradients_to_parameters={g: full[i] for g, i in grads.items() if i < params},
+            gradients_to_user_inputs=dict(zip(gradients[len(of_stored) :], expected[len(of_stored) :], strict=True)),
+            loss_output=outputs[loss_index],
+            gradients_to_buffers={g: full[i] for g, i in grads.items() if i >= params},
+        )
         outputs = outputs[:num_user_fw_outs]
-    else:
-        check_forward(fw_metadata, outputs)
-        for given, named, what in (
-            (params_and_buffers_flat, full, "params_and_buffers_flat"),
-            (user_args_flat, arguments, "user_args_flat"),
-        ):
-            if len(given):
-                grad_inputs(given, named, what)
+    elif fw_metadata.output_info and len(outputs) != fw_metadata.num_outputs + fw_metadata.num_intermediate_bases:
+        own, bases = fw_metadata.num_outputs, fw_metadata.num_intermediate_bases
+        raise ValueError(
+            f"{API}: expected {counted(own + bases, 'output')} after the new values, {own} of the function and"
+            f" {counted(bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
+        )
     new = dict(zip(written, graph.outputs[tokens:first], strict=True))
     return GraphSignature(
         parameters=parameters,
@@ -185,60 +207,6 @@ def create_graph_signature(
         backward_signature=backward,
         input_tokens=graph.placeholders[:tokens],
         output_tokens=graph.outputs[:tokens],
-    )
-
-
-def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> None:
-    """ValueError where the metadata has outputs, and the graph, which has no gradients, has more or fewer."""
-    count = meta.num_outputs + meta.num_intermediate_bases
-    if meta.output_info and len(outputs) != count:
-        raise ValueError(
-            f"{API}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and"
-            f" {counted(meta.num_intermediate_bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
-        )
-
-
-@dataclass(frozen=True)
-class GradInput:
-    """An input that requires a gradient: its position among those of its kind, and its name."""
-
-    position: int
-    name: str
-
-
-def grad_inputs(arrays: Sequence[object], names: Sequence[str], what: str) -> list[GradInput]:
-    """Those that require a gradient."""
-    if len(arrays) != len(names):
-        raise ValueError(f"{API}: expected {len(names)} {what}, {', '.join(names)}; got {len(arrays)}")
-    pairs = enumerate(zip(arrays, names, strict=True))
-    return [GradInput(i, name) for i, (x, name) in pairs if getattr(x, "requires_grad", False)]
-
-
-def backward_of(
-    outputs: Sequence[str | None],
-    params: int,
-    num_user_outs: int,
-    loss_index: int,
-    stored: list[GradInput],
-    given: list[GradInput],
-) -> BackwardSignature:
-    """The inputs of the gradients after the user's outputs. `stored`, `given`: the parameters (the first `params`) and
-    buffers, and the user's inputs, that require one.
-    """
-    if not 0 <= loss_index < num_user_outs:
-        raise ValueError(f"{API}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
-    gradients, named = outputs[num_user_outs:], [*stored, *given]
-    if len(outputs) < num_user_outs or len(gradients) != len(named):
-        raise ValueError(
-            f"{API}: expected {counted(num_user_outs, 'output')} and {counted(len(named), 'gradient')}"
-            f" ({', '.join(one.name for one in named)}), got {len(outputs)} in all"
-        )
-    of_stored, of_given = dict(zip(gradients, stored, strict=False)), gradients[len(stored) :]
-    return BackwardSignature(
-        gradients_to_parameters={g: one.name for g, one in of_stored.items() if one.position < params},
-        gradients_to_user_inputs={g: one.name for g, one in zip(of_given, given, strict=True)},
-        loss_output=outputs[loss_index],
-        gradients_to_buffers={g: one.name for g, one in of_stored.items() if one.position >= params},
     )
 
 
