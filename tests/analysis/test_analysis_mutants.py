@@ -85,17 +85,17 @@ MUTANTS = [
     # inputs
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
         "data = not resized and (u in self.earlier or itself)",
     ),
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
-        "data = not resized and (u in self.earlier or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
+        "data = not resized and (u in self.earlier or u in self.run.changed)",
     ),
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
         "data = u in self.earlier or itself or resized",
     ),
     fault("collect", "mutates_metadata=resized or u in self.moved", "mutates_metadata=resized"),
@@ -117,13 +117,13 @@ MUTANTS = [
     ),
     fault(
         "collect",
-        "saved if first is place else OutputType",
-        "saved if True else OutputType",
+        "if place.base not in shared:",
+        "if True:",
     ),
     fault(
         "collect",
-        "kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias",
-        "kind = OutputType.non_alias",
+        "OutputType.non_alias if place.own else OutputType.unsafe_view_alias, None",
+        "OutputType.non_alias, None",
     ),
     fault("collect", "        if info.has_mutation_tangent\n", "        if info.mutates_data\n"),
     fault(

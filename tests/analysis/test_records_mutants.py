@@ -148,7 +148,7 @@ MUTANTS = [
         (P,),
     ),
     Mutant(S, "wrong = [full[i] for i in written if i < params]", "wrong = []", (P,)),
-    Mutant(S, "or len(gradients) != len(named):", "or len(gradients) < len(named):", (P,)),
+    Mutant(S, "or len(gradients) != len(expected):", "or len(gradients) < len(expected):", (P,)),
     Mutant(V, '        return False, "1"', '        return False, "7"', (P,)),
     Mutant(V, '    if x.size == 0 or y.size == 0:\n        return True, "2"\n', "", (P,)),
     Mutant(V, "    if x.offset > y.offset:\n        x, y = y, x\n", "", (P,)),

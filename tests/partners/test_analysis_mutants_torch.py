@@ -52,8 +52,8 @@ MUTANTS = [
     fault("            if root in beside:", "            if root is not None:"),
     fault("max(touching or beside, default=None)", "max(beside, default=None)"),
     fault(
-        "            if self.plain_views[lies] == 0 and made is not None:\n                return OutputType.non_alias, None\n",
-        "",
+        "            if self.plain_views[lies] == 0 and made is not None:\n",
+        "            if False:\n",
     ),
     fault("if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
     fault("== 1 or self.plain_views[lies] <= 1:", "== 1:"),

@@ -194,10 +194,6 @@ class RunArrays:
         """Groups with a changed byte."""
         return sorted({self.plan.where[u].group for u in self.changed})
 
-    def member_written(self, index: int) -> bool:
-        """Whether a byte of one array changed."""
-        return index in self.changed
-
     @functools.cached_property
     def lows(self) -> dict[int, int]:
         """Where the memory of each group begins."""

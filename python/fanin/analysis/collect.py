@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from . import trees
 from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
     Call,
-    Place,
     call_of,
     check_arrays,
     check_given,
@@ -106,10 +105,24 @@ def collect_metadata(
     check_signature(fn, args, kwargs, "collect_metadata")
     requires_grad = None if requires_grad is None else tuple(map(bool, requires_grad))
     check_flags(call, requires_grad, "collect_metadata")
-    static = check_static(call, static_input_indices)
+    count, static = len(call.leaves), tuple(operator.index(i) for i in static_input_indices)
+    for i in static:
+        if not 0 <= i < count:
+            raise IndexError(
+                f"collect_metadata: static_input_indices: there is no input {i}: there are {count}, from 0 on"
+            )
     if args_descs is not None:
         args_descs = tuple(args_descs)
-        check_descs(call, args_descs)
+        if len(args_descs) != count:
+            raise ValueError(
+                f"collect_metadata: args_descs: expected a descriptor for each of the {count} inputs, got"
+                f" {len(args_descs)}"
+            )
+        for i, desc in enumerate(args_descs):
+            if not isinstance(desc, AOTInput):
+                raise TypeError(
+                    f"collect_metadata: args_descs[{i}]: expected a descriptor of an input, got {desc!r:.80}"
+                )
         call = dataclasses.replace(call, descs=args_descs)
     observed: ObservedArrays | ObservedTensors
     if call.tensors:
@@ -147,42 +160,22 @@ def metadata(
         for j, info in enumerate(outputs)
         if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
     ]
-    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in observed.saved]
+    tangents += [
+        (TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j)))
+        for base, j in observed.saved
+        if outputs[j].requires_grad
+    ]
     return observed.finished(
         ViewAndMutationMeta(
             tuple(inputs),
             tuple(outputs),
-            observed.num_bases,
+            len(observed.saved),
             keep_input_mutations,
             traced_tangents=tuple(meta for meta, _ in tangents),
             traced_tangents_descs=tuple(TangentAOTInput(of) for _, of in tangents),
             static_input_indices=tuple(static_input_indices),
         )
     )
-
-
-def check_static(call: Call, static: Sequence[int]) -> tuple[int, ...]:
-    """The positions of leaves that stay where they are. IndexError for one that is not there."""
-    found = tuple(operator.index(i) for i in static)
-    for i in found:
-        if not 0 <= i < len(call.leaves):
-            raise IndexError(
-                f"collect_metadata: static_input_indices: there is no input {i}: there are {len(call.leaves)}, from"
-                " 0 on"
-            )
-    return found
-
-
-def check_descs(call: Call, descs: Sequence[AOTInput]) -> None:
-    """ValueError unless there is a descriptor for each leaf; TypeError for what is none."""
-    if len(descs) != len(call.leaves):
-        raise ValueError(
-            f"collect_metadata: args_descs: expected a descriptor for each of the {len(call.leaves)} inputs, got"
-            f" {len(descs)}"
-        )
-    for i, desc in enumerate(descs):
-        if not isinstance(desc, AOTInput):
-            raise TypeError(f"collect_metadata: args_descs[{i}]: expected a descriptor of an input, got {desc!r:.80}")
 
 
 def check_flags(call: Call, requires_grad: Sequence[bool] | None, api: str) -> None:
@@ -235,27 +228,11 @@ class ObservedArrays:
     ) -> None:
         self.requires_grad = requires_grad
         self.call, self.run, self.value, self.log, self.earlier = call, run, value, log, earlier
-        self.outputs: list[object] = []
+        self.outputs: list[Any] = []
         self.bases: list[Array] = []
+        self.saved: list[tuple[Array, int]] = []  #: intermediates that are returned on behalf of an output, and which
         self.outcome = outcome_of(run, value, self.outputs, self.bases)
         self.moved = dict(self.outcome.geometry)
-
-    @property
-    def num_bases(self) -> int:
-        """How many intermediates are returned on behalf of outputs."""
-        return len(self.bases)
-
-    @property
-    def saved(self) -> list[tuple[Array, int]]:
-        """Those of them that have a tangent: (the array, the position of the output)."""
-        places = self.outcome.places
-        first = [
-            next(j for j, p in enumerate(places) if p.kind == "shared" and p.base == k) for k in range(self.num_bases)
-        ]
-        return [(plain(b), j) for b, j in zip(self.bases, first, strict=True) if self._has_grad(self.outputs[j])]
-
-    def _has_grad(self, o: Any) -> bool:
-        return any(self.requires_grad or ()) and bool(np.issubdtype(o.dtype, np.inexact))
 
     def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo:
         u, log = self.call.index[leaf], self.log
@@ -271,7 +248,7 @@ class ObservedArrays:
         # Includes writes by arrays that share the bytes.
         seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
         itself = log is not None and u in log.met
-        data = not resized and (u in self.earlier or itself or self.run.member_written(u))
+        data = not resized and (u in self.earlier or itself or u in self.run.changed)
         return InputAliasInfo(
             mutates_data=data,
             mutates_metadata=resized or u in self.moved,
@@ -283,31 +260,31 @@ class ObservedArrays:
         )
 
     def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
-        return [self._output_info(o, place) for o, place in zip(self.outputs, self.outcome.places, strict=True)]
-
-    def _output_info(self, o: Any, place: Place) -> OutputAliasInfo:
-        if not place.array:
-            return OutputAliasInfo(OutputType.non_alias, type(o))
-        base: int | None = None
-        if place.kind in KINDS:
-            kind = KINDS[place.kind]
-            base = place.base if place.kind == "output" else self.call.first[place.base]
-        elif place.kind == "shared":
-            first = next(p for p in self.outcome.places if p.kind == "shared" and p.base == place.base)
-            saved = OutputType.alias_of_intermediate_save_as_output
-            kind, base = saved if first is place else OutputType.alias_of_intermediate, place.base
-        else:
-            kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias
-        requires_grad = self._has_grad(o)
-        recipe = None
-        if (
-            base is not None
-            and kind is not OutputType.is_input
-            and not (place.kind == "view" and place.base in self.moved)
-        ):
-            recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
-        raw = np.ndarray if isinstance(o, Tracked) else type(o)
-        return OutputAliasInfo(kind, raw, base, frozenset(), requires_grad, requires_grad, recipe)
+        infos, shared = [], set[int]()
+        for j, (o, place) in enumerate(zip(self.outputs, self.outcome.places, strict=True)):
+            if not place.array:
+                infos.append(OutputAliasInfo(OutputType.non_alias, type(o)))
+                continue
+            requires_grad = any(self.requires_grad or ()) and bool(np.issubdtype(o.dtype, np.inexact))
+            base: int | None = place.base
+            if place.kind in KINDS:
+                kind = KINDS[place.kind]
+                base = place.base if place.kind == "output" else self.call.first[place.base]
+            elif place.kind == "shared":
+                kind = OutputType.alias_of_intermediate
+                if place.base not in shared:
+                    shared.add(place.base)
+                    kind = OutputType.alias_of_intermediate_save_as_output
+                    self.saved.append((plain(self.bases[place.base]), j))
+            else:
+                kind, base = OutputType.non_alias if place.own else OutputType.unsafe_view_alias, None
+            recipe = None
+            moved = place.kind == "view" and place.base in self.moved
+            if base is not None and kind is not OutputType.is_input and not moved:
+                recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
+            raw = np.ndarray if isinstance(o, Tracked) else type(o)
+            infos.append(OutputAliasInfo(kind, raw, base, frozenset(), requires_grad, requires_grad, recipe))
+        return infos
 
     def new_value(self, leaf: int) -> TangentMeta:
         """The tangent of the new value of an input."""

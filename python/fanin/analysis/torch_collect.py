@@ -321,10 +321,6 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
 
     # What the collector needs of it
 
-    @property
-    def num_bases(self) -> int:
-        return len(self.saved)
-
     def new_value(self, leaf: int) -> TangentMeta:
         return TangentMeta.of(self.copies[leaf])
 
