@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from kit.pymutants import Mutant, survivors  # noqa: E402
 from partners import test_analysis_torch as collected  # noqa: E402
 
-T, C = "fanin.analysis.torch_collect", "fanin.analysis.collect"
+T, C = "fanin.analysis.tensors", "fanin.analysis.collect"
 
 
 def fault(old: str, new: str) -> Mutant:

@@ -15,10 +15,9 @@ import numpy as np
 
 from .._core import address
 from . import trees
-from .calls import Call
-from .hidden import may_hold
+from .arrays import Array
+from .calls import Call, may_hold
 from .memory import Layout
-from .private_copies import Array
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from .. import _core
 from .._core import address
 from .._overlap import overlaps
 from .._words import type_of
-from .private_copies import Geometry, MemoryAt
+from .arrays import Geometry, MemoryAt
 
 
 def compute_overlapping_inputs(

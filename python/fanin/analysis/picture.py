@@ -13,7 +13,7 @@ from .._overlap import Overlaps, overlaps
 from .._trace import plot
 from .._trace.graphviz import quoted
 from .._words import type_of
-from .private_copies import Array, Geometry
+from .arrays import Array, Geometry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,25 @@ from .._core import address
 from .._interop.protocols import DType
 from .._words import counted, type_of
 from . import trees
-from .caller_arrays import CallerContainers, RunArrays
+from .arrays import (
+    Array,
+    CallerContainers,
+    Geometry,
+    Group,
+    GroupFlags,
+    Plan,
+    Position,
+    RunArrays,
+    built,
+    can_be_made_writeable,
+    each_byte_once,
+    private_copies,
+    read_only,
+    take_geometry,
+    view_at,
+    words,
+    writeable_window,
+)
 from .calls import Behaviour, Outcome, Place, behaviour_of, check_hidden, deviation, outcome_of
 from .descriptors import (
     AOTInput,
@@ -41,26 +59,7 @@ from .descriptors import (
     SyntheticBaseAOTInput,
 )
 from .guards import Guard
-from .private_copies import (
-    Array,
-    Geometry,
-    Group,
-    GroupFlags,
-    Plan,
-    Position,
-    built,
-    can_be_made_writeable,
-    each_byte_once,
-    private_copies,
-    read_only,
-    take_geometry,
-    view_at,
-    words,
-    writeable_window,
-)
-from .records import ViewAndMutationMeta
-from .rewrite import BaseInfo, create_synthetic_base_metadata, remove_dupe_metadata
-from .signature import GraphNames
+from .records import BaseInfo, GraphNames, ViewAndMutationMeta, create_synthetic_base_metadata, remove_dupe_metadata
 
 
 @dataclass(frozen=True)

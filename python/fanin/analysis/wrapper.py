@@ -6,7 +6,7 @@ itself.
     pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of outputs)
 
 The wrapper does not depend on its record: the function gets the caller's own arrays, and where it raises they are
-restored (caller_arrays.py). The record of a layout describes what the pure function takes and returns, and is compared
+restored (`RunArrays`). The record of a layout describes what the pure function takes and returns, and is compared
 with later calls.
 """
 
@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from .._words import counted, type_of
 from . import trees
-from .caller_arrays import CallerContainers, RunArrays
+from .arrays import CallerContainers, RunArrays, plan
 from .calls import (
     Call,
     Outcome,
     array_kinds,
     behaviour_of,
     call_of,
+    check_argument,
     check_arrays,
+    check_function,
     check_given,
     check_hidden,
     check_outputs,
@@ -43,13 +45,11 @@ from .calls import (
 from .collect import ObservedArrays, check_flags, metadata, observe_arrays
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput
 from .guards import Change, Guard
-from .hidden import check_argument, check_function
-from .private_copies import plan
 from .pure import Pure, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
-    from .pure_torch import OutputViews
+    from .tensors import OutputViews
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -100,13 +100,12 @@ class Record:
         self.tensors: Any = None
         self.caller, arrays = RunArrays, call.arrays
         if call.tensors:
-            from . import pure_torch
-            from .caller_tensors import RunTensors, numpy_view
+            from . import tensors
 
-            self.tensors, self.caller = pure_torch, RunTensors
+            self.tensors, self.caller = tensors, tensors.RunTensors
         check_arrays(call, self.caller.check, "functionalize", alone=owner.compiles)
         if call.tensors:
-            arrays = list(map(numpy_view, arrays))
+            arrays = list(map(self.tensors.numpy_view, arrays))
         self.guard = Guard(call)
         #: of tensors that are compiled for: what else was given, but for floats, which change from step to step
         self.fixed: list[tuple[int, object]] = []
