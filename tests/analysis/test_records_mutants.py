@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(R, "field(default=None, hash=False)", "None", (P,)),
     Mutant(
         R,
-        "kinds(self) == kinds(other)",
+        "kinds(self.traced_tangents) == kinds(other.traced_tangents)",
         "len(self.traced_tangents) == len(other.traced_tangents)",
         (P,),
     ),

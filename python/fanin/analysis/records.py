@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -518,7 +518,7 @@ class ViewAndMutationMeta:
             and self.num_intermediate_bases == other.num_intermediate_bases
             and self.keep_input_mutations == other.keep_input_mutations
             and self.is_rng_op_functionalized == other.is_rng_op_functionalized
-            and kinds(self) == kinds(other)
+            and kinds(self.traced_tangents) == kinds(other.traced_tangents)
             and self.num_backward_tokens == other.num_backward_tokens
         )
 
@@ -528,9 +528,9 @@ class ViewAndMutationMeta:
         return tuple(i for i, info in enumerate(self.input_info) if info.mutation_type is kind)
 
 
-def kinds(meta: Any) -> list[tuple[tuple[int, ...], object]]:
+def kinds(tangents: Iterable[Any]) -> list[tuple[tuple[int, ...], object]]:
     """Shape and dtype of each tangent."""
-    return [(tuple(t.shape), t.dtype) for t in meta.traced_tangents]
+    return [(tuple(t.shape), t.dtype) for t in tangents]
 
 
 # Metadata of a function whose inputs are others: without duplicates, with bases in the place of views
