@@ -54,7 +54,7 @@ MUTANTS = [
         "        elif False:\n            places.append",
     ),
     fault("calls", "same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j", "same_as = j"),
-    fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
+    fault("calls", "                if base not in group.numbers:", "                if True:"),
     fault("calls", "        if id(root) in distinct:", "        if False:"),
     fault("calls", '            kind, base = "shared", len(bases)', '            kind, base = "shared", 0'),
     fault("calls", "own=o.base is None", "own=True"),

@@ -66,7 +66,7 @@ MUTANTS = [
         (P,),
     ),
     Mutant(R, "expanded = 0 not in size and any(n > 1 and s == 0", "expanded = 0 not in size and any(s == 0", (P,)),
-    Mutant(R, "    if not nested or reach[-2] == stride[1]:", "    if not nested:", (P,)),
+    Mutant(R, "            if nested and reach[-2] != stride[1]:", "            if nested:", (P,)),
     Mutant(R, "address(array) - address(root_of(array))", "0", (P,)),
     Mutant(
         R,

@@ -151,15 +151,6 @@ def can_be_made_writeable(array: Array) -> bool:
     return True
 
 
-def freeze(array: object) -> None:
-    """Make an array and all arrays that it is a view of read-only: NumPy lets a view be made writable where any of them
-    is writable.
-    """
-    while isinstance(array, np.ndarray):
-        array.flags.writeable = False
-        array = array.base
-
-
 def writeable_window(window: Array) -> Array:
     """The same window, writable, on memory that can be made writable."""
     if window.flags.writeable:
@@ -344,18 +335,15 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
     """
     private = list(arrays)
     for group in plan.groups:
-        copy_group(group, arrays, private, kind, group.flags if recorded else flags_of(group, arrays))
+        flags, first = group.flags, group.members[0]
+        if not recorded:
+            flags = GroupFlags(
+                address(arrays[first.number]) - first.offset,
+                owner_of(group.members, group.whole, arrays),
+                not group.writeable and frozen(group.members, arrays),
+            )
+        copy_group(group, arrays, private, kind, flags)
     return private
-
-
-def flags_of(group: Group, arrays: Sequence[Array]) -> GroupFlags:
-    """The flags of a group in this call."""
-    first = group.members[0]
-    return GroupFlags(
-        address(arrays[first.number]) - first.offset,
-        owner_of(group.members, group.whole, arrays),
-        not group.writeable and frozen(group.members, arrays),
-    )
 
 
 def copy_group(group: Group, arrays: Sequence[Array], private: list[Array], kind: type, flags: GroupFlags) -> None:
@@ -379,12 +367,14 @@ def copy_group(group: Group, arrays: Sequence[Array], private: list[Array], kind
     for m in members:
         if not m.writeable:
             private[m.number].flags.writeable = False
-    if flags.frozen:
-        freeze(memory)
+    link: object = memory
+    while flags.frozen and isinstance(link, np.ndarray):
+        # NumPy lets a view be made writable where any of the arrays that it is a view of is writable.
+        link.flags.writeable = False
+        link = link.base
 
 
 def read_only(name: str) -> ValueError:
-    """The error for a write that cannot be carried out."""
     return ValueError(
         f"{name} was written, but its memory is read-only: expected a function that does not, or pass a copy"
     )
@@ -400,7 +390,8 @@ def take_geometry(array: Array, wanted: Geometry) -> None:
     """Give an array another shape, dtype and strides over the memory that it has. It is made contiguous before: strides
     of 0, for example, hide memory from assignments.
     """
-    restride(array, contiguous(array))
+    steps = [array.itemsize * math.prod(max(n, 1) for n in array.shape[d + 1 :]) for d in range(array.ndim)]
+    restride(array, tuple(steps))  # those of C order
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         array.shape = (array.size,)
@@ -408,15 +399,6 @@ def take_geometry(array: Array, wanted: Geometry) -> None:
             array.dtype = wanted.dtype  # type: ignore[misc]
         array.shape = wanted.shape
     restride(array, wanted.strides)
-
-
-def contiguous(array: Array) -> tuple[int, ...]:
-    """The strides of C order."""
-    strides, step = [], array.itemsize
-    for n in reversed(array.shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 # The arrays of one run: what the function changed, and what restores it. `functionalize` passes the caller's own arrays
@@ -451,7 +433,6 @@ class Lost:
             self.found.append((name, e))
 
     def note(self, error: BaseException, named: Callable[[int], str]) -> None:
-        """Add a note to the function's error for each failed step."""
         for (u, what), e in self.found:
             error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")
 
@@ -506,14 +487,12 @@ class RunArrays:
 
     @functools.cached_property
     def at(self) -> dict[int, int]:
-        """Where in the snapshot each array is."""
         return {u: k for k, u in enumerate(self.numbers)}
 
     # What came of it
 
     @functools.cached_property
     def elsewhere(self) -> list[int]:
-        """The numbers of arrays that begin elsewhere, or have another geometry."""
         return [self.numbers[k] for k in self.snapshot.elsewhere()]
 
     @functools.cached_property
@@ -523,7 +502,6 @@ class RunArrays:
 
     @functools.cached_property
     def flags_changed(self) -> list[int]:
-        """Arrays that could be written and no longer can, or the other way round."""
         return [u for u in self.numbers if self.arrays[u].flags.writeable != self._member(u).writeable]
 
     def as_it_was(self, u: int) -> Array:
@@ -541,11 +519,9 @@ class RunArrays:
         return Geometry.of(o)
 
     def begin(self, o: Any) -> int:
-        """The address of an array's first element."""
         return address(o)
 
     def is_array(self, o: object) -> bool:
-        """Whether an output is an array."""
         return isinstance(o, np.ndarray)
 
     def remakeable(self, o: object) -> bool:
@@ -594,12 +570,10 @@ class RunArrays:
 
     @functools.cached_property
     def written(self) -> list[int]:
-        """Groups with a changed byte."""
         return sorted({self.plan.where[u].group for u in self.changed})
 
     @functools.cached_property
     def lows(self) -> dict[int, int]:
-        """Where the memory of each group begins."""
         found = {}
         for g in self.copied:
             owner = self.owners.get(g)
@@ -612,7 +586,6 @@ class RunArrays:
         return self.snapshot.data(self.at[first.number]) - first.offset
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a group's memory begins and ends."""
         size = self.plan.groups[number].size
         if number in self.resized:
             size = self.arrays[self.owners[number].number].nbytes
@@ -639,7 +612,6 @@ class RunArrays:
     # Putting back
 
     def undo(self) -> Lost:
-        """Leave the arrays as they were."""
         lost = Lost()
         for descr, names in self.names_of_fields:
             if descr.names != names:
@@ -690,7 +662,6 @@ class CallerContainers:
         return any(not trees.same_items(node, first) for node, first in (*self.lists, *self.dicts))
 
     def undo(self) -> None:
-        """Restore the contents of each."""
         for held, items in self.lists:
             if not trees.same_items(held, items):
                 held[:] = items

@@ -20,7 +20,7 @@ from .._core import address
 from .._interop.protocols import NDArray
 from .._words import counted, type_of
 from . import trees
-from .arrays import REMADE, Array, Geometry, Group, RunArrays, root_of
+from .arrays import REMADE, Array, Geometry, RunArrays, root_of
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 
 # Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators. They
@@ -79,14 +79,12 @@ def check_function(fn: Callable[..., object], api: str) -> None:
 
 
 def may_hold(kind: type) -> bool:
-    """Whether objects of a class are read for arrays."""
     if kind in PLAIN:
         return False
     return issubclass(kind, BOXES + VIEWS + LATER) or dataclasses.is_dataclass(kind) or kind is functools.partial
 
 
 def held(x: object, kinds: tuple[type, ...], depth: int = 0) -> Iterator[object]:
-    """The arrays in an object."""
     if is_boxed(x):
         for item in x.flat:
             yield from held(item, kinds, depth + 1)
@@ -100,7 +98,6 @@ def held(x: object, kinds: tuple[type, ...], depth: int = 0) -> Iterator[object]
 
 
 def is_boxed(x: object) -> TypeGuard[NDArray]:
-    """Whether it is an array of objects."""
     return isinstance(x, np.ndarray) and x.dtype.hasobject
 
 
@@ -221,7 +218,6 @@ class Call:
         return self.leaf_name(self.first[array])
 
     def leaf_name(self, leaf: int) -> str:
-        """A leaf's name in messages."""
         short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
@@ -235,7 +231,6 @@ class Call:
 
     @functools.cached_property
     def paths(self) -> list[str]:
-        """How each leaf is reached."""
         args, kwargs = self.form.inner
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
@@ -377,7 +372,6 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
 
 
 def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> list[Place]:
-    """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.arrays)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
@@ -391,11 +385,23 @@ def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> 
         elif id(itself) in inputs:
             places.append(Place("input", inputs[id(itself)], array=True, same_as=twin))
         else:
-            group = run.group_at(o)
-            if group is not None:
-                places.append(view_place(run, group, o, twin))
+            number = run.group_at(o)
+            if number is not None:
+                group, geometry = run.plan.groups[number], run.geometry(o)
+                offset = run.begin(o) - run.lows[number]
+                down, up = geometry.reach()
+                base = getattr(o, "fanin_origin", None)  # the input that it was made from, where tracking recorded that
+                if base not in group.numbers:
+                    base = group.nearest(offset + down, offset + up).number
+                writeable = o.flags.writeable if isinstance(o, np.ndarray) else True
+                places.append(Place("view", base, offset, geometry, writeable, False, twin, True))
             elif isinstance(o, np.ndarray):
-                own.setdefault(storage_of(o), []).append(j)
+                link: object = o  # views of the same memory have one end of their chains of bases
+                while isinstance(link, np.ndarray) and link.base is not None:
+                    link = link.base
+                while isinstance(link, memoryview) and link.obj is not None:
+                    link = link.obj
+                own.setdefault(id(link), []).append(j)
                 places.append(None)
             else:
                 places.append(Place(array=True))
@@ -418,33 +424,6 @@ def is_stripped(o: object) -> TypeGuard[Array]:
         and type(o.base) is not np.ndarray
         and (address(o) == address(o.base) and Geometry.of(o).fits(o.base))
     )
-
-
-def view_place(run: RunArrays, number: int, o: object, twin: int | None) -> Place:
-    """The place of an output in the memory of a group of inputs; it is a view of the input that it was made from,
-    where tracking recorded that.
-    """
-    group: Group = run.plan.groups[number]
-    offset, geometry = run.begin(o) - run.lows[number], run.geometry(o)
-    down, up = geometry.reach()
-    member = group.nearest(offset + down, offset + up)
-    origin = getattr(o, "fanin_origin", None)
-    if origin is not None and origin in group.numbers:
-        base = origin
-    else:
-        base = member.number
-    writeable = o.flags.writeable if isinstance(o, np.ndarray) else True
-    return Place("view", base, offset, geometry, writeable, False, twin, True)
-
-
-def storage_of(array: Array) -> int:
-    """Equal for arrays that are views of the same memory: the identity of what the chain of bases ends in."""
-    link: object = array
-    while isinstance(link, np.ndarray) and link.base is not None:
-        link = link.base
-    while isinstance(link, memoryview) and link.obj is not None:
-        link = link.obj
-    return id(link)
 
 
 def share(outputs: Sequence[object], shared: list[int], places: list[Place | None], bases: list[Array]) -> None:
@@ -523,7 +502,6 @@ def deviation(
 
 
 def role_words(role: Place, first: Sequence[int]) -> str:
-    """What an output is, in words."""
     if role.kind in ("input", "view"):
         name = PlainAOTInput(first[role.base]).expr()
         return name if role.kind == "input" else f"a view of {name}"

@@ -176,7 +176,6 @@ def stripped(x: Any) -> Any:
 
 
 def written(x: object) -> None:
-    """Record a write, if there is a log."""
     if type(x) is Tracked and x.fanin_log is not None:
         x.fanin_log.note(x)
 
@@ -186,7 +185,6 @@ WRITERS = frozenset({np.copyto, np.place, np.put, np.put_along_axis, np.putmask,
 
 
 def writes_first(func: object, given: dict[str, object], first: object) -> bool:
-    """Whether a function writes its first argument."""
     if func is np.nan_to_num:
         return not given.get("copy", True) and isinstance(first, np.ndarray) and first.dtype.kind in "fc"
     return func in WRITERS or bool(given.get("overwrite_input"))
@@ -203,7 +201,6 @@ NAMES: dict[object, tuple[str, ...]] = {
 
 @functools.cache
 def parameters(func: Callable[..., object]) -> tuple[str, ...]:
-    """The names of a function's parameters that can be given by position."""
     if func in NAMES:
         return NAMES[func]
     try:
@@ -282,13 +279,6 @@ def assigned(name: str) -> property:
 
 for _name in ("real", "imag", "flat"):
     setattr(Tracked, _name, assigned(_name))
-
-
-def tracked(run: RunArrays, log: Log) -> None:
-    """Begin to track the private arrays of a run, whose numbers are their places."""
-    for number, array in enumerate(run.arrays):
-        array.fanin_log, array.fanin_origin = log, number
-    log.run = run
 
 
 # The collector
@@ -421,7 +411,6 @@ def metadata(
 
 
 def check_flags(call: Call, requires_grad: Sequence[bool] | None, api: str) -> None:
-    """ValueError unless there is a flag for each leaf."""
     if requires_grad is not None and len(requires_grad) != len(call.leaves):
         raise ValueError(
             f"{api}: requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(requires_grad)}"
@@ -439,7 +428,9 @@ def observe_arrays(
     """One run on tracked copies. TypeError for a result that hides memory of an input."""
     log = Log(grad_enabled)
     run = RunArrays(layout, private_copies(layout, call.arrays, Tracked))
-    tracked(run, log)
+    for number, array in enumerate(run.arrays):
+        array.fanin_log, array.fanin_origin = log, number
+    log.run = run
     leaves = [leaf if u is None else run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True)]
     args, kwargs = tree = call.copied(given, leaves)
     containers = CallerContainers(tree)
@@ -529,14 +520,12 @@ class ObservedArrays:
         return infos
 
     def new_value(self, leaf: int) -> TangentMeta:
-        """The tangent of the new value of an input."""
         u = self.call.index[leaf]
         assert u is not None
         now = self.moved.get(u) or Geometry.of(self.call.arrays[u])
         return TangentMeta(np.ndarray, now.shape, now.dtype, now.strides)
 
     def result(self, output: int) -> TangentMeta:
-        """The tangent of an output."""
         return TangentMeta.of(plain(self.outputs[output]))
 
     def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:

@@ -292,23 +292,18 @@ class MemoryFormatMeta:
         size = tuple(array.shape)
         stride = tuple(array.strides if isinstance(array, np.ndarray) else array.stride())
         expanded = 0 not in size and any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True))
-        if force_use_memory_format or expanded:
-            return MemoryFormatMeta(memory_format=memory_format_of(size, stride))
-        return MemoryFormatMeta(size, stride)
-
-
-def memory_format_of(size: Sequence[int], stride: Sequence[int]) -> str:
-    """channels_last where the second axis lies innermost, then the last ones, then the first; the units of the strides
-    do not matter.
-    """
-    if len(size) not in (4, 5) or 0 in size or stride[1] <= 0:
-        return "contiguous_format"
-    order = (1, *range(len(size) - 1, 1, -1), 0)
-    reach = [size[d] * stride[d] for d in order]
-    nested = all(stride[d] >= inner for d, inner in zip(order[1:], reach, strict=False))
-    if not nested or reach[-2] == stride[1]:  # the latter: one element but for the first axis, so that any layout fits
-        return "contiguous_format"
-    return "channels_last" if len(size) == 4 else "channels_last_3d"
+        if not (force_use_memory_format or expanded):
+            return MemoryFormatMeta(size, stride)
+        # channels_last where the second axis lies innermost, then the last ones, then the first; the units of the
+        # strides do not matter.
+        kind = "contiguous_format"
+        if len(size) in (4, 5) and 0 not in size and stride[1] > 0:
+            order = (1, *range(len(size) - 1, 1, -1), 0)
+            reach = [size[d] * stride[d] for d in order]
+            nested = all(stride[d] >= inner for d, inner in zip(order[1:], reach, strict=False))
+            if nested and reach[-2] != stride[1]:  # else one element but for the first axis, so that any layout fits
+                kind = "channels_last" if len(size) == 4 else "channels_last_3d"
+        return MemoryFormatMeta(memory_format=kind)
 
 
 @dataclass(frozen=True)
@@ -599,7 +594,6 @@ def remove_dupe_metadata(
 
 
 def check_meta(m: object, api: str) -> None:
-    """TypeError for what is no metadata."""
     if not isinstance(m, ViewAndMutationMeta):
         raise TypeError(f"{api}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
 

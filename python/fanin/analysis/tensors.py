@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from .. import _core
+from .._interop.torch import layout_of
 from .._words import type_of
 from . import trees
 from .arrays import UNSIGNED, Array, Geometry, Lost, MemoryAt, Plan, RunArrays, check_reach
@@ -58,7 +59,6 @@ def bits_error(t: Tensor, name: str) -> ValueError:
 
 
 def is_transformed(t: Tensor) -> bool:
-    """Whether a transform of torch.func wraps a tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(t)) or bool(torch._is_functional_tensor(t))
 
 
@@ -83,16 +83,6 @@ def numpy_view(t: Tensor) -> Array:
 
 #: Where a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def layout_of(t: Tensor) -> str:
-    return layout_name(t.layout)
-
-
-@functools.cache
-def layout_name(layout: object) -> str:
-    """The name of a layout of torch's."""
-    return str(layout).removeprefix("torch.")
 
 
 def pieces_of(t: Tensor) -> list[Tensor]:
@@ -206,7 +196,6 @@ class SavedTensor:
         self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
 
     def undo_storage(self) -> None:
-        """Put back the sizes of its storages."""
         for p, size in zip(self.pieces, self.sizes, strict=True):
             storage = p.untyped_storage()
             if storage.nbytes() != size:
@@ -263,12 +252,8 @@ class SavedTensor:
             if history is not None:
                 history.end.data = history.end.new_empty(()).expand(t.shape)  # it keeps no memory alive
                 Back.apply(t, history.end)
-            elif retains:
-                self._renew()
-
-    def _renew(self) -> None:
-        """Give a tensor without a history, which would retain gradients for ever, a body that does not."""
-        torch._C._swap_tensor_impl(self.t, self.alias.detach())
+            elif retains:  # without a history it would retain gradients for ever: a body that does not
+                torch._C._swap_tensor_impl(t, self.alias.detach())
 
     def count(self) -> None:
         """Put back the version: a graph that saved the tensor accepts it again."""
@@ -464,7 +449,6 @@ class RunTensors(RunArrays):
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
-        """Groups of which a storage is another one, or elsewhere."""
         return frozenset(self.plan.where[u].group for u in self.elsewhere if self._is_lost(u))
 
     def _is_lost(self, u: int) -> bool:
@@ -477,17 +461,14 @@ class RunTensors(RunArrays):
 
     @functools.cached_property
     def moved(self) -> list[int]:
-        """Tensors whose geometry is not what it was."""
         return self.elsewhere
 
     @functools.cached_property
     def flags_changed(self) -> list[int]:
-        """None: tensors have no such flag."""
         return []
 
     @functools.cached_property
     def lows(self) -> dict[int, int]:
-        """The address of each group's memory."""
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
@@ -520,7 +501,6 @@ class RunTensors(RunArrays):
     # Putting back
 
     def undo(self) -> Lost:
-        """Leave the tensors as they were."""
         self.beside += [(id(g), 0) for g in self.plain[len(self.of_plain) :]]
         self.names |= {id(self.arrays[u]): (u, "{}") for u in self.numbers}
         self.names = {id(g): (u, "{}.grad") for u, g in zip(self.of_plain, self.grads, strict=True)} | self.names
@@ -558,7 +538,6 @@ class RunTensors(RunArrays):
 
 
 def tangent_of(t: Tensor) -> Tensor | None:
-    """The tangent of a tensor in forward mode, where there is one."""
     forward = torch.autograd.forward_ad
     if forward._current_level < 0:
         return None
@@ -913,7 +892,6 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
 
 
 def storages(tensors: Iterable[Any]) -> set[int]:
-    """Where the memory of tensors begins."""
     return {
         t.untyped_storage().data_ptr() for t in tensors if str(t.layout) == "torch.strided" and t.device.type == "cpu"
     }
@@ -965,7 +943,6 @@ def in_memory(x: object) -> bool:
 
 
 def in_memories(x: object) -> Iterator[Tensor]:
-    """The tensors of a nest that have memory."""
     return (t for t in tensors(x) if in_memory(t))
 
 
@@ -1237,7 +1214,15 @@ class TensorPure(Pure):
         """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than
         those of `input_descs`, or another number of results.
         """
-        self._fit(inner)
+        names = self.input_names
+        if len(inner) != len(names):
+            raise ValueError(f"pure: expected {len(names)} arguments, {', '.join(names)}; got {len(inner)}")
+        wanted = [((n,), self.given[self.plan.groups[g].numbers[0]].dtype) for g, n in zip(self.bases, self.sizes)]  # noqa: B905  (traced)
+        for u, (position, offset) in enumerate(self.places):
+            if offset is None:
+                check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {names[position]}")
+        for k, (shape, dtype) in enumerate(wanted):
+            check_shape(inner[k], shape, dtype, f"pure: {names[k]}")
         bases = [inner[k].clone() for k in range(len(self.bases))]
         tensors = []
         for u, (position, offset) in enumerate(self.places):
@@ -1332,17 +1317,6 @@ class TensorPure(Pure):
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
             found += tuple(o.stride()), ahead
         return dataclasses.replace(was, geometry=expected), dataclasses.replace(was, geometry=found)
-
-    def _fit(self, inner: Sequence[object]) -> None:
-        names = self.input_names
-        if len(inner) != len(names):
-            raise ValueError(f"pure: expected {len(names)} arguments, {', '.join(names)}; got {len(inner)}")
-        wanted = [((n,), self.given[self.plan.groups[g].numbers[0]].dtype) for g, n in zip(self.bases, self.sizes)]  # noqa: B905  (traced)
-        for u, (position, offset) in enumerate(self.places):
-            if offset is None:
-                check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {names[position]}")
-        for k, (shape, dtype) in enumerate(wanted):
-            check_shape(inner[k], shape, dtype, f"pure: {names[k]}")
 
     # The wrapper's way in
 
@@ -1456,17 +1430,13 @@ class TensorPure(Pure):
         group, place = self.plan.where[p.base]
         held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
         start = held - self.plan.groups[group].members[place].offset + p.offset
-        start += source.storage_offset() * source.element_size() - self._now(p.base)
+        now = self.ends.get(p.base, self.given[p.base])  # where it began at the recorded call, when that had ended
+        start += source.storage_offset() * source.element_size() - now.offset * now.dtype.itemsize
         view = source if one.dtype == source.dtype else retyped(source, one.dtype)
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
         view = torch._neg_view(view) if one.neg else view
         return view.detach() if view.requires_grad and not one.requires_grad else view
-
-    def _now(self, u: int) -> int:
-        """Where a tensor began at the recorded call, when it had ended, in bytes."""
-        one = self.ends.get(u, self.given[u])
-        return int(one.offset * one.dtype.itemsize)
 
 
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:

@@ -86,7 +86,6 @@ class Arguments:
 
     @property
     def tree(self) -> trees.Arguments:
-        """All arguments as one tree, as `call_of` reads them."""
         return self.args, {k: self.kwargs[k] for k in sorted(self.kwargs)}
 
 
@@ -129,7 +128,6 @@ class Record:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """Groups that were written."""
         return frozenset(self.plan.where[u].group for u in self.touched)
 
     @functools.cached_property
@@ -171,7 +169,6 @@ class Record:
         return made
 
     def name(self, array: int) -> str:
-        """An array's name in messages."""
         return PlainAOTInput(self.first[array]).expr()
 
 
@@ -298,13 +295,20 @@ class Functionalized:
                     self._turns.remove(turn)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """A call of a new layout."""
         call = call_of(args, kwargs, "functionalize")
         if call.tensors:
             skip_frames()
         given = Arguments(args, kwargs, call.leaves, call.arrays)
         if self._guard == "error" and self._records:
-            self._refuse(self._records[0], call)
+            change = self._records[0].guard.change(call) or Change(
+                None, "", "the numbers, texts and order of arguments by name that were compiled for", "others"
+            )
+            leaf, words = change.leaf, f"expected arguments {change.expected}, got {change.found}"
+            if leaf is not None:
+                words = f"{call.leaf_name(leaf)}: {change.what}: expected {change.expected}, found {change.found}"
+            remedy = 'functionalize(fn, guard="specialise") records each layout by itself'
+            named = None if leaf is None else PlainAOTInput(leaf)
+            raise LayoutChangedError(f"functionalize: {words}; {remedy}", named)
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call)
@@ -343,7 +347,6 @@ class Functionalized:
         return frozenset(u for u in found if u is not None)
 
     def _again(self, record: Record, given: Arguments) -> object:
-        """A call of a layout that is recorded."""
         for i in record.guard.boxes:
             check_argument(given.leaves[i], lambda i=i: f"functionalize: {PlainAOTInput(i).expr()}", array_kinds())  # type: ignore[misc]
         record.caller.check_again(given.arrays, lambda u: f"functionalize: {record.name(u)}")
@@ -359,8 +362,17 @@ class Functionalized:
             undo(record, e, caller, containers)
             raise
         needed = self._lend or record.meta is not None  # else no caller reads which were written
-        if needed and not record.touched.issuperset(caller.changed):
-            self._widen(record, caller)
+        if needed and not record.touched.issuperset(more := caller.changed):
+            record.touched |= more
+            record.forget()
+            if record.meta is not None:
+                infos = [
+                    dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False)
+                    if u in more
+                    else info
+                    for info, u in zip(record.meta.input_info, record.index, strict=True)
+                ]
+                record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
         return result
 
     # Records
@@ -392,7 +404,6 @@ class Functionalized:
         self._compile(record)
 
     def _compile(self, record: Record) -> None:
-        """Have the pure function compiled, where there is a compiler."""
         if self._compiler is None:
             return
         made = self._compiler(record.pure)
@@ -468,25 +479,6 @@ class Functionalized:
                 others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
             self._records = [record, *others][: self._keep]
 
-    def _widen(self, record: Record, caller: RunArrays) -> None:
-        """An array was written that was not when the layout was recorded."""
-        more = caller.changed
-        record.touched |= more
-        record.forget()
-        if record.meta is None:
-            return
-        infos = [
-            dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False) if u in more else info
-            for info, u in zip(record.meta.input_info, record.index, strict=True)
-        ]
-        record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
-
-    def _refuse(self, record: Record, call: Call) -> None:
-        change = record.guard.change(call) or Change(
-            None, "", "the numbers, texts and order of arguments by name that were compiled for", "others"
-        )
-        raise layout_error(change, call)
-
     def _hold(self, record: Record, caller: RunArrays, result: object) -> None:
         """BehaviourChangedError where a run differs from the record."""
         assert record.outcome is not None
@@ -543,22 +535,9 @@ def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
 
 
 def changed_containers() -> ValueError:
-    """The error for a function that a compiled one cannot replace."""
     return ValueError(
         "functionalize: the function changes a list or dict among its arguments: a compiled function cannot; "
         "expected one that returns what it should hold, or no compiler"
-    )
-
-
-def layout_error(change: Change, call: Call) -> LayoutChangedError:
-    """The error for a call that does not fit."""
-    remedy = 'functionalize(fn, guard="specialise") records each layout by itself'
-    if change.leaf is None:
-        return LayoutChangedError(f"functionalize: expected arguments {change.expected}, got {change.found}; {remedy}")
-    name = call.leaf_name(change.leaf)
-    return LayoutChangedError(
-        f"functionalize: {name}: {change.what}: expected {change.expected}, found {change.found}; {remedy}",
-        PlainAOTInput(change.leaf),
     )
 
 
@@ -610,16 +589,6 @@ def functionalize(
     >>> f.pure
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
-    check_options(fn, guard, lend, compiler, layouts)
-    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
-    made = Functionalized(fn, guard, lend, layouts, flags, compiler)
-    if example_args is not None or example_kwargs:
-        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
-    return made
-
-
-def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
-    """TypeError for what is no function, ValueError for options that are unknown or exclude each other."""
     check_function(fn, "functionalize")
     if guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
@@ -632,3 +601,8 @@ def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: C
         raise TypeError(f"functionalize: compiler: expected a function that takes .pure, got {type_of(compiler)}")
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
+    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
+    made = Functionalized(fn, guard, lend, layouts, flags, compiler)
+    if example_args is not None or example_kwargs:
+        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
+    return made
