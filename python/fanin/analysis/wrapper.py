@@ -412,23 +412,18 @@ class Functionalized:
         record.compiled = made
 
     def _learn_from(self, record: Record, call: Call, given: Arguments) -> None:
-        """Have a layout recorded by a run on tracked copies."""
-        if record.tensors:
-            self._learn_from_tensors(record, call, (given.args, given.kwargs))
-        else:
-            source = given.args, given.kwargs
+        """Have a layout recorded by a run on tracked copies. ValueError where there is a compiler, and a pure function
+        cannot do what this one does; without one `.pure` of tensors raises it.
+        """
+        source, part = (given.args, given.kwargs), record.tensors
+        if part is None:
             observed = observe_arrays(self.fn, call, source, record.plan, requires_grad=self._requires_grad)
             if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
             record.learn(metadata(observed, call), observed.outcome)
             record.own = own_of(observed.value, observed.tree)
-        self._compile(record)
-
-    def _learn_from_tensors(self, record: Record, call: Call, source: trees.Arguments) -> None:
-        """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
-        without one `.pure` raises it.
-        """
-        part = record.tensors
+            self._compile(record)
+            return
         shown, reads = part.Shown, part.Reads()
         run = part.ObservedTensors(call, source, undo_others=True)
         caller, containers = record.caller(record.plan, run.tensors), CallerContainers(run.tree)
@@ -441,18 +436,16 @@ class Functionalized:
         result = run.run(watched)
         outputs: list[object] = []
         record.outcome = outcome_of(caller, result, outputs, [])
-        problems = part.unlike_copies(record, run, [state for _, state in before], reads)
+        problems = [changed_containers()] if containers.changed() else []
         if caller.resized:
             name = record.name(record.plan.groups[min(caller.resized)].numbers[0])
-            problems.insert(
-                0,
+            problems.append(
                 ValueError(
                     f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot"
                     " do that"
-                ),
+                )
             )
-        if containers.changed():
-            problems.insert(0, changed_containers())
+        problems += part.unlike_copies(record, run, [state for _, state in before], reads)
         if problems:
             record.problem = problems[0]
             if self._compiler is not None:
@@ -465,8 +458,9 @@ class Functionalized:
         record.own = own_of(result, run.tree)
         quiet = frozenset(u for u, t in enumerate(run.tensors) if part.history_of(t) == before[u][0])
         ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
-        given = [shown.given(t) for t in call.arrays]
-        record.views = part.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
+        begins = [shown.given(t) for t in call.arrays]
+        record.views = part.OutputViews(begins, ends, [shown.of(o) for o in outputs], quiet)
+        self._compile(record)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
@@ -499,7 +493,7 @@ class Functionalized:
             own = {k: every[i] for k, i in record.own.items()}
         pure = record.pure
         values = record.compiled(*pure.inner(given.leaves, given.arrays))
-        return pure.to_caller(given.arrays, given.leaves, values, own)
+        return pure.to_caller(given.arrays, values, own)
 
 
 # Dynamo calls the wrapper without tracing it or its callees: a graph break.
