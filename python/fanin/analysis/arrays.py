@@ -335,43 +335,37 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
     """
     private = list(arrays)
     for group in plan.groups:
-        flags, first = group.flags, group.members[0]
+        flags, members = group.flags, group.members
         if not recorded:
             flags = GroupFlags(
-                address(arrays[first.number]) - first.offset,
-                owner_of(group.members, group.whole, arrays),
-                not group.writeable and frozen(group.members, arrays),
+                address(arrays[members[0].number]) - members[0].offset,
+                owner_of(members, group.whole, arrays),
+                not group.writeable and frozen(members, arrays),
             )
-        copy_group(group, arrays, private, kind, flags)
+        if flags.owner is not None:
+            g = members[flags.owner].geometry
+            root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+            memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
+        else:
+            size = max(group.size, 1)
+            root = np.empty(size + LINE, "u1")
+            shift = (flags.low - address(root)) % LINE
+            # Of the private class: NumPy keeps a private array as the base of what it strips of that class.
+            memory = root[shift : shift + size].view(kind)
+        for place, m in enumerate(members):
+            private[m.number] = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
+        for place in group.cover:
+            number = members[place].number
+            words(each_byte_once(plain(private[number])))[...] = words(each_byte_once(arrays[number]))
+        for m in members:
+            if not m.writeable:
+                private[m.number].flags.writeable = False
+        link: object = memory
+        while flags.frozen and isinstance(link, np.ndarray):
+            # NumPy lets a view be made writable where any of the arrays that it is a view of is writable.
+            link.flags.writeable = False
+            link = link.base
     return private
-
-
-def copy_group(group: Group, arrays: Sequence[Array], private: list[Array], kind: type, flags: GroupFlags) -> None:
-    """Write the copies of one group to `private`."""
-    members = group.members
-    if flags.owner is not None:
-        g = members[flags.owner].geometry
-        root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
-        memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
-    else:
-        size = max(group.size, 1)
-        root = np.empty(size + LINE, "u1")
-        shift = (flags.low - address(root)) % LINE
-        # Of the private class: NumPy keeps a private array as the base of what it strips of that class.
-        memory = root[shift : shift + size].view(kind)
-    for place, m in enumerate(members):
-        private[m.number] = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
-    for place in group.cover:
-        number = members[place].number
-        words(each_byte_once(plain(private[number])))[...] = words(each_byte_once(arrays[number]))
-    for m in members:
-        if not m.writeable:
-            private[m.number].flags.writeable = False
-    link: object = memory
-    while flags.frozen and isinstance(link, np.ndarray):
-        # NumPy lets a view be made writable where any of the arrays that it is a view of is writable.
-        link.flags.writeable = False
-        link = link.base
 
 
 def read_only(name: str) -> ValueError:
