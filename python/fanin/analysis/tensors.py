@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -40,9 +40,6 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-
-if TYPE_CHECKING:
-    from .wrapper import Record
 
 #: Without its types: mypy may run where it is not installed.
 torch: Any = importlib.import_module("torch")
@@ -1534,10 +1531,10 @@ def state_of(t: Tensor) -> tuple[object, ...]:
 
 
 def unlike_copies(
-    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
+    record: Any, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
 ) -> list[Exception]:
     """Why a pure function cannot replace this one: it reads what differs on copies, or sets what no result
-    carries. `before`: `state_of` each.
+    carries. `record`: the wrapper's. `before`: `state_of` each.
     """
     call, tensors = run.call, run.tensors
     places = dict.fromkeys(run.strided, False) | reads.storages
