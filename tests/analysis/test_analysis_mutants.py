@@ -228,7 +228,7 @@ MUTANTS = [
         '            if self._guard == "error":\n                self._hold(',
         "            if False:\n                self._hold(",
     ),
-    fault("wrapper", "        record.touched |= more\n", ""),
+    fault("wrapper", "            record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
     fault("calls", "    for u in sorted(now.written - recorded.written):", "    for u in ():"),
     fault("calls", "        if recorded.after.get(u) != now.after.get(u):", "        if False:"),
