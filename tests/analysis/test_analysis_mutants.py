@@ -26,18 +26,7 @@ from kit.pymutants import Mutant, planted, survivors
 
 A = "fanin.analysis."
 #: The modules in the order in which they import each other.
-ORDER = [
-    "hidden",
-    "trees",
-    "private_copies",
-    "caller_arrays",
-    "calls",
-    "guards",
-    "tracked",
-    "collect",
-    "pure",
-    "wrapper",
-]
+ORDER = ["trees", "arrays", "calls", "guards", "collect", "pure", "wrapper"]
 
 
 def fault(name: str, old: str, new: str) -> Mutant:
@@ -47,17 +36,17 @@ def fault(name: str, old: str, new: str) -> Mutant:
 
 MUTANTS = [
     # private memory
-    fault("private_copies", "[...] = words(each_byte_once(arrays[number]))", "[...] = 0"),
-    fault("private_copies", "        if not m.writeable:", "        if False:"),
-    fault("caller_arrays", "self.numbers[k] for k in self.snapshot.changed(which))", "())"),
-    fault("caller_arrays", "if not self._member(u).geometry.fits(self.arrays[u])]", "if False]"),
+    fault("arrays", "[...] = words(each_byte_once(arrays[number]))", "[...] = 0"),
+    fault("arrays", "        if not m.writeable:", "        if False:"),
+    fault("arrays", "self.numbers[k] for k in self.snapshot.changed(which))", "())"),
+    fault("arrays", "if not self._member(u).geometry.fits(self.arrays[u])]", "if False]"),
     fault(
-        "caller_arrays",
+        "arrays",
         "        return view_at(self.snapshot",
         "        return np.array(array) if True else view_at(self.snapshot",
     ),
-    fault("private_copies", "        if not writeable:\n            view.flags.writeable = False\n", ""),
-    fault("private_copies", "    for whole in (root_of(source), source):", "    for whole in ():"),
+    fault("arrays", "        if not writeable:\n            view.flags.writeable = False\n", ""),
+    fault("arrays", "    for whole in (root_of(source), source):", "    for whole in ():"),
     # outputs
     fault(
         "calls",
@@ -65,7 +54,7 @@ MUTANTS = [
         "        elif False:\n            places.append",
     ),
     fault("calls", "same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j", "same_as = j"),
-    fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
+    fault("calls", "                if base not in group.numbers:", "                if True:"),
     fault("calls", "        if id(root) in distinct:", "        if False:"),
     fault("calls", '            kind, base = "shared", len(bases)', '            kind, base = "shared", 0'),
     fault("calls", "own=o.base is None", "own=True"),
@@ -75,23 +64,27 @@ MUTANTS = [
         "        if False and not run.remakeable(o)",
     ),
     fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
-    fault("calls", "    if array.dtype.hasobject:", "    if False:"),
-    fault("calls", "    if type(array) is not np.ndarray:", "    if False:"),
+    fault("arrays", "        if array.dtype.hasobject:", "        if False:"),
+    fault(
+        "arrays",
+        "        if type(array) is not np.ndarray:\n            raise",
+        "        if False:\n            raise",
+    ),
     fault("calls", 'return short if short == path else f"{short} (at {path})"', "return short"),
     # inputs
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
         "data = not resized and (u in self.earlier or itself)",
     ),
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
-        "data = not resized and (u in self.earlier or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
+        "data = not resized and (u in self.earlier or u in self.run.changed)",
     ),
     fault(
         "collect",
-        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or u in self.run.changed)",
         "data = u in self.earlier or itself or resized",
     ),
     fault("collect", "mutates_metadata=resized or u in self.moved", "mutates_metadata=resized"),
@@ -113,13 +106,13 @@ MUTANTS = [
     ),
     fault(
         "collect",
-        "saved if first is place else OutputType",
-        "saved if True else OutputType",
+        "if place.base not in shared:",
+        "if True:",
     ),
     fault(
         "collect",
-        "kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias",
-        "kind = OutputType.non_alias",
+        "OutputType.non_alias if place.own else OutputType.unsafe_view_alias, None",
+        "OutputType.non_alias, None",
     ),
     fault("collect", "        if info.has_mutation_tangent\n", "        if info.mutates_data\n"),
     fault(
@@ -129,34 +122,34 @@ MUTANTS = [
     ),
     # what tracked arrays see
     fault(
-        "tracked",
+        "collect",
         "        for o in out:\n            written(o)\n        if isinstance(result",
         "        if isinstance(result",
     ),
-    fault("tracked", '            if method == "at":\n', "            if False:\n"),
-    fault("tracked", "if not 0 <= address(array) - run.began(number) <", "if False and 0 <"),
-    fault("tracked", "        if not basic(key):", "        if False:"),
-    fault("tracked", "    return func in WRITERS or bool", "    return bool"),
-    fault("tracked", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
+    fault("collect", '            if method == "at":\n', "            if False:\n"),
+    fault("collect", "if not 0 <= address(array) - run.began(number) <", "if False and 0 <"),
+    fault("collect", "        if not basic(key):", "        if False:"),
+    fault("collect", "    return func in WRITERS or bool", "    return bool"),
+    fault("collect", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
     fault(
-        "tracked", '        out = args[at] if at < len(args) else kwargs.get("out")', '        out = kwargs.get("out")'
+        "collect", '        out = args[at] if at < len(args) else kwargs.get("out")', '        out = kwargs.get("out")'
     ),
-    fault("tracked", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
-    fault("tracked", "and _core.overlap(mine, run.as_it_was(u)))", ")"),
-    fault("tracked", "        self.met.update(u for u in others", "        set().update(u for u in others"),
+    fault("collect", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
+    fault("collect", "and _core.overlap(mine, run.as_it_was(u)))", ")"),
+    fault("collect", "        self.met.update(u for u in others", "        set().update(u for u in others"),
     fault("calls", "        itself = o.base if is_stripped(o) and id(o.base) in inputs else o", "        itself = o"),
-    fault("private_copies", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
+    fault("arrays", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
     # what is out of sight
-    fault("hidden", "        if is_one(fn) or", "        if False and"),
+    fault("calls", "        if is_one(fn) or", "        if False and"),
     fault(
-        "hidden",
+        "calls",
         '    if isinstance(x, LATER):\n        raise TypeError(f"{name()}: expected arrays in',
         '    if False:\n        raise TypeError(f"{name()}: expected arrays in',
     ),
-    fault("hidden", "    if any(is_private(array) for array in held(x, kinds)):", "    if False:"),
+    fault("calls", "    if any(is_private(array) for array in held(x, kinds)):", "    if False:"),
     fault("wrapper", "        for i in record.guard.boxes:", "        for i in ():"),
     fault(
-        "tracked",
+        "collect",
         "        super().__setitem__(key, value)\n        written(self)\n",
         "        super().__setitem__(key, value)\n",
     ),
@@ -198,22 +191,22 @@ MUTANTS = [
     fault("pure", "            if p.cls is not None and type(made[j]) is not p.cls:", "            if False:"),
     # what is put back
     fault(
-        "caller_arrays",
+        "arrays",
         "        array.resize(math.prod(m.geometry.shape) * m.geometry.dtype.itemsize, refcheck=False)",
         "        pass",
     ),
-    fault("caller_arrays", "if not m.geometry.fits(array):", "if False:"),
+    fault("arrays", "if not m.geometry.fits(array):", "if False:"),
     fault(
-        "caller_arrays",
+        "arrays",
         "            self.snapshot.restore(self.at[m.number], where)",
         "            pass",
     ),
-    fault("caller_arrays", "            array.flags.writeable = m.writeable", "            pass"),
-    fault("caller_arrays", "                named.clear()\n", ""),
-    fault("caller_arrays", "                held[:] = items", "                pass"),
-    fault("caller_arrays", "            if g in self.resized or any(", "            if True or any("),
+    fault("arrays", "            array.flags.writeable = m.writeable", "            pass"),
+    fault("arrays", "                named.clear()\n", ""),
+    fault("arrays", "                held[:] = items", "                pass"),
+    fault("arrays", "            if g in self.resized or any(", "            if True or any("),
     fault(
-        "private_copies",
+        "arrays",
         "            axes[-1][1] += stride // axes[-1][0] * (n - 1)",
         "            axes[-1][1] += n - 1",
     ),
@@ -226,7 +219,7 @@ MUTANTS = [
     fault("trees", "            new.__dict__.update(node.__dict__)", "                pass"),
     # the wrapper
     fault("wrapper", "record.to_copy if self._lend else None", "None"),
-    fault("wrapper", "    caller.undo().note(error, lambda u: record.named(record.first[u]))", "    pass"),
+    fault("wrapper", "    caller.undo().note(error, record.name)", "    pass"),
     fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
     fault("wrapper", "    if containers is not None:\n        containers.undo()", "    pass"),
     fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),
@@ -235,7 +228,7 @@ MUTANTS = [
         '            if self._guard == "error":\n                self._hold(',
         "            if False:\n                self._hold(",
     ),
-    fault("wrapper", "        record.touched |= more\n", ""),
+    fault("wrapper", "            record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
     fault("calls", "    for u in sorted(now.written - recorded.written):", "    for u in ():"),
     fault("calls", "        if recorded.after.get(u) != now.after.get(u):", "        if False:"),

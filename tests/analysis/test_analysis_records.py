@@ -784,7 +784,7 @@ def test_names_are_read_of_what_looks_like_a_graph() -> None:
 # ---------------------------------------------------------------- what is public is told
 
 
-MODULES = (analysis.records, analysis.rewrite, analysis.signature, analysis.overlapping, d)
+MODULES = (analysis.records, analysis.overlapping, d)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)

@@ -15,7 +15,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from fanin import analysis
-from fanin.analysis import MutationType, OutputType, collect, collect_metadata, functionalize, private_copies
+from fanin.analysis import MutationType, OutputType, arrays, collect, collect_metadata, functionalize
 
 #: Asked for its names, so that planted faults are met.
 assert collect.collect_metadata
@@ -662,4 +662,4 @@ def test_the_copy_of_overlapping_elements_has_each_of_their_bytes() -> None:
     memory = np.arange(40, dtype="u1")
     for shape, strides in [((3, 4, 2), (4, 2, 1)), ((5, 3), (1, 1)), ((3, 4), (6, 2)), ((2, 3, 4), (0, 3, 1))]:
         crowded = as_strided(memory, shape, strides)
-        assert np.unique(private_copies.each_byte_once(crowded)).tolist() == np.unique(crowded).tolist()
+        assert np.unique(arrays.each_byte_once(crowded)).tolist() == np.unique(crowded).tolist()

@@ -724,160 +724,125 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
 
 # ---------------------------------------------------------------- planted faults
 
-#: The modules of the package, in the order in which they import each other.
-PARTS = ["kinds", "read", "groups"]
-IN = "fanin.analysis.descriptors"
-NAMES = [*(f"{IN}.{part}" for part in PARTS), IN, "fanin.descriptors"]
 
-
-def fault(part: str, old: str, new: str) -> Mutant:
-    at = PARTS.index(part)
-    return Mutant(NAMES[at], old, new, tuple(NAMES[at + 1 :]))
+def fault(old: str, new: str) -> Mutant:
+    return Mutant("fanin.analysis.descriptors", old, new, ("fanin.descriptors",))
 
 
 MUTANTS = [
-    fault("kinds", '"self.get_parameter({target!r})"', '"self.get_parameter({target})"'),
-    fault("kinds", '"self.get_buffer({target!r})"', '"self.get_param({target!r})"'),
-    fault("kinds", '"args[{idx}]"', '"arg[{idx}]"'),
+    fault('"self.get_parameter({target!r})"', '"self.get_parameter({target})"'),
+    fault('"self.get_buffer({target!r})"', '"self.get_param({target!r})"'),
+    fault('"args[{idx}]"', '"arg[{idx}]"'),
     fault(
-        "kinds",
         '"__aliased_arg_with_metadata_mutation{idx}"',
         '"__aliased_arg_with_metadata_mutation_{idx}"',
     ),
     fault(
-        "kinds",
         '"__saved_for_backwards_no_vc_check_{idx}"',
         '"__saved_for_backwards_{idx}"',
     ),
     fault(
-        "kinds",
         "def __str__(self) -> str:\n        return self.expr()",
         "def __str__(self) -> str:\n        return repr(self)",
     ),
-    fault("kinds", "return order(self) < order(other)", "return order(self) <= order(other)"),
-    fault("kinds", "@functools.total_ordering\n", ""),
-    fault("kinds", "int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
-    fault("kinds", "PLACES[kind] if ours else len(PLACES)", "-PLACES[kind] if ours else len(PLACES)"),
+    fault("return order(self) < order(other)", "return order(self) <= order(other)"),
+    fault("@functools.total_ordering\n", ""),
+    fault("int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
+    fault("PLACES[kind] if ours else len(PLACES)", "-PLACES[kind] if ours else len(PLACES)"),
+    fault("for f in dataclasses.fields(kind) if f.compare", "for f in dataclasses.fields(kind)[:1] if f.compare"),
+    fault("class NestingError(TypeError, AssertionError)", "class NestingError(TypeError)"),
+    fault("class TangentAOTInput(DifferentiableAOTInput)", "class TangentAOTInput(AOTInput)"),
     fault(
-        "kinds", "for f in dataclasses.fields(kind) if f.compare", "for f in dataclasses.fields(kind)[:1] if f.compare"
-    ),
-    fault("kinds", "class NestingError(TypeError, AssertionError)", "class NestingError(TypeError)"),
-    fault("kinds", "class TangentAOTInput(DifferentiableAOTInput)", "class TangentAOTInput(AOTInput)"),
-    fault(
-        "kinds",
         "class MetadataMutationAOTOutput(DifferentiableAOTOutput)",
         "class MetadataMutationAOTOutput(AOTOutput)",
     ),
     fault(
-        "kinds",
         "holds(DifferentiableAOTOutput, (1, 2), OF_TANGENT)",
         "holds(DifferentiableAOTOutput.__mro__[1], (1, 2), OF_TANGENT)",
     ),
     fault(
-        "kinds",
         "holds(DifferentiableAOTOutput, (1, 2), OF_TANGENT)",
         "holds(DifferentiableAOTOutput, (1, 2, 3), OF_TANGENT)",
     ),
     fault(
-        "kinds",
         "holds(DifferentiableAOTInput, (1, 2), OF_GRAD)",
         "holds(DifferentiableAOTInput, (1, 2, 3), OF_GRAD)",
     ),
     fault(
-        "kinds",
         "mutated_input=holds(AOTInput, (1, 2), OF_INPUT)",
         "mutated_input=holds(AOTInput, (1, 2, 4), OF_INPUT)",
     ),
     fault(
-        "kinds",
         "holds(AOTOutput, (1, 2), OF_OUTPUT)",
         "holds(AOTOutput, (1, 2, 3), OF_OUTPUT)",
     ),
-    fault("kinds", "inner._level in levels:", "inner._level in (*levels, 0):"),
-    fault("kinds", "inner._level in levels:", "inner._level in levels and inner._level != 4:"),
-    fault("kinds", "    _level: ClassVar[int] = 0\n", "    _level: ClassVar[int] = 1\n"),
+    fault("inner._level in levels:", "inner._level in (*levels, 0):"),
+    fault("inner._level in levels:", "inner._level in levels and inner._level != 4:"),
+    fault("    _level: ClassVar[int] = 0\n", "    _level: ClassVar[int] = 1\n"),
     fault(
-        "kinds",
         '`TangentAOTInput` holds nothing else."""\n\n    _level: ClassVar[int] = 1',
         '`TangentAOTInput` holds nothing else."""\n\n    _level: ClassVar[int] = 0',
     ),
     fault(
-        "kinds",
         '`GradAOTOutput` holds nothing else."""\n\n    _level: ClassVar[int] = 1',
         '`GradAOTOutput` holds nothing else."""\n\n    _level: ClassVar[int] = 0',
     ),
     fault(
-        "kinds",
         "ref: object = field(default=None, compare=False, repr=False)",
         "ref: object = field(default=None, compare=True, repr=False)",
     ),
     fault(
-        "kinds",
         "ref: object = field(default=None, compare=False, repr=False)",
         "ref: object = field(default=None, compare=False)",
     ),
     fault(
-        "kinds",
         "def is_param(self) -> bool:\n        return self.base.is_param()",
         "def is_param(self) -> bool:\n        return False",
     ),
     fault(
-        "kinds",
         "def is_buffer(self) -> bool:\n        return self.base.is_buffer()",
         "def is_buffer(self) -> bool:\n        return False",
     ),
     fault(
-        "kinds",
         "def is_tangent(self) -> bool:\n        return self.base.is_tangent()",
         "def is_tangent(self) -> bool:\n        return False",
     ),
     fault(
-        "kinds",
         "def is_grad(self) -> bool:\n        return self.base.is_grad()",
         "def is_grad(self) -> bool:\n        return False",
     ),
+    fault('if isinstance(value, bool) or not hasattr(value, "__index__"):', 'if not hasattr(value, "__index__"):'),
+    fault("if operator.index(value) < 0:", "if operator.index(value) < -1:"),
+    fault("if not attr.isidentifier():", "if not attr:"),
+    fault('if word == "_base" else []', 'if word == "_base_" else []'),
+    fault("for _kind in (*INPUTS, *OUTPUTS):\n    if _word", "for _kind in (*INPUTS, *OUTPUTS[:1]):\n    if _word"),
+    fault('"input": AOTInput', '"input": Descriptor'),
+    fault("if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
+    fault("if self.at != len(self.text):", "if self.at > len(self.text):"),
+    fault("grads.pop(d, None)) for i", "grads.get(d, None)) for i"),
     fault(
-        "kinds", 'if isinstance(value, bool) or not hasattr(value, "__index__"):', 'if not hasattr(value, "__index__"):'
-    ),
-    fault("kinds", "if operator.index(value) < 0:", "if operator.index(value) < -1:"),
-    fault("kinds", "if not attr.isidentifier():", "if not attr:"),
-    fault("read", 'if word == "_base" else []', 'if word == "_base_" else []'),
-    fault(
-        "read", "for _kind in (*INPUTS, *OUTPUTS):\n    if _word", "for _kind in (*INPUTS, *OUTPUTS[:1]):\n    if _word"
-    ),
-    fault("read", '"input": AOTInput', '"input": Descriptor'),
-    fault("read", "if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
-    fault("read", "if self.at != len(self.text):", "if self.at > len(self.text):"),
-    fault("groups", "grads.pop(d, None)) for i", "grads.get(d, None)) for i"),
-    fault(
-        "groups",
         "for i, d in enumerate(outputs) if isinstance(d, GradAOTOutput)",
         "for i, d in enumerate(outputs, 1) if isinstance(d, GradAOTOutput)",
     ),
     fault(
-        "groups",
         "for i, d in enumerate(inputs) if isinstance(d, TangentAOTInput)",
         "for i, d in enumerate(inputs, 1) if isinstance(d, TangentAOTInput)",
     ),
     fault(
-        "groups",
         "if isinstance(d, (DummyAOTInput, DummyAOTOutput)):\n                raise",
         "if isinstance(d, DummyAOTInput):\n                raise",
     ),
-    fault("groups", "            if d in seen:", "            if i in seen:"),
-    fault("groups", "            if not isinstance(d, base):", "            if False:"),
+    fault("            if d in seen:", "            if i in seen:"),
+    fault("            if not isinstance(d, base):", "            if False:"),
     fault(
-        "groups",
         "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):",
         "if isinstance(d, SubclassGetAttrAOTInput):",
     ),
     fault(
-        "kinds",
         "level=1)\nclass DummyAOTInput",
         "level=0)\nclass DummyAOTInput",
     ),
     fault(
-        "kinds",
         '"__grad({grad_of})", level=3',
         '"__grad({grad_of})", level=2',
     ),
@@ -909,10 +874,10 @@ def test_planted_faults_are_noticed_a_sample() -> None:
 
 
 def test_a_change_that_changes_nothing_is_not_noticed() -> None:
-    harmless = fault("read", "DEEPEST = 100\n", "DEEPEST = 50 + 50\n")
+    harmless = fault("DEEPEST = 100\n", "DEEPEST = 50 + 50\n")
     assert notices(harmless, CHECKS) is None
     with pytest.raises(ValueError, match="stands there 0 times"):
-        notices(fault("kinds", "no such text", ""), CHECKS)
+        notices(fault("no such text", ""), CHECKS)
     assert d.PlainAOTInput is type(d.PlainAOTInput(0))
 
 

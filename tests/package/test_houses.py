@@ -227,7 +227,7 @@ def test_in_c_too() -> None:
     [
         ("fanin/slots", "fanin/sim/machine", f"{CORE} may not use sim"),
         ("fanin/graph/trees", "fanin/analysis/records", "graph may not use analysis"),
-        ("fanin/_interop/export", "fanin/analysis/descriptors/kinds", f"{CORE} may not use analysis"),
+        ("fanin/_interop/export", "fanin/analysis/descriptors", f"{CORE} may not use analysis"),
     ],
 )
 def test_a_planted_import_of_a_house_is_found(here: str, there: str, houses: str) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from kit.pymutants import Mutant, survivors  # noqa: E402
 from partners import test_analysis_torch as collected  # noqa: E402
 
-T, C = "fanin.analysis.torch_collect", "fanin.analysis.collect"
+T, C = "fanin.analysis.tensors", "fanin.analysis.collect"
 
 
 def fault(old: str, new: str) -> Mutant:
@@ -36,40 +36,42 @@ MUTANTS = [
         "            requires_grad=new.requires_grad,\n            keep",
         "            requires_grad=x.requires_grad,\n            keep",
     ),
-    fault("unseen = not self.torch.is_grad_enabled() or", "unseen ="),
+    fault("unseen = not torch.is_grad_enabled() or", "unseen ="),
     fault("elif not effects.moves and in_memory", "elif in_memory"),
     fault("                self.hidden.add(i)\n", "                pass\n"),
     fault(
-        "if x is not None and _core.overlap(x, write.where):",
-        "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
+        "if _core.overlap(x, write.where)]",
+        "if x.untyped_storage()._cdata == write.where.untyped_storage()._cdata]",
     ),
     fault("        if start < end:", "        if False:"),
     fault(
-        "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n",
+        "        if input_ is not None and custom:\n            return OutputType.custom_function_view, None\n",
         "",
     ),
     fault("        if is_input is not None:", "        if False:"),
     fault("            if root in beside:", "            if root is not None:"),
     fault("max(touching or beside, default=None)", "max(beside, default=None)"),
     fault(
-        "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n",
-        "",
+        "            if self.plain_views[lies] == 0 and made is not None:\n",
+        "            if False:\n",
     ),
     fault("if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
-    fault("== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
-    fault("== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"),
-    fault("        if id(base) in self.at:\n            return", "        if False:\n            return"),
+    fault("== 1 or self.plain_views[lies] <= 1:", "== 1:"),
+    fault("== 1 or self.plain_views[lies] <= 1:", "== 1 or self.plain_views[lies] <= 2:"),
+    fault(
+        "            if id(base) in self.at:\n                return", "            if False:\n                return"
+    ),
     fault("            if known is base:\n", "            if False:\n"),
     fault(
-        "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",
-        "        return None\n",
+        "        if not o.requires_grad and self.shared[lies] > 1:",
+        "        if False:",
     ),
-    fault("and MetadataKey.make(other) == key:", "and True:"),
+    fault("and MetadataKey.make(other) == key\n", "and True\n"),
     fault("o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
     fault("origin.of_several or effects.several)", "effects.several)"),
-    fault("and not self.inputs[base].mutates_metadata", ""),
+    fault("and not inputs[base].mutates_metadata", ""),
     fault("            torch.set_grad_enabled(grad)\n", ""),
-    fault("with torch.random.fork_rng(devices=[]), watch.mode():", "with watch.mode():"),
+    fault("with torch.random.fork_rng(devices=[]), self:", "with self:"),
     fault("copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
     fault("        if id(x) not in self.made:", "        if True:"),
     Mutant(C, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),

@@ -17,7 +17,7 @@ import pytest
 
 from fanin import analysis
 from fanin import descriptors as d
-from fanin.analysis import MutationType, OutputType, records, torch_collect
+from fanin.analysis import MutationType, OutputType, records, tensors
 from fanin.analysis import collect as collector
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
@@ -98,7 +98,7 @@ def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: 
     """
     args = p.args()
     shown = [records.MetadataKey.make(x) if isinstance(x, torch.Tensor) else None for x in args]
-    outs = list(torch_collect.leaves(p.fn(*args)))
+    outs = list(tensors.leaves(p.fn(*args)))
     after = [records.MetadataKey.make(x) if isinstance(x, torch.Tensor) else None for x in args]
     written = any(i.mutates_data for i in ours.input_info) or any(
         "_" in step[0].removeprefix("no_grad ") or "setitem" in step[0] for step in p.steps

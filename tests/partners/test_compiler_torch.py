@@ -713,8 +713,8 @@ def test_random_functions_do_compiled_what_they_do_themselves(backend: str, n: i
 def test_the_random_functions_find_a_fault_of_the_compiled_wrapper(
     where: str | None, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fanin.analysis import pure_torch
+    from fanin.analysis import tensors
 
-    monkeypatch.setattr(pure_torch if where is None else getattr(pure_torch, where), name, fault)
+    monkeypatch.setattr(tensors if where is None else getattr(tensors, where), name, fault)
     with pytest.raises(AssertionError):
         compiled_at_random("same", 300)

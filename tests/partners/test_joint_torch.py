@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fanin import analysis
-from fanin.analysis import JointSignature, ViewAndMutationMeta, signature, torch_collect
+from fanin.analysis import JointSignature, ViewAndMutationMeta, records, tensors
 from fanin.descriptors import PlainAOTInput, parse
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
@@ -77,7 +77,7 @@ def our_joint(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationM
     flags = asks(args)
     meta, kept, _ = without_duplicates(fn, args)
     descs = [PlainAOTInput(i) for i in kept]
-    return meta, signature.create_joint_signature(meta, [flags[i] for i in kept], descs)
+    return meta, records.create_joint_signature(meta, [flags[i] for i in kept], descs)
 
 
 def without_duplicates(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationMeta, list[int], list[int]]:
@@ -113,7 +113,7 @@ def natively(p: Program) -> Exception | None:
     """What the function, or its backward, raises by itself."""
     args = p.args()
     try:
-        outs = [o for o in torch_collect.leaves(p.fn(*args)) if isinstance(o, torch.Tensor)]
+        outs = [o for o in tensors.leaves(p.fn(*args)) if isinstance(o, torch.Tensor)]
         ends = [t for t in (*outs, *[x for x in args if isinstance(x, torch.Tensor)]) if t.requires_grad]
         if ends:
             torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
@@ -272,7 +272,7 @@ def compare_bases(seeds: range) -> Counter[str]:
         if based is None:
             counts["nothing merged"] += 1
             continue
-        ours = signature.create_joint_signature(based.meta, asks(based.args), based.descs)
+        ours = records.create_joint_signature(based.meta, asks(based.args), based.descs)
         theirs = named(upstream_joint(based.fn, based.args), based.descs)
         assert joint_differences(theirs, ours, based.meta) == [], (seed, theirs, ours)
         counts["compared"] += 1
@@ -416,7 +416,7 @@ class Stored(torch.nn.Module):  # type: ignore[misc,name-defined]
     def forward(self, *user: Any) -> list[Any]:
         given = dict(zip(self.places, user, strict=True))
         stored = {int(name[1:]): x for name, x in (*self.named_parameters(), *self.named_buffers())}
-        outs = torch_collect.leaves(self.p.fn(*[x for _, x in sorted({**stored, **given}.items())]))
+        outs = tensors.leaves(self.p.fn(*[x for _, x in sorted({**stored, **given}.items())]))
         found = [o for o in outs if isinstance(o, torch.Tensor)]
         ends = [o.double().sum() for o in found if o.requires_grad]
         return [sum(ends, torch.zeros((), dtype=torch.float64)), *[o.detach() + 0 for o in found]]
@@ -489,16 +489,20 @@ def test_the_example_of_the_page_prints_what_it_says() -> None:
 
 # Planted faults
 
-S = "fanin.analysis.signature"
+
+def fault(old: str, new: str) -> Mutant:
+    return Mutant("fanin.analysis.records", old, new, ("fanin.analysis.collect", "fanin.analysis.tensors"))
+
+
 MUTANTS = [
-    Mutant(S, "    if not any(requires_grad) or not has_backward(meta):", "    if not has_backward(meta):"),
-    Mutant(S, "    if not any(requires_grad) or not has_backward(meta):", "    if not any(requires_grad):"),
-    Mutant(S, "before or (info.requires_grad and", "(info.requires_grad and"),
-    Mutant(S, "info.mutation_type is MutationType.NOT_MUTATED)", "True)"),
-    Mutant(S, "before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)", "before"),
-    Mutant(S, "        and not info.mutations_under_no_grad_or_inference_mode\n", ""),
-    Mutant(S, "o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and requiring[o.base_idx]", "False"),
-    Mutant(S, "if o.output_type is OutputType.alias_of_intermediate_save_as_output", "if False"),
+    fault("    if not any(requires_grad) or not has_backward(meta):", "    if not has_backward(meta):"),
+    fault("    if not any(requires_grad) or not has_backward(meta):", "    if not any(requires_grad):"),
+    fault("before or (info.requires_grad and", "(info.requires_grad and"),
+    fault("info.mutation_type is MutationType.NOT_MUTATED)", "True)"),
+    fault("before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)", "before"),
+    fault("        and not info.mutations_under_no_grad_or_inference_mode\n", ""),
+    fault("o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and requiring[o.base_idx]", "False"),
+    fault("if o.output_type is OutputType.alias_of_intermediate_save_as_output", "if False"),
 ]
 
 

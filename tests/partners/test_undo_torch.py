@@ -15,7 +15,7 @@ from fanin.analysis import functionalize
 
 torch = pytest.importorskip("torch")
 
-from fanin.analysis.caller_tensors import RunTensors, SavedTensor  # noqa: E402
+from fanin.analysis.tensors import RunTensors, SavedTensor  # noqa: E402
 
 pytestmark = pytest.mark.partners
 

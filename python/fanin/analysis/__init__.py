@@ -8,7 +8,11 @@ from .picture import alias_dot, alias_plot
 from .pure import Pure
 from .records import (
     INPUT_ALIAS_TYPES,
+    BackwardSignature,
+    GraphNames,
+    GraphSignature,
     InputAliasInfo,
+    JointSignature,
     MemoryFormatMeta,
     MetadataKey,
     MutationType,
@@ -18,15 +22,10 @@ from .records import (
     TangentMeta,
     ViewAndMutationMeta,
     ViewMetaSequence,
-)
-from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
-from .signature import (
-    BackwardSignature,
-    GraphNames,
-    GraphSignature,
-    JointSignature,
     create_graph_signature,
     create_joint_signature,
+    create_synthetic_base_metadata,
+    remove_dupe_metadata,
 )
 from .wrapper import BehaviourChangedError, Functionalized, LayoutChangedError, functionalize
 

@@ -2,35 +2,193 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 
+from .. import _core
 from .._core import address
+from .._interop.protocols import NDArray
 from .._words import counted, type_of
-from . import hidden, trees
-from .caller_arrays import RunArrays
+from . import trees
+from .arrays import REMADE, Array, Geometry, RunArrays, root_of
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
-from .private_copies import REMADE, Array, Geometry, Group, root_of
 
-#: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
-SIMPLE = "numbers, strings, dates, or records of them"
+# Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators. They
+# cannot be exchanged for private memory and back: a write would reach the caller's array at once, or a result would
+# stay in private memory. So they are refused where the object can be read. Attributes of other objects are not read.
 
 
-def torch() -> Any:
-    """torch where the caller has imported it; a tensor cannot exist before that."""
-    return sys.modules.get("torch")
+EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
+
+#: Iterators over possible arrays: they run after the function returned, or are used up once read.
+LATER: tuple[type, ...] = (
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    map,
+    zip,
+    filter,
+    enumerate,
+    reversed,
+    np.nditer,
+    *(type(x) for x in EMPTY[4:6]),
+    *(type(iter(x)) for x in EMPTY),
+    *(type(reversed(x)) for x in EMPTY[3:7]),
+    type(reversed([])),
+    type(iter(int, 0)),
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+)
+
+#: Containers by class, and what shows one array.
+BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
+VIEWS = (memoryview, np.flatiter, np.void)
+
+#: Classes that hold no arrays.
+PLAIN = frozenset({np.ndarray, np.float64, int, float, bool, str, type(None)})
+
+#: Depth to which containers within containers are read.
+DEEPEST = 8
+
+NO_GENERATORS = (
+    (inspect.isgeneratorfunction, "a generator function"),
+    (inspect.iscoroutinefunction, "a coroutine function"),
+    (inspect.isasyncgenfunction, "an asynchronous generator function"),
+)
+
+
+def check_function(fn: Callable[..., object], api: str) -> None:
+    """TypeError for a non-function, and for a function whose body does not run when it is called."""
+    if not callable(fn):
+        raise TypeError(f"{api}: expected a function, got {fn!r:.80}")
+    for is_one, words in NO_GENERATORS:
+        if is_one(fn) or is_one(getattr(type(fn), "__call__", None)):  # noqa: B004
+            raise TypeError(
+                f"{api}: expected a function that has done its work when it returns, got {words}: later writes to"
+                " the arguments would be missed; pass one that runs it to its end and returns a list"
+            )
+
+
+def may_hold(kind: type) -> bool:
+    if kind in PLAIN:
+        return False
+    return issubclass(kind, BOXES + VIEWS + LATER) or dataclasses.is_dataclass(kind) or kind is functools.partial
+
+
+def held(x: object, kinds: tuple[type, ...], depth: int = 0) -> Iterator[object]:
+    if is_boxed(x):
+        for item in x.flat:
+            yield from held(item, kinds, depth + 1)
+    elif isinstance(x, kinds):
+        yield x
+    elif isinstance(x, VIEWS):
+        yield from shown(x)
+    elif depth < DEEPEST and may_hold(type(x)) and not isinstance(x, LATER):
+        for item in items_of(x):
+            yield from held(item, kinds, depth + 1)
+
+
+def is_boxed(x: object) -> TypeGuard[NDArray]:
+    return isinstance(x, np.ndarray) and x.dtype.hasobject
+
+
+#: Classes that show no memory of others.
+QUIET: tuple[type, ...] = (int, float, complex, str, bytes, type(None), np.ndarray, np.generic, *BOXES, *LATER)
+
+
+def shows(x: Any) -> bool:
+    """Whether an object, no array of this library, exports memory: a bytearray, an
+    array.array, a ctypes array, a tensor beside ndarrays.
+    """
+    library = sys.modules.get("torch")
+    if isinstance(x, VIEWS) or (library is not None and isinstance(x, library.Tensor)):
+        return True
+    if isinstance(x, QUIET):
+        return False
+    if hasattr(type(x), "__dlpack__"):
+        return True
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def meet(x: object, array: object) -> bool:
+    """Whether an object that shows memory shows a byte of an array; False if that cannot be decided."""
+    try:
+        one = next(shown(x), None) if isinstance(x, VIEWS) else x
+        return one is not None and bool(_core.overlap(one, array))
+    except (TypeError, ValueError, BufferError):
+        return False
+
+
+def shown(x: object) -> Iterator[object]:
+    """The array that a memoryview or `a.flat` shows."""
+    try:
+        base = x.base if isinstance(x, (np.flatiter, np.void)) else np.asarray(x)
+        if base is not None:
+            yield base
+    except (ValueError, TypeError):
+        return  # released, or of a format that NumPy does not support
+
+
+def items_of(x: object) -> Iterable[object]:
+    if isinstance(x, functools.partial):
+        return [x.func, *x.args, *x.keywords.values()]
+    attributes = list(vars(x).values()) if hasattr(x, "__dict__") else []
+    if dataclasses.is_dataclass(x):
+        attributes += [getattr(x, f.name, None) for f in dataclasses.fields(x)]
+    if isinstance(x, Mapping):
+        attributes += list(x.values())
+    elif isinstance(x, BOXES):
+        attributes += list(x)
+    return attributes
+
+
+def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
+    """TypeError for an argument of a class of `may_hold` that holds an array; a memoryview is a buffer of its
+    own kind, and passed on.
+    """
+    if isinstance(x, VIEWS):
+        return
+    if isinstance(x, LATER):
+        raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got {type_of(x)}: pass list(x)")
+    if (array := next(held(x, kinds), None)) is not None:
+        raise TypeError(
+            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got {type_of(x)} that holds"
+            f" {type_of(array)}: pass the arrays themselves, and make the other of them inside"
+        )
+
+
+def check_result(x: object, name: str, kinds: tuple[type, ...], is_private: Callable[[object], bool]) -> None:
+    """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
+    if isinstance(x, LATER):
+        raise TypeError(
+            f"{name} is {type_of(x)}: expected a result that is there when the function returns; return a list of it"
+        )
+    if any(is_private(array) for array in held(x, kinds)):
+        raise TypeError(
+            f"{name} is {type_of(x)} that holds memory of an input: expected arrays in lists, tuples, named"
+            " tuples and dicts; return the arrays, and make the other of them outside"
+        )
+
+
+# Calls
 
 
 def array_kinds() -> tuple[type, ...]:
     """The classes of which an argument is an array."""
-    library = torch()
+    library: Any = sys.modules.get("torch")  # where it is not imported, there is no tensor
     return (np.ndarray,) if library is None else (np.ndarray, library.Tensor)
 
 
@@ -60,7 +218,6 @@ class Call:
         return self.leaf_name(self.first[array])
 
     def leaf_name(self, leaf: int) -> str:
-        """A leaf's name in messages."""
         short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
@@ -74,7 +231,6 @@ class Call:
 
     @functools.cached_property
     def paths(self) -> list[str]:
-        """How each leaf is reached."""
         args, kwargs = self.form.inner
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
@@ -125,49 +281,16 @@ def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], ap
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
-            hidden.check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
-            if alone and hidden.shows(leaf):
-                check_beside(call, i, api)
+            if may_hold(type(leaf)):
+                check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+            for number, array in enumerate(call.arrays if alone and shows(leaf) else ()):
+                if meet(leaf, array):
+                    raise TypeError(
+                        f"{api}: {call.leaf_name(i)} shares memory with {call.name(number)}, and is a"
+                        f" {type(leaf).__name__}: writes to it would take effect at once; pass an array that shows it"
+                    )
     for number, array in enumerate(call.arrays):
         check(array, lambda number=number: f"{api}: {call.name(number)}")  # type: ignore[misc]
-
-
-def check_beside(call: Call, leaf: int, api: str) -> None:
-    """TypeError for an argument, no array of this library, that shows the memory of one."""
-    for number, array in enumerate(call.arrays):
-        if hidden.meet(call.leaves[leaf], array):
-            raise TypeError(
-                f"{api}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
-                f" {type(call.leaves[leaf]).__name__}: writes to it would take effect at once; pass an array that"
-                " shows it"
-            )
-
-
-def check_array(array: Array, name: Callable[[], str]) -> None:
-    """TypeError for an array that cannot be rebuilt from its bytes."""
-    if type(array) is not np.ndarray:
-        raise TypeError(
-            f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
-            " memory: pass np.asarray(x)"
-        )
-    if array.dtype.hasobject:
-        raise TypeError(
-            f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it"
-        )
-    check_reach(Geometry.of(array), name)
-
-
-#: No array reaches farther, in bytes: addresses have fewer bits.
-FARTHEST = 1 << 57
-
-
-def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
-    """ValueError for an array that reaches farther than there can be memory."""
-    down, up = geometry.reach()
-    if up - down > FARTHEST:
-        raise ValueError(
-            f"{name()}: expected an array within memory, got strides {geometry.strides} that reach {up - down} bytes"
-        )
 
 
 def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], api: str) -> None:
@@ -249,7 +372,6 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
 
 
 def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> list[Place]:
-    """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.arrays)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
@@ -263,11 +385,23 @@ def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> 
         elif id(itself) in inputs:
             places.append(Place("input", inputs[id(itself)], array=True, same_as=twin))
         else:
-            group = run.group_at(o)
-            if group is not None:
-                places.append(view_place(run, group, o, twin))
+            number = run.group_at(o)
+            if number is not None:
+                group, geometry = run.plan.groups[number], run.geometry(o)
+                offset = run.begin(o) - run.lows[number]
+                down, up = geometry.reach()
+                base = getattr(o, "fanin_origin", None)  # the input that it was made from, where tracking recorded that
+                if base not in group.numbers:
+                    base = group.nearest(offset + down, offset + up).number
+                writeable = o.flags.writeable if isinstance(o, np.ndarray) else True
+                places.append(Place("view", base, offset, geometry, writeable, False, twin, True))
             elif isinstance(o, np.ndarray):
-                own.setdefault(storage_of(o), []).append(j)
+                link: object = o  # views of the same memory have one end of their chains of bases
+                while isinstance(link, np.ndarray) and link.base is not None:
+                    link = link.base
+                while isinstance(link, memoryview) and link.obj is not None:
+                    link = link.obj
+                own.setdefault(id(link), []).append(j)
                 places.append(None)
             else:
                 places.append(Place(array=True))
@@ -290,33 +424,6 @@ def is_stripped(o: object) -> TypeGuard[Array]:
         and type(o.base) is not np.ndarray
         and (address(o) == address(o.base) and Geometry.of(o).fits(o.base))
     )
-
-
-def view_place(run: RunArrays, number: int, o: object, twin: int | None) -> Place:
-    """The place of an output in the memory of a group of inputs; it is a view of the input that it was made from,
-    where tracking recorded that.
-    """
-    group: Group = run.plan.groups[number]
-    offset, geometry = run.begin(o) - run.lows[number], run.geometry(o)
-    down, up = geometry.reach()
-    member = group.nearest(offset + down, offset + up)
-    origin = getattr(o, "fanin_origin", None)
-    if origin is not None and origin in group.numbers:
-        base = origin
-    else:
-        base = member.number
-    writeable = o.flags.writeable if isinstance(o, np.ndarray) else True
-    return Place("view", base, offset, geometry, writeable, False, twin, True)
-
-
-def storage_of(array: Array) -> int:
-    """Equal for arrays that are views of the same memory: the identity of what the chain of bases ends in."""
-    link: object = array
-    while isinstance(link, np.ndarray) and link.base is not None:
-        link = link.base
-    while isinstance(link, memoryview) and link.obj is not None:
-        link = link.obj
-    return id(link)
 
 
 def share(outputs: Sequence[object], shared: list[int], places: list[Place | None], bases: list[Array]) -> None:
@@ -395,7 +502,6 @@ def deviation(
 
 
 def role_words(role: Place, first: Sequence[int]) -> str:
-    """What an output is, in words."""
     if role.kind in ("input", "view"):
         name = PlainAOTInput(first[role.base]).expr()
         return name if role.kind == "input" else f"a view of {name}"
@@ -417,22 +523,20 @@ def check_outputs(run: RunArrays, outputs: Sequence[object], api: str) -> None:
             )
 
 
-def check_hidden(run: RunArrays, outputs: Sequence[object], api: str, where: str = "") -> None:
-    """TypeError for a leaf of a result that hides memory of an input; `where`: what the leaves are of, if
-    not of the result.
-    """
+def check_hidden(run: RunArrays, outputs: Sequence[object], api: str) -> None:
+    """TypeError for a leaf of a result that hides memory of an input."""
     kinds = array_kinds()
     for j, o in enumerate(outputs):
-        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.arrays):
+        if shows(o) and any(meet(o, a) for a in run.arrays):
             raise TypeError(
-                f"{api}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
+                f"{api}: {PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
             )
-        if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
+        if not may_hold(type(o)) and not is_boxed(o):
             continue
-        hidden.check_result(
+        check_result(
             o,
-            lambda j=j: f"{api}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+            f"{api}: {PlainAOTOutput(j).expr()}",
             kinds,
             lambda array: run.group_at(array) is not None,
         )

@@ -15,11 +15,9 @@ import numpy as np
 
 from .._core import address
 from . import trees
-from .calls import Call
-from .hidden import may_hold
+from .arrays import Array
+from .calls import Call, may_hold
 from .memory import Layout
-from .private_copies import Array
-from .protocols import Tensor
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,15 @@ class Guard:
         self.boxes = [i for i, u in enumerate(self.index) if u is None and may_hold(self.types[i])]
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
-        self.apart = exact_aliases(call, self.components)
         self.facts = [facts_of(a) for a in call.arrays]
+        #: leaves that are distinct arrays of one geometry on the same memory, which could as well be one object
+        self.apart: list[tuple[int, int]] = []
+        for group in self.components:
+            seen: dict[object, int] = {}
+            for u in group:
+                j = seen.setdefault((begin(call.arrays[u]), *self.facts[u]), call.first[u])
+                if j != call.first[u]:
+                    self.apart.append((call.first[u], j))
         #: leaves without a byte, of which memory does not show whether two are one object
         self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
 
@@ -104,9 +109,6 @@ class Guard:
         for i, j, where in apart:
             if call.leaves[i] is call.leaves[j]:
                 return Change(i, "identity", f"another array than {call.leaf_name(j)}{where}", "the same array")
-        return self._relation(call)
-
-    def _relation(self, call: Call) -> Change | None:
         found = self.layout.check([call.leaves[i] for i in self.first])
         if found is None:
             return None
@@ -129,20 +131,7 @@ def components_of(layout: Layout) -> list[list[int]]:
     return list(sets.values())
 
 
-def exact_aliases(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Leaves that are distinct arrays of the same geometry on the same memory, which could as well be one object."""
-    pairs = []
-    for group in components:
-        seen: dict[object, int] = {}
-        for u in group:
-            a = call.arrays[u]
-            j = seen.setdefault((begin(a), *facts_of(a)), call.first[u])
-            if j != call.first[u]:
-                pairs.append((call.first[u], j))
-    return pairs
-
-
-def facts_of(a: Array | Tensor) -> tuple[object, ...]:
+def facts_of(a: Any) -> tuple[object, ...]:
     """The compared facts of one array or tensor, in the order of WORDS. Strides that mean nothing are 0."""
     strides = a.strides if isinstance(a, np.ndarray) else a.stride()
     shape = tuple(a.shape)
@@ -159,8 +148,7 @@ def in_words(what: str, value: object) -> str:
     return str(value)
 
 
-def begin(a: Array | Tensor) -> int:
-    """The address of its first element."""
+def begin(a: Any) -> int:
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 

@@ -27,7 +27,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -35,8 +35,7 @@ from .. import _core
 from .._core import address
 from .._overlap import overlaps
 from .._words import type_of
-from .private_copies import Geometry, MemoryAt
-from .protocols import Tensor
+from .arrays import Geometry, MemoryAt
 
 
 def compute_overlapping_inputs(
@@ -149,7 +148,7 @@ def not_an_array(x: object, index: int) -> TypeError:
     )
 
 
-def is_tensor(x: object) -> TypeGuard[Tensor]:
+def is_tensor(x: object) -> TypeGuard[Any]:
     """Whether it is a strided torch tensor."""
     return hasattr(x, "untyped_storage") and str(getattr(x, "layout", "")) == "torch.strided"
 

@@ -13,7 +13,7 @@ from .._overlap import Overlaps, overlaps
 from .._trace import plot
 from .._trace.graphviz import quoted
 from .._words import type_of
-from .private_copies import Array, Geometry
+from .arrays import Array, Geometry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,13 +129,11 @@ def found_components(found: Overlaps, count: int) -> list[tuple[int, ...]]:
 
 
 def span(array: Array) -> tuple[int, int]:
-    """The lowest address of an array and the end of the highest."""
     down, up = Geometry.of(array).reach()
     return address(array) + down, address(array) + up
 
 
 def extent(arrays: Sequence[Array]) -> tuple[int, int]:
-    """The same of several."""
     spans = [span(a) for a in arrays]
     return min(a for a, _ in spans), max(b for _, b in spans)
 

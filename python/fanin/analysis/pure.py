@@ -17,7 +17,6 @@ each slot.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,7 +27,25 @@ from .._core import address
 from .._interop.protocols import DType
 from .._words import counted, type_of
 from . import trees
-from .caller_arrays import CallerContainers, RunArrays
+from .arrays import (
+    Array,
+    CallerContainers,
+    Geometry,
+    Group,
+    GroupFlags,
+    Plan,
+    Position,
+    RunArrays,
+    built,
+    can_be_made_writeable,
+    each_byte_once,
+    private_copies,
+    read_only,
+    take_geometry,
+    view_at,
+    words,
+    writeable_window,
+)
 from .calls import Behaviour, Outcome, Place, behaviour_of, check_hidden, deviation, outcome_of
 from .descriptors import (
     AOTInput,
@@ -41,26 +58,7 @@ from .descriptors import (
     SyntheticBaseAOTInput,
 )
 from .guards import Guard
-from .private_copies import (
-    Array,
-    Geometry,
-    Group,
-    GroupFlags,
-    Plan,
-    Position,
-    built,
-    can_be_made_writeable,
-    each_byte_once,
-    private_copies,
-    read_only,
-    take_geometry,
-    view_at,
-    words,
-    writeable_window,
-)
-from .records import ViewAndMutationMeta
-from .rewrite import BaseInfo, create_synthetic_base_metadata, remove_dupe_metadata
-from .signature import GraphNames
+from .records import BaseInfo, GraphNames, ViewAndMutationMeta, create_synthetic_base_metadata, remove_dupe_metadata
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,8 @@ class Pure:
     @functools.cached_property
     def input_descs(self) -> tuple[AOTInput, ...]:
         """What each argument is."""
-        bases = [SyntheticBaseAOTInput(PlainAOTInput(self._named(g))) for g in self.bases]
+        named = [min(self.first[u] for u in self.plan.groups[g].numbers) for g in self.bases]
+        bases = [SyntheticBaseAOTInput(PlainAOTInput(i)) for i in named]
         return (*bases, *(PlainAOTInput(i) for i in self.rest))
 
     @functools.cached_property
@@ -195,9 +194,6 @@ class Pure:
     def num_bases(self) -> int:
         """How many bases of shared outputs are returned at the end."""
         return 1 + max((p.base for p in self.outcome.places if p.kind == "shared"), default=-1)
-
-    def _named(self, group: int) -> int:
-        return min(self.first[u] for u in self.plan.groups[group].numbers)
 
     # The wrapper's way in
 
@@ -276,8 +272,7 @@ class Pure:
     def to_caller(
         self,
         arrays: Sequence[Array],
-        leaves: Sequence[object],
-        values: Sequence[object],
+        values: object,
         given: Mapping[int, object] | None = None,
     ) -> object:
         """Apply the values of a pure run to the caller's arrays: writes, geometry, views.
@@ -289,7 +284,18 @@ class Pure:
                 f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled"
                 " function cannot do that"
             )
-        news, outputs, bases = self._parts(self._counted(values))
+        count = len(self.output_descs)
+        expected = (
+            f"functionalize: expected {counted(count, 'value')} of the compiled function,"
+            f" {', '.join(d.expr() for d in self.output_descs)}"
+        )
+        if not isinstance(values, Sequence):
+            raise TypeError(f"{expected}, as a list; got {type_of(values)}")
+        if len(values) != count:
+            raise ValueError(f"{expected}; got {len(values)}")
+        first = len(self.bases) + len(self.changed)
+        end = first + len(self.outcome.places)
+        news, outputs, bases = list(values[:first]), list(values[first:end]), list(values[end + len(self.late) :])
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
         self._write(arrays, moves)
@@ -304,21 +310,6 @@ class Pure:
             its[...] = mine
         for u, geometry in self.moved.items():
             take_geometry(arrays[u], geometry)
-
-    def _counted(self, values: object) -> list[object]:
-        """The values of a compiled function as a list. TypeError, ValueError unless they are as many as
-        `output_descs`.
-        """
-        count = len(self.output_descs)
-        expected = (
-            f"functionalize: expected {counted(count, 'value')} of the compiled function,"
-            f" {', '.join(d.expr() for d in self.output_descs)}"
-        )
-        if not isinstance(values, Sequence):
-            raise TypeError(f"{expected}, as a list; got {type_of(values)}")
-        if len(values) != count:
-            raise ValueError(f"{expected}; got {len(values)}")
-        return list(values)
 
     def _moves(self, arrays: Sequence[Array], news: Sequence[object]) -> list[tuple[Array, Array]]:
         """(new bits, the caller's bits, which can be written) of everything that was written."""
@@ -353,12 +344,6 @@ class Pure:
         return laid, [
             laid_out(b, g, names[start + k]) for k, (b, g) in enumerate(zip(bases, self.outcome.bases, strict=True))
         ]
-
-    def _parts(self, values: list[object]) -> tuple[list[object], list[object], list[Any]]:
-        ends = list(
-            itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
-        )
-        return values[: ends[0]], values[ends[0] : ends[1]], values[ends[2] :]
 
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[object], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""

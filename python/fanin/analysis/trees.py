@@ -48,7 +48,6 @@ def kind_of(node: object) -> type | None:
 
 
 def items_of(node: object) -> list[object]:
-    """What a container holds, in order."""
     if isinstance(node, dict):
         return list(node.values())
     assert isinstance(node, (list, tuple)), "kind_of returns no others"

@@ -6,7 +6,7 @@ itself.
     pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of outputs)
 
 The wrapper does not depend on its record: the function gets the caller's own arrays, and where it raises they are
-restored (caller_arrays.py). The record of a layout describes what the pure function takes and returns, and is compared
+restored (`RunArrays`). The record of a layout describes what the pure function takes and returns, and is compared
 with later calls.
 """
 
@@ -25,35 +25,31 @@ from typing import TYPE_CHECKING, Any
 
 from .._words import counted, type_of
 from . import trees
-from .caller_arrays import CallerContainers, RunArrays
+from .arrays import CallerContainers, RunArrays, plan
 from .calls import (
     Call,
     Outcome,
     array_kinds,
     behaviour_of,
     call_of,
-    check_array,
+    check_argument,
     check_arrays,
+    check_function,
     check_given,
     check_hidden,
     check_outputs,
     check_signature,
     deviation,
     outcome_of,
-    torch,
 )
 from .collect import ObservedArrays, check_flags, metadata, observe_arrays
-from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
+from .descriptors import AOTInput, AOTOutput, PlainAOTInput
 from .guards import Change, Guard
-from .hidden import check_argument, check_function
-from .private_copies import plan
 from .pure import Pure, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
-    from .protocols import Tensor
-    from .pure_torch import OutputViews, Reads
-    from .torch_collect import ObservedTensors
+    from .tensors import OutputViews
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -90,7 +86,6 @@ class Arguments:
 
     @property
     def tree(self) -> trees.Arguments:
-        """All arguments as one tree, as `call_of` reads them."""
         return self.args, {k: self.kwargs[k] for k in sorted(self.kwargs)}
 
 
@@ -100,18 +95,23 @@ class Record:
     """
 
     def __init__(self, owner: Functionalized, call: Call) -> None:
-        check = torch_part().check_tensor if call.tensors else check_array
-        check_arrays(call, check, "functionalize", alone=owner.compiles)
+        #: what is made of tensors; None where the arrays are NumPy's
+        self.tensors: Any = None
+        self.caller, arrays = RunArrays, call.arrays
+        if call.tensors:
+            from . import tensors
+
+            self.tensors, self.caller = tensors, tensors.RunTensors
+        check_arrays(call, self.caller.check, "functionalize", alone=owner.compiles)
+        if call.tensors:
+            arrays = list(map(self.tensors.numpy_view, arrays))
         self.guard = Guard(call)
-        self.tensors = call.tensors
         #: of tensors that are compiled for: what else was given, but for floats, which change from step to step
         self.fixed: list[tuple[int, object]] = []
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
             self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
-        arrays = list(map(torch_part().numpy_view, call.arrays)) if call.tensors else call.arrays
         self.plan = plan(arrays, self.guard.components)
-        self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
         self.index, self.form, self.first = call.index, call.form, call.first
         self.owner = owner
         self.order = call.order
@@ -128,7 +128,6 @@ class Record:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """Groups that were written."""
         return frozenset(self.plan.where[u].group for u in self.touched)
 
     @functools.cached_property
@@ -153,26 +152,24 @@ class Record:
         """
         if self.compiled is None or self.order != order:
             return self.compiled is None
-        if not self.tensors:
+        if self.tensors is None:
             return True
-        if any(is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
+        if any(self.tensors.is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
             return False
-        return all(
-            type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed
-        ) and self.grad_state == grad_state(arrays)
+        same = all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed)
+        return same and bool(self.grad_state == self.tensors.grad_state(arrays))
 
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
         known = self.owner.fn, self.plan, self.guard, self.order, self.meta, self.outcome, self.touched
-        if self.views is None:
+        if self.tensors is None:
             return Pure(*known)
-        from .pure_torch import TensorPure
+        made: Pure = self.tensors.TensorPure(self.views, *known)
+        return made
 
-        return TensorPure(self.views, *known)
-
-    def named(self, leaf: int, before: str = "") -> str:
-        return before + PlainAOTInput(leaf).expr()
+    def name(self, array: int) -> str:
+        return PlainAOTInput(self.first[array]).expr()
 
 
 @dataclass(eq=False)
@@ -298,13 +295,20 @@ class Functionalized:
                     self._turns.remove(turn)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """A call of a new layout."""
         call = call_of(args, kwargs, "functionalize")
         if call.tensors:
             skip_frames()
         given = Arguments(args, kwargs, call.leaves, call.arrays)
         if self._guard == "error" and self._records:
-            self._refuse(self._records[0], call)
+            change = self._records[0].guard.change(call) or Change(
+                None, "", "the numbers, texts and order of arguments by name that were compiled for", "others"
+            )
+            leaf, words = change.leaf, f"expected arguments {change.expected}, got {change.found}"
+            if leaf is not None:
+                words = f"{call.leaf_name(leaf)}: {change.what}: expected {change.expected}, found {change.found}"
+            remedy = 'functionalize(fn, guard="specialise") records each layout by itself'
+            named = None if leaf is None else PlainAOTInput(leaf)
+            raise LayoutChangedError(f"functionalize: {words}; {remedy}", named)
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call)
@@ -343,11 +347,9 @@ class Functionalized:
         return frozenset(u for u in found if u is not None)
 
     def _again(self, record: Record, given: Arguments) -> object:
-        """A call of a layout that is recorded."""
         for i in record.guard.boxes:
-            check_argument(given.leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
-        if record.tensors:
-            torch_part().check_again(given.arrays, lambda u: f"functionalize: {record.named(record.first[u])}")
+            check_argument(given.leaves[i], lambda i=i: f"functionalize: {PlainAOTInput(i).expr()}", array_kinds())  # type: ignore[misc]
+        record.caller.check_again(given.arrays, lambda u: f"functionalize: {record.name(u)}")
         if self._compiler is not None:
             return self._compiled(record, given)
         caller = record.caller(record.plan, given.arrays, record.to_copy if self._lend else None)
@@ -360,8 +362,17 @@ class Functionalized:
             undo(record, e, caller, containers)
             raise
         needed = self._lend or record.meta is not None  # else no caller reads which were written
-        if needed and not record.touched.issuperset(caller.changed):
-            self._widen(record, caller)
+        if needed and not record.touched.issuperset(more := caller.changed):
+            record.touched |= more
+            record.forget()
+            if record.meta is not None:
+                infos = [
+                    dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False)
+                    if u in more
+                    else info
+                    for info, u in zip(record.meta.input_info, record.index, strict=True)
+                ]
+                record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
         return result
 
     # Records
@@ -393,7 +404,6 @@ class Functionalized:
         self._compile(record)
 
     def _compile(self, record: Record) -> None:
-        """Have the pure function compiled, where there is a compiler."""
         if self._compiler is None:
             return
         made = self._compiler(record.pure)
@@ -402,36 +412,40 @@ class Functionalized:
         record.compiled = made
 
     def _learn_from(self, record: Record, call: Call, given: Arguments) -> None:
-        """Have a layout recorded by a run on tracked copies."""
-        if record.tensors:
-            self._learn_from_tensors(record, call, (given.args, given.kwargs))
-        else:
-            source = given.args, given.kwargs
+        """Have a layout recorded by a run on tracked copies. ValueError where there is a compiler, and a pure function
+        cannot do what this one does; without one `.pure` of tensors raises it.
+        """
+        source, part = (given.args, given.kwargs), record.tensors
+        if part is None:
             observed = observe_arrays(self.fn, call, source, record.plan, requires_grad=self._requires_grad)
             if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
             record.learn(metadata(observed, call), observed.outcome)
             record.own = own_of(observed.value, observed.tree)
-        self._compile(record)
-
-    def _learn_from_tensors(self, record: Record, call: Call, source: trees.Arguments) -> None:
-        """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
-        without one `.pure` raises it.
-        """
-        from . import pure_torch, torch_collect
-
-        shown, reads = pure_torch.Shown, pure_torch.Reads()
-        run = torch_collect.ObservedTensors(call, source, undo_others=True)
+            self._compile(record)
+            return
+        shown, reads = part.Shown, part.Reads()
+        run = part.ObservedTensors(call, source, undo_others=True)
         caller, containers = record.caller(record.plan, run.tensors), CallerContainers(run.tree)
-        before = [(history_of(t), state_of(t)) for t in run.tensors]
-        result = run.run(reads.around(self.fn))
+        before = [(part.history_of(t), part.state_of(t)) for t in run.tensors]
+
+        def watched(*args: object, **kwargs: object) -> object:
+            with reads:
+                return self.fn(*args, **kwargs)
+
+        result = run.run(watched)
         outputs: list[object] = []
         record.outcome = outcome_of(caller, result, outputs, [])
-        problems = unlike_copies(record, run, [state for _, state in before], reads)
+        problems = [changed_containers()] if containers.changed() else []
         if caller.resized:
-            problems.insert(0, resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]])))
-        if containers.changed():
-            problems.insert(0, changed_containers())
+            name = record.name(record.plan.groups[min(caller.resized)].numbers[0])
+            problems.append(
+                ValueError(
+                    f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot"
+                    " do that"
+                )
+            )
+        problems += part.unlike_copies(record, run, [state for _, state in before], reads)
         if problems:
             record.problem = problems[0]
             if self._compiler is not None:
@@ -440,12 +454,13 @@ class Functionalized:
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
-        record.grad_state = grad_state(call.arrays)
+        record.grad_state = part.grad_state(call.arrays)
         record.own = own_of(result, run.tree)
-        quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
+        quiet = frozenset(u for u, t in enumerate(run.tensors) if part.history_of(t) == before[u][0])
         ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
-        given = [shown.given(t) for t in call.arrays]
-        record.views = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
+        begins = [shown.given(t) for t in call.arrays]
+        record.views = part.OutputViews(begins, ends, [shown.of(o) for o in outputs], quiet)
+        self._compile(record)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
@@ -457,25 +472,6 @@ class Functionalized:
                 same = record.order
                 others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
             self._records = [record, *others][: self._keep]
-
-    def _widen(self, record: Record, caller: RunArrays) -> None:
-        """An array was written that was not when the layout was recorded."""
-        more = caller.changed
-        record.touched |= more
-        record.forget()
-        if record.meta is None:
-            return
-        infos = [
-            dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False) if u in more else info
-            for info, u in zip(record.meta.input_info, record.index, strict=True)
-        ]
-        record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
-
-    def _refuse(self, record: Record, call: Call) -> None:
-        change = record.guard.change(call) or Change(
-            None, "", "the numbers, texts and order of arguments by name that were compiled for", "others"
-        )
-        raise layout_error(change, call)
 
     def _hold(self, record: Record, caller: RunArrays, result: object) -> None:
         """BehaviourChangedError where a run differs from the record."""
@@ -491,16 +487,13 @@ class Functionalized:
     def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
         assert record.compiled is not None
-        if record.tensors:
-            for u, t in enumerate(given.arrays):
-                torch_part().check_bits(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         own = None
         if record.own:
             every = trees.containers(given.tree)
             own = {k: every[i] for k, i in record.own.items()}
         pure = record.pure
         values = record.compiled(*pure.inner(given.leaves, given.arrays))
-        return pure.to_caller(given.arrays, given.leaves, values, own)
+        return pure.to_caller(given.arrays, values, own)
 
 
 # Dynamo calls the wrapper without tracing it or its callees: a graph break.
@@ -510,7 +503,7 @@ Functionalized.__call__._torchdynamo_disable = True  # type: ignore[attr-defined
 @functools.cache
 def skip_frames() -> None:
     """The same of the frame itself, which Dynamo would compile once it runs."""
-    frames = torch()._C._dynamo.eval_frame
+    frames = sys.modules["torch"]._C._dynamo.eval_frame
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
@@ -519,7 +512,7 @@ def undo(record: Record, error: BaseException, caller: RunArrays, containers: Ca
     """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
     if containers is not None:
         containers.undo()
-    caller.undo().note(error, lambda u: record.named(record.first[u]))
+    caller.undo().note(error, record.name)
 
 
 def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
@@ -535,129 +528,10 @@ def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
     return {k: i for k, i in found.items() if i is not None}
 
 
-def state_of(t: Tensor) -> tuple[object, ...]:
-    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
-    retains its gradient; whether it requires one, and has a history; its shape and strides.
-    """
-    hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
-    attributes = {name: id(x) for name, x in t.__dict__.items()}
-    grad = id(t.grad) if t.is_leaf and t.grad is not None else None
-    own = type(t), t.retains_grad
-    return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
-
-
-def unlike_copies(
-    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
-) -> list[Exception]:
-    """Why a pure function cannot replace this one: it reads what differs on copies, or sets what no result
-    carries. `before`: `state_of` each.
-    """
-    call, tensors = run.call, run.tensors
-    places = dict.fromkeys(run.watch.strided, False) | reads.storages
-    found: list[Exception] = []
-    for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
-        now = state_of(t)
-        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
-            a == b for a, b in zip(was, now, strict=True)
-        )
-        leaf = given.is_leaf and given.requires_grad
-        what = (
-            "attributes are set" if not attributes
-            else "it has attributes, which a copy has not" if given.__dict__
-            else ".grad is set" if not grad
-            else "a hook is added" if not hooks
-            else "its class is set, or its gradient retained" if not own
-            else "requires_grad is set" if not requires_grad and (version or was[5])
-            else "its history is cut (detach_)" if was[6] and not grown
-            else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
-            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
-            else None
-        )  # fmt: skip
-        if what is not None:
-            found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
-        try:
-            torch_part().check_bits(given, lambda u=u: f"functionalize: {record.named(record.first[u])}")
-        except ValueError as e:
-            found.append(e)
-        before_it = run.watch.before[record.first[u]]
-        whole = None if before_it is None else places.get(before_it.untyped_storage()._cdata)
-        if whole is not None:
-            record.counted_from[u] = whole
-            if is_part(given, whole):
-                found.append(misplaced(record.named(record.first[u]), given))
-    storages = {t.untyped_storage()._cdata for t in tensors}
-    for j, o in enumerate(run.outputs):
-        if not isinstance(o, torch().Tensor) or not o.requires_grad or not o.is_leaf or any(o is t for t in tensors):
-            continue
-        if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
-            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
-    return found
-
-
-def is_part(t: Tensor, whole: bool) -> bool:
-    """Whether a tensor begins after its storage's first element, which a copy never does; with `whole`, whether it
-    shows less than all of its storage.
-    """
-    return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
-
-
-def misplaced(name: str, t: Tensor) -> ValueError:
-    """The error for a function that counts from where the storage of such an argument begins."""
-    return uncompiled(
-        f"{name}: its place in its storage is read, or counted from (storage_offset, untyped_storage, as_strided with a"
-        f" storage_offset), and it begins at element {t.storage_offset()} of"
-        f" {t.untyped_storage().nbytes() // max(t.element_size(), 1)}: pass x.clone()"
-    )
-
-
-def uncompiled(what: str) -> ValueError:
-    """The error for what a compiled function cannot do."""
-    return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
-
-
-def history_of(t: Tensor) -> tuple[object, bool]:
-    """The node of a tensor, of the base of one that is a view; and whether it requires a gradient."""
-    own = t if t._base is None else t._base
-    return own.grad_fn, t.requires_grad
-
-
-def grad_state(tensors: Sequence[Any]) -> object:
-    """Which tensors require a gradient, are leaves, have attributes; and whether gradients are on."""
-    library = torch()
-    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
-
-
-def resized(name: str) -> ValueError:
-    """The error for a function that gives a tensor other storage."""
-    return ValueError(
-        f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot do that"
-    )
-
-
-def torch_part() -> types.ModuleType:
-    """What is needed for tensors; imported when there are any."""
-    from . import caller_tensors
-
-    return caller_tensors
-
-
 def changed_containers() -> ValueError:
-    """The error for a function that a compiled one cannot replace."""
     return ValueError(
         "functionalize: the function changes a list or dict among its arguments: a compiled function cannot; "
         "expected one that returns what it should hold, or no compiler"
-    )
-
-
-def layout_error(change: Change, call: Call) -> LayoutChangedError:
-    """The error for a call that does not fit."""
-    remedy = 'functionalize(fn, guard="specialise") records each layout by itself'
-    if change.leaf is None:
-        return LayoutChangedError(f"functionalize: expected arguments {change.expected}, got {change.found}; {remedy}")
-    name = call.leaf_name(change.leaf)
-    return LayoutChangedError(
-        f"functionalize: {name}: {change.what}: expected {change.expected}, found {change.found}; {remedy}",
-        PlainAOTInput(change.leaf),
     )
 
 
@@ -709,16 +583,6 @@ def functionalize(
     >>> f.pure
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
-    check_options(fn, guard, lend, compiler, layouts)
-    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
-    made = Functionalized(fn, guard, lend, layouts, flags, compiler)
-    if example_args is not None or example_kwargs:
-        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
-    return made
-
-
-def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
-    """TypeError for what is no function, ValueError for options that are unknown or exclude each other."""
     check_function(fn, "functionalize")
     if guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
@@ -731,3 +595,8 @@ def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: C
         raise TypeError(f"functionalize: compiler: expected a function that takes .pure, got {type_of(compiler)}")
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
+    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
+    made = Functionalized(fn, guard, lend, layouts, flags, compiler)
+    if example_args is not None or example_kwargs:
+        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
+    return made
