@@ -50,9 +50,13 @@ fan_status fan__sim_alive(fan_sim *m, fan_error *err)
     return FAN_OK;
 }
 
-/* call_planned: fails, in test builds, if this is the call that fan_sim_fail_at selected. */
-static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
+fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
 {
+    FAN_TRY(fan__sim_alive(m, err));
+    m->calls++;
+    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
+                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
 #ifdef FAN_TEST
     if (m->planned) /* calls after the failed one depend on it, too */
         fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
@@ -62,16 +66,6 @@ static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
 #endif
     (void)m, (void)call, (void)err;
     return FAN_OK;
-}
-
-fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
-{
-    FAN_TRY(fan__sim_alive(m, err));
-    m->calls++;
-    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
-    return call_planned(m, call, err);
 }
 
 fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)

@@ -62,19 +62,6 @@ static void lane_list_add(lane_list *l, uint32_t lane)
         l->list[l->n++] = lane;
 }
 
-/* memory_keepers: collects the queues of the graphs that use a block: it stays until their work has run. */
-static void memory_keepers(const fan_sim *m, const fan_block *b, lane_list *l)
-{
-    for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
-        bool uses = false;
-        for (size_t i = 0; i < g->nblocks && !uses; i++)
-            uses = g->blocks[i] == b->lo;
-        for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
-            if (g->queues[i])
-                lane_list_add(l, g->queues[i]->lane);
-    }
-}
-
 void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
 {
     fan_sim *m = fan__sim_machine(d);
@@ -99,7 +86,14 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     const fan_block *b = fan__access_block(m, data);
     if (b) {
         fan__sim_access(m, b->name, true);
-        memory_keepers(m, b, &after);
+        for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
+            bool uses = false;
+            for (size_t i = 0; i < g->nblocks && !uses; i++)
+                uses = g->blocks[i] == b->lo;
+            for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
+                if (g->queues[i])
+                    lane_list_add(&after, g->queues[i]->lane);
+        }
     }
     if (after.short_of_memory)
         goto done;

@@ -421,27 +421,6 @@ static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo
     history_insert(o, p, &r);
 }
 
-/* fan__history_note_read: notes a read on every range in [lo, hi), and makes new ranges in the gaps. The room must
- * exist. */
-static void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi)
-{
-    fan__history_cut(o, lo);
-    fan__history_cut(o, hi);
-    fan__place p = fan__history_find(o, lo);
-    for (uintptr_t x = lo; x < hi;) {
-        uintptr_t next = fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi ? hi : fan__history_at(o, p)->lo;
-        if (next > x) {
-            fan__range gap = history_bare_range(x, next);
-            fan__history_add_read(o, &gap, now, op);
-            p = history_insert(o, p, &gap);
-        } else {
-            fan__history_add_read(o, fan__history_at(o, p), now, op);
-        }
-        x = fan__history_at(o, p)->hi;
-        p = fan__history_after(o, p);
-    }
-}
-
 /* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
 static int fan__lane_room(fan_clock *c, size_t n)
 {
@@ -582,25 +561,6 @@ static fan__lock *lock_place(fan__lock *table, size_t cap, uint64_t id)
     return &table[i];
 }
 
-static int lock_widen(fan_race_check *o)
-{
-    size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
-    fan__lock *table = fan_calloc(cap * sizeof *table);
-    if (!table)
-        return -1;
-    for (size_t i = 0; i < cap; i++)
-        fan_clock_init(&table[i].clock);
-    for (size_t i = 0; i < o->mutexes_cap; i++)
-        if (o->mutexes[i].id)
-            *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i]; /* the clock moves with its heap */
-        else
-            fan_clock_fini(&o->mutexes[i].clock);
-    fan_free(o->mutexes);
-    o->mutexes = table;
-    o->mutexes_cap = cap;
-    return 0;
-}
-
 fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
 {
     if (o->nmutexes == 0)
@@ -611,8 +571,22 @@ fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
 
 fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t id)
 {
-    if (2 * (o->nmutexes + 1) > o->mutexes_cap && lock_widen(o))
-        return FAN_ERR_NOMEM;
+    if (2 * (o->nmutexes + 1) > o->mutexes_cap) {
+        size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
+        fan__lock *table = fan_calloc(cap * sizeof *table);
+        if (!table)
+            return FAN_ERR_NOMEM;
+        for (size_t i = 0; i < cap; i++)
+            fan_clock_init(&table[i].clock);
+        for (size_t i = 0; i < o->mutexes_cap; i++)
+            if (o->mutexes[i].id)
+                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i]; /* the clock moves with its heap */
+            else
+                fan_clock_fini(&o->mutexes[i].clock);
+        fan_free(o->mutexes);
+        o->mutexes = table;
+        o->mutexes_cap = cap;
+    }
     fan__lock *m = lock_place(o->mutexes, o->mutexes_cap, id);
     if (fan__lane_room(&m->clock, o->lanes[host].clock.n))
         return FAN_ERR_NOMEM;
@@ -752,10 +726,26 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
         return FAN_ERR_NOMEM;
     for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
         raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
-    if (write)
+    if (write) {
         fan__history_note_write(o, op, lo, hi, false);
-    else
-        fan__history_note_read(o, op, now, lo, hi);
+    } else { /* on every range in [lo, hi); the gaps become new ranges */
+        fan__history_cut(o, lo);
+        fan__history_cut(o, hi);
+        p = fan__history_find(o, lo);
+        for (uintptr_t x = lo; x < hi;) {
+            uintptr_t next =
+                fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi ? hi : fan__history_at(o, p)->lo;
+            if (next > x) {
+                fan__range gap = history_bare_range(x, next);
+                fan__history_add_read(o, &gap, now, op);
+                p = history_insert(o, p, &gap);
+            } else {
+                fan__history_add_read(o, fan__history_at(o, p), now, op);
+            }
+            x = fan__history_at(o, p)->hi;
+            p = fan__history_after(o, p);
+        }
+    }
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 

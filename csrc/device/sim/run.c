@@ -103,14 +103,6 @@ void fan__run_stand_by(fan_sim *m)
     }
 }
 
-static bool run_is_idle(const fan_sim *m)
-{
-    for (size_t i = 0; i < m->nqueues; i++)
-        if (m->queues[i]->done < m->queues[i]->queued)
-            return false;
-    return true;
-}
-
 static fan_status run_stuck(fan_sim *m, fan_error *err)
 {
     char text[FAN_ERROR_TEXT] = "";
@@ -139,7 +131,10 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
         point.queue->refs++;
     while (status == FAN_OK) {
         fan__run_settle(m);
-        if (point.queue ? point.queue->done >= point.upto : run_is_idle(m))
+        bool over = !point.queue || point.queue->done >= point.upto;
+        for (size_t i = 0; !point.queue && over && i < m->nqueues; i++)
+            over = m->queues[i]->done >= m->queues[i]->queued;
+        if (over)
             break;
         if (m->executor && m->executor != fan_thread_id()) {
             fan__run_stand_by(m);

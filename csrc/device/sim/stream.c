@@ -23,20 +23,6 @@ fan_stream *fan__sim_current(fan_device *d)
     return s;
 }
 
-/* stream_listed: the stream of a device with a handle, of those that fan_sim_list named; a hold, or NULL. */
-static fan_stream *stream_listed(fan_sim *m, int device, uint64_t handle)
-{
-    fan_stream *found = NULL;
-    fan__sim_lock(m);
-    for (size_t i = 0; i < m->nqueues && !found; i++) {
-        const fan_sim_queue *q = m->queues[i];
-        if (q->stream && q->device == device && q->handle == handle)
-            found = fan_stream_try_hold(q->stream);
-    }
-    fan__sim_unlock(m);
-    return found;
-}
-
 fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
 {
     char text[32];
@@ -44,10 +30,19 @@ fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out
         *out = fan__sim_current(d);
         return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
-    *out = stream_listed(fan__sim_machine(d), d->index, handle);
-    return *out ? FAN_OK
-                : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
-                           fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    fan_sim *m = fan__sim_machine(d);
+    fan_stream *found = NULL;
+    fan__sim_lock(m);
+    for (size_t i = 0; i < m->nqueues && !found; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->stream && q->device == d->index && q->handle == handle)
+            found = fan_stream_try_hold(q->stream);
+    }
+    fan__sim_unlock(m);
+    *out = found;
+    return found ? FAN_OK
+                 : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
+                            fan_device_text(d, text, sizeof text), (unsigned long long)handle);
 }
 
 void fan__sim_stream_fini(fan_stream *s)
@@ -123,24 +118,16 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
     return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
 }
 
-/* stream_legacy_is_free: checks that no stream that the legacy stream of q's device would wait for is captured. */
-static fan_status stream_legacy_is_free(fan_sim *m, const fan_sim_queue *q, fan_error *err)
+fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (!q->legacy || !m->recordings)
-        return FAN_OK;
-    for (size_t i = 0; i < m->nqueues; i++) {
+    for (size_t i = 0; q->legacy && m->recordings && i < m->nqueues; i++) {
         const fan_sim_queue *other = m->queues[i];
         if (other->recording && other->device == q->device && other->blocking)
             status = fan__recording_refuse(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT),
                                            "work", err);
     }
-    return status;
-}
-
-fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
-{
-    FAN_TRY(stream_legacy_is_free(m, q, err));
+    FAN_TRY(status);
     if (!q->blocking)
         return FAN_OK;
     for (size_t i = 0; i < m->nqueues; i++) {
@@ -317,26 +304,6 @@ void fan__sim_elided(fan_stream *s, fan_event *e)
     fan__sim_unlock(m);
 }
 
-/* event_answer: answers a query of an event that has a record (Queries). */
-static fan_status event_answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_error *err)
-{
-    bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
-    *done = fan__run_has_passed(ev);
-    if (!chosen || fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m))))
-        return FAN_OK;
-    int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
-    if (said < 0)
-        return FAN_OK;
-    *done = said == 1;
-    if (!*done)
-        ev->denied++;
-    else
-        FAN_TRY(fan__run_for(m, ev->point, 0, done, err));
-    if (said == 1 && !*done)
-        fan_sched_not_ready(); /* it never will, unless another thread acts */
-    return FAN_OK;
-}
-
 fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
 {
     fan_sim *m = fan__sim_machine(e->device);
@@ -350,8 +317,22 @@ fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
     fan__run_settle(m);
     *done = true;
-    if (ev->point.queue)
-        FAN_GO(event_answer(m, ev, done, err));
+    if (ev->point.queue) {
+        bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
+        *done = fan__run_has_passed(ev);
+        if (chosen && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
+            int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
+            if (said >= 0) {
+                *done = said == 1;
+                if (!*done)
+                    ev->denied++;
+                else
+                    FAN_GO(fan__run_for(m, ev->point, 0, done, err));
+                if (said == 1 && !*done)
+                    fan_sched_not_ready(); /* it never will, unless another thread acts */
+            }
+        }
+    }
     if (*done && ev->point.queue)
         status = fan__run_join(m, &ev->clock, err);
 done:

@@ -29,11 +29,6 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     return status == FAN_ERR_RACE ? fan__sim_raise(m, &race, err) : FAN_OK;
 }
 
-static double work_us(const fan_sim *m, uint64_t bytes)
-{
-    return fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
-}
-
 /* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing changed. */
 static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, const void *what)
 {
@@ -115,7 +110,7 @@ static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, call, err));
     FAN_GO(fan__sim_raise_pending(m, err));
-    w->us = k && k->us >= 0 ? k->us : work_us(m, bytes);
+    w->us = k && k->us >= 0 ? k->us : fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
     if (q->recording) {
         status = work_record(m, q, k, jobs, n, w, call_site, err);
         if (kept)
@@ -148,14 +143,18 @@ fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_er
     return status;
 }
 
-/* work_as_kernel: combines the accesses of several sums as one kernel; a->reads is the room for all. FAN_ERR_NOMEM. */
-static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, uint64_t *bytes, fan_error *err)
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+                             fan_error *err)
 {
+    char label[FAN_TRACE_LABEL];
+    for (size_t i = 0; i < n; i++)
+        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
+            return FAN_OK;
     size_t reads = 0, at = 0;
-    *bytes = 0;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         reads += jobs[i].n;
-        *bytes += fan_job_bytes(&jobs[i]);
+        bytes += fan_job_bytes(&jobs[i]);
     }
     fan_array **all = fan_alloc((reads + n) * sizeof *all);
     if (!all)
@@ -165,20 +164,7 @@ static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *
             all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
         all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
     }
-    *k = (fan_sim_kernel){.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    return FAN_OK;
-}
-
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
-                             fan_error *err)
-{
-    char label[FAN_TRACE_LABEL];
-    fan_sim_kernel k;
-    uint64_t bytes;
-    for (size_t i = 0; i < n; i++)
-        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
-            return FAN_OK;
-    FAN_TRY(work_as_kernel(jobs, n, &k, &bytes, err));
+    fan_sim_kernel k = {.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
     fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = fan__visit_kernel, .what = &k};
     fan_status status = work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
     fan_free((void *)(uintptr_t)k.reads);
@@ -189,15 +175,20 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     return status;
 }
 
-/* work_mark_automatic: marks the user's own arrays (D31) as used on the stream of a kernel that accesses them. */
-static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
+fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
+    bool kept = false;
+    if (s->device->self != m)
+        return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
+    fan_yield();
     const fan_array *a = NULL;
     bool write;
+    uint64_t bytes = 0;
     for (size_t i = 0; fan__visit_kernel(k, i, &a, &write); i++) {
+        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
         fan__sim_lock(m);
         const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
-        bool automatic = b && b->automatic;
+        bool automatic = b && b->automatic; /* memory of the user (D31) is marked as used on the kernel's stream */
         fan__sim_unlock(m);
         if (!automatic)
             continue;
@@ -205,46 +196,21 @@ static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_k
             fan_memory_set_stream(a->storage, s);
         FAN_TRY(fan_memory_record_stream(a->storage, s, err));
     }
-    return FAN_OK;
-}
-
-static uint64_t work_kernel_bytes(const fan_sim_kernel *k)
-{
-    const fan_array *a = NULL;
-    bool write;
-    uint64_t bytes = 0;
-    for (size_t i = 0; fan__visit_kernel(k, i, &a, &write); i++)
-        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
-    return bytes;
-}
-
-static void work_trace_kernel(const fan_stream *s, const fan__work *w, uint64_t bytes)
-{
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                           .device = (int16_t)s->device->index,
-                           .slot = -1,
-                           .key = -1,
-                           .stream = s->handle,
-                           .bytes = bytes,
-                           .start_us = w->start,
-                           .end_us = w->end};
-    snprintf(line.label, sizeof line.label, "%s", w->name);
-    fan_trace_put(&line);
-}
-
-fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
-{
-    bool kept = false;
-    if (s->device->self != m)
-        return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
-    fan_yield();
-    FAN_TRY(work_mark_automatic(m, s, k, err));
-    uint64_t bytes = work_kernel_bytes(k);
     fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k, .by_user = true};
     fan_status status = work_submit(m, s, "launch", k, NULL, 0, bytes, &w, &kept, err);
     if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
-    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on())
-        work_trace_kernel(s, &w, bytes);
+    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
+        fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                               .device = (int16_t)s->device->index,
+                               .slot = -1,
+                               .key = -1,
+                               .stream = s->handle,
+                               .bytes = bytes,
+                               .start_us = w.start,
+                               .end_us = w.end};
+        snprintf(line.label, sizeof line.label, "%s", w.name);
+        fan_trace_put(&line);
+    }
     return status;
 }
