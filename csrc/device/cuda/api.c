@@ -38,27 +38,6 @@ static void *api_find(const finder *f, const char *name, const char *suffix, int
     return api_symbol(f->library, full);
 }
 
-static void find_all(fan_cuda_api *api)
-{
-    finder f = {.library = api->library};
-    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
-    memcpy(&f.get2, &p, sizeof p);
-    p = api_symbol(api->library, "cuGetProcAddress");
-    memcpy(&f.get, &p, sizeof p);
-    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
-        api->has[i] = true;
-#define X(name, suffix, version, feature, parameters)      \
-    p = api_find(&f, "cu" #name, suffix, version);         \
-    memcpy(&api->name, &p, sizeof p);                      \
-    if (!p) {                                              \
-        api->has[FAN_CUDA_##feature] = false;              \
-        if (!api->missing[FAN_CUDA_##feature])             \
-            api->missing[FAN_CUDA_##feature] = "cu" #name; \
-    }
-    FAN_CUDA_LIST(X)
-#undef X
-}
-
 /* api_advice: returns what to do about a code of cuInit. */
 static const char *api_advice(fan_cu_result code)
 {
@@ -108,7 +87,23 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
                              why ? why : api->path);
     }
-    find_all(api);
+    finder f = {.library = api->library};
+    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
+    memcpy(&f.get2, &p, sizeof p);
+    p = api_symbol(api->library, "cuGetProcAddress");
+    memcpy(&f.get, &p, sizeof p);
+    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
+        api->has[i] = true;
+#define X(name, suffix, version, feature, parameters)      \
+    p = api_find(&f, "cu" #name, suffix, version);         \
+    memcpy(&api->name, &p, sizeof p);                      \
+    if (!p) {                                              \
+        api->has[FAN_CUDA_##feature] = false;              \
+        if (!api->missing[FAN_CUDA_##feature])             \
+            api->missing[FAN_CUDA_##feature] = "cu" #name; \
+    }
+    FAN_CUDA_LIST(X)
+#undef X
     say_path(api);
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);

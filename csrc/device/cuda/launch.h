@@ -41,8 +41,6 @@ enum {
         FAN__REDUCES
 };
 
-/* fan__cuda_have_kernels: fails if there is no image to load: the caller of fan_cuda_device may give one. */
-fan_status fan__cuda_have_kernels(fan_cuda_part *p, fan_error *err);
 /* fan__cuda_load_kernels: loads the first image that the driver takes, in the part's context. */
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err);
 fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err);

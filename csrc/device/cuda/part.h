@@ -20,7 +20,7 @@
 
 #define FAN__CUDA_FOLDS 32
 
-/* Kernels that were compiled for a device when it was first used. Written under fan__cuda_making. */
+/* Kernels that were compiled for a device when it was first used. Written by the thread that initializes it. */
 typedef struct fan__cuda_image {
     void *code; /* CUBIN or PTX; NULL: none yet */
     char words[64];
@@ -161,12 +161,6 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode);
  * captures. */
 fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
 
-/* Held by the thread that initializes a device; initialized again in a forked child. */
-extern pthread_mutex_t fan__cuda_making;
-
-/* fan__cuda_list_add, fan__cuda_list_remove: maintain the list of all open drivers. */
-void fan__cuda_list_add(fan_cuda *c);
-void fan__cuda_list_remove(fan_cuda *c);
 
 /* stream: streams of the driver: handles, captures, the table's entries. */
 

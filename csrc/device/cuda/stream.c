@@ -45,19 +45,14 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     return FAN_OK;
 }
 
-static bool stream_is(const fan_stream *s, uint64_t handle, uint64_t thread)
-{
-    return s->handle == handle && fan__cuda_queue(s)->thread == thread &&
-           !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
-}
-
 /* stream_among: returns a hold on the stream of a handle in the part's list. One with another id was destroyed, and its
  * handle now belongs to another stream. The part's lock is held. */
 static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
     for (size_t i = 0; i < p->nstreams; i++) {
         fan_stream *s = p->streams[i];
-        if (!stream_is(s, handle, thread))
+        if (!(s->handle == handle && fan__cuda_queue(s)->thread == thread &&
+              !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed)))
             continue;
         if (id && fan__cuda_queue(s)->id != id && !FAN_FAULT(CUDA_SAME_HANDLE))
             atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
