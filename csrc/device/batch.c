@@ -128,16 +128,6 @@ typedef struct group {
     size_t *entries, n;
 } group;
 
-static void one_by_one(fan_batch *b, fan_stream *s, group *g)
-{
-    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
-        if (g->states[i] != FAN_JOB_PENDING)
-            continue;
-        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
-        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
-    }
-}
-
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
@@ -148,23 +138,11 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
         if (b->status == FAN_OK)
             b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
     }
-    one_by_one(b, s, g);
-}
-
-/* group_gather: collects the pending entries from `from` on that are on the same stream as the first of them. */
-static void group_gather(fan_batch *b, size_t from, group *g)
-{
-    fan_stream *s = b->entries[from].stream;
-    g->n = 0;
-    for (size_t i = from; i < b->n; i++) {
-        entry *e = &b->entries[i];
-        if (e->stream != s || e->state != FAN_JOB_PENDING)
+    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
+        if (g->states[i] != FAN_JOB_PENDING)
             continue;
-        g->entries[g->n] = i;
-        g->states[g->n] = FAN_JOB_PENDING;
-        g->jobs[g->n] = e->job;
-        g->jobs[g->n].in = b->operands + e->first;
-        g->jobs[g->n++].label = e->label;
+        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
+        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     }
 }
 
@@ -183,8 +161,19 @@ void fan_batch_flush(fan_batch *b)
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
         if (b->entries[i].state != FAN_JOB_PENDING)
             continue;
-        group_gather(b, i, &g);
-        group_run(b, b->entries[i].stream, &g, room);
+        fan_stream *s = b->entries[i].stream;
+        g.n = 0;
+        for (size_t k = i; k < b->n; k++) { /* all pending entries of the stream */
+            entry *e = &b->entries[k];
+            if (e->stream != s || e->state != FAN_JOB_PENDING)
+                continue;
+            g.entries[g.n] = k;
+            g.states[g.n] = FAN_JOB_PENDING;
+            g.jobs[g.n] = e->job;
+            g.jobs[g.n].in = b->operands + e->first;
+            g.jobs[g.n++].label = e->label;
+        }
+        group_run(b, s, &g, room);
         for (size_t k = 0; k < g.n; k++)
             b->entries[g.entries[k]].state = g.states[k];
     }

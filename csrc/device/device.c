@@ -30,26 +30,6 @@ static void device_unlock_all(void)
 
 static fan_fork device_fork = {.lock = device_lock_all, .unlock = device_unlock_all};
 
-static void device_list_add(fan_device *d)
-{
-    (void)fan_fork_add(&device_fork);
-    (void)pthread_mutex_lock(&devices_lock);
-    d->next = devices;
-    devices = d;
-    (void)pthread_mutex_unlock(&devices_lock);
-}
-
-static void device_list_remove(fan_device *d)
-{
-    (void)pthread_mutex_lock(&devices_lock);
-    for (fan_device **at = &devices; *at; at = &(*at)->next)
-        if (*at == d) {
-            *at = d->next;
-            break;
-        }
-    (void)pthread_mutex_unlock(&devices_lock);
-}
-
 int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds)
 {
     memset(d, 0, sizeof *d);
@@ -61,13 +41,23 @@ int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, 
     d->index = index;
     d->id = atomic_fetch_add(&last_device, 1) + 1;
     d->pending_free_end = &d->pending_free;
-    device_list_add(d);
+    (void)fan_fork_add(&device_fork);
+    (void)pthread_mutex_lock(&devices_lock);
+    d->next = devices;
+    devices = d;
+    (void)pthread_mutex_unlock(&devices_lock);
     return 0;
 }
 
 void fan_device_fini(fan_device *d)
 {
-    device_list_remove(d);
+    (void)pthread_mutex_lock(&devices_lock);
+    for (fan_device **at = &devices; *at; at = &(*at)->next)
+        if (*at == d) {
+            *at = d->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&devices_lock);
     (void)pthread_mutex_destroy(&d->lock);
 }
 

@@ -26,31 +26,6 @@ static void stream_unlock_lanes(void) { (void)pthread_mutex_unlock(&lanes_lock);
 
 static fan_fork stream_fork = {.lock = stream_lock_lanes, .unlock = stream_unlock_lanes};
 
-static void stream_take_lane(fan_stream *s)
-{
-    s->lane = FAN_NO_LANE;
-    (void)fan_fork_add(&stream_fork);
-    (void)pthread_mutex_lock(&lanes_lock);
-    for (uint32_t i = 0; i < LANES; i++)
-        if (!lane_taken[i]) {
-            lane_taken[i] = true;
-            s->lane = i;
-            s->count = lane_count[i];
-            break;
-        }
-    (void)pthread_mutex_unlock(&lanes_lock);
-}
-
-static void stream_give_lane(fan_stream *s)
-{
-    if (s->lane == FAN_NO_LANE)
-        return;
-    (void)pthread_mutex_lock(&lanes_lock);
-    lane_taken[s->lane] = false;
-    lane_count[s->lane] = s->count;
-    (void)pthread_mutex_unlock(&lanes_lock);
-}
-
 fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl)
 {
     fan_stream *s = fan_calloc(sizeof *s);
@@ -62,7 +37,17 @@ fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl)
     s->handle = handle;
     s->impl = impl;
     fan_clock_init(&s->clock);
-    stream_take_lane(s);
+    s->lane = FAN_NO_LANE;
+    (void)fan_fork_add(&stream_fork);
+    (void)pthread_mutex_lock(&lanes_lock);
+    for (uint32_t i = 0; i < LANES; i++)
+        if (!lane_taken[i]) {
+            lane_taken[i] = true;
+            s->lane = i;
+            s->count = lane_count[i];
+            break;
+        }
+    (void)pthread_mutex_unlock(&lanes_lock);
     return s;
 }
 
@@ -91,7 +76,12 @@ void fan_stream_drop(fan_stream *s)
     fan_device *d = s->device;
     if (d->backend->stream_fini)
         d->backend->stream_fini(s);
-    stream_give_lane(s);
+    if (s->lane != FAN_NO_LANE) {
+        (void)pthread_mutex_lock(&lanes_lock);
+        lane_taken[s->lane] = false;
+        lane_count[s->lane] = s->count;
+        (void)pthread_mutex_unlock(&lanes_lock);
+    }
     fan_clock_fini(&s->clock);
     fan_free(s);
     fan_device_drop(d);
