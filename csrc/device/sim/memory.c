@@ -1,8 +1,361 @@
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#include "array/nditer.h"
+#include "array/overlap.h"
+#include "base/mem.h"
+#include "base/search.h"
+#include "device/memory.h"
 #include "device/sim/machine.h"
 
-#include "array/nditer.h"
-#include "base/mem.h"
-#include "device/memory.h"
+#include <assert.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+static bool round_up(size_t bytes, size_t *out)
+{
+    size_t whole;
+    if (__builtin_add_overflow(bytes ? bytes : 1, (size_t)FAN_ARENA_ALIGN - 1, &whole))
+        return false;
+    *out = whole - whole % FAN_ARENA_ALIGN;
+    return true;
+}
+
+int fan_arena_init(fan_arena *a, size_t bytes, bool poison)
+{
+    memset(a, 0, sizeof *a);
+    if (!round_up(bytes, &a->bytes))
+        return -1;
+    void *p = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        a->bytes = 0;
+        return -1;
+    }
+    a->base = (uintptr_t)p;
+    a->poison = poison;
+    return 0;
+}
+
+void fan_arena_fini(fan_arena *a)
+{
+    if (a->base)
+        (void)munmap((void *)a->base, a->bytes);
+    fan_free(a->blocks);
+    memset(a, 0, sizeof *a);
+}
+
+static void arena_spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
+{
+    if (a->poison)
+        memset((void *)lo, FAN_POISON, hi - lo);
+}
+
+static uintptr_t arena_top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
+
+/* fan_arena_alloc: returns the new block, valid until the next alloc or free, or NULL: no room, or, with *host, no host
+ * memory for the block table. */
+static fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
+{
+    size_t need;
+    *host = false;
+    if (!round_up(bytes, &need) || need > a->bytes)
+        return NULL;
+    if (fan_grow((void **)&a->blocks, &a->cap, a->n + 1, sizeof *a->blocks)) {
+        *host = true;
+        return NULL;
+    }
+    size_t i = a->hint, first = SIZE_MAX;
+    for (; i < a->n; i++) {
+        const fan_block *b = &a->blocks[i];
+        if (b->used)
+            continue;
+        if (first == SIZE_MAX)
+            first = i;
+        if (b->hi - b->lo >= need)
+            break;
+    }
+    if (i == a->n) {
+        uintptr_t lo = arena_top(a), was = lo;
+        bool last = a->n > 0 && !a->blocks[a->n - 1].used; /* free and too small: it grows */
+        if (last)
+            lo = a->blocks[a->n - 1].lo;
+        if (a->base + a->bytes - lo < need)
+            return NULL;
+        i = last ? a->n - 1 : a->n++;
+        a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
+        arena_spoil(a, was, lo + need);
+    } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
+        memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
+        a->n++;
+        a->blocks[i].hi = a->blocks[i + 1].lo = a->blocks[i].lo + need;
+    }
+    fan_block *b = &a->blocks[i];
+    b->used = true;
+    b->automatic = false;
+    b->name = 0;
+    a->hint = first == SIZE_MAX || first == i ? i + 1 : first;
+    a->live++;
+    a->in_use += need;
+    return b;
+}
+
+/* arena_at: returns the index of the block that contains `address`; a->n if none. */
+static size_t arena_at(const fan_arena *a, uintptr_t address)
+{
+    size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
+    return i < a->n && a->blocks[i].lo <= address ? i : a->n;
+}
+
+/* fan_arena_find: returns the used block that contains `address`; NULL if none. */
+static fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
+{
+    size_t i = arena_at(a, address);
+    return i < a->n && a->blocks[i].used ? &a->blocks[i] : NULL;
+}
+
+void fan_arena_free(fan_arena *a, uintptr_t lo)
+{
+    size_t i = arena_at(a, lo);
+    assert(i < a->n && a->blocks[i].used && a->blocks[i].lo == lo);
+    if (i >= a->n || !a->blocks[i].used)
+        return;
+    fan_block *b = &a->blocks[i];
+    arena_spoil(a, b->lo, b->hi);
+    b->used = false;
+    a->live--;
+    a->in_use -= b->hi - b->lo;
+    /* Merge free neighbours. */
+    size_t from = i > 0 && !a->blocks[i - 1].used ? i - 1 : i;
+    size_t to = i + 1 < a->n && !a->blocks[i + 1].used ? i + 1 : i;
+    if (to > from) {
+        a->blocks[from].hi = a->blocks[to].hi;
+        memmove(&a->blocks[from + 1], &a->blocks[to + 1], (a->n - to - 1) * sizeof *a->blocks);
+        a->n -= to - from;
+    }
+    if (from < a->hint)
+        a->hint = from;
+}
+
+#ifdef FAN_TEST
+void fan_arena_reset(fan_arena *a)
+{
+    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned on allocation. */
+    uintptr_t hi = arena_top(a);
+    a->n = 0;
+    if (hi > a->base && a->poison) {
+        arena_spoil(a, a->base, hi);
+        a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
+    }
+    a->hint = a->live = a->in_use = 0;
+}
+#endif
+
+bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_job *job = what;
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the checker does not track host memory */
+    *write = false;
+    if (i < reads) {
+        *a = job->in[i].array;
+        return true;
+    }
+    i -= reads;
+    if (job->stats_out) {
+        const fan_stats_out *g = job->stats_out;
+        size_t more = g->before ? 2 : 1;
+        *write = i == more - 1;
+        *a = *write ? g->words : g->before;
+        if (i < more)
+            return true;
+        i -= more;
+    }
+    *write = false;
+    if (job->kind == FAN_JOB_SCATTER && i < 4) {
+        const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
+        *a = parts[i];
+        return true;
+    }
+    *write = true;
+    *a = job->out;
+    return i == (job->kind == FAN_JOB_SCATTER ? 4u : 0u);
+}
+
+bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_sim_kernel *k = what;
+    *write = i >= k->nreads;
+    if (i >= k->nreads + k->nwrites)
+        return false;
+    *a = *write ? k->writes[i - k->nreads] : k->reads[i];
+    return true;
+}
+
+static bool fan__visit_read(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    *a = what;
+    *write = false;
+    return i == 0;
+}
+
+fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address)
+{
+    for (int i = 0; i < m->config.devices; i++)
+        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
+            return &m->parts[i];
+    return NULL;
+}
+
+fan_block *fan__access_block(fan_sim *m, const void *address)
+{
+    fan_sim_device_part *p = fan__access_part(m, (uintptr_t)address);
+    return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
+}
+
+void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
+{
+    const fan_array *a = NULL;
+    bool write;
+    if (!fan__sim_here.m || !fan__sim_here.m->has_chooser)
+        return;
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        const fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
+        if (b)
+            fan__sim_access(m, b->name, write);
+    }
+}
+
+/* ---- donated memory ---- */
+
+/* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
+static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write, fan_race *race)
+{
+    for (const fan_sim_donation *g = a && a->size ? m->donations : NULL; g; g = g->next) {
+        fan_region one = fan_region_of(g->what), two = fan_region_of(a);
+        fan_verdict verdict;
+        int64_t lo, hi;
+        /* A6: an undecided overlap counts as one. */
+        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK && verdict == FAN_OVERLAP_DISJOINT)
+            continue;
+        fan_array_reach(a, &lo, &hi);
+        if (race)
+            *race = (fan_race){.first = g->op,
+                               .second = *op,
+                               .first_writes = true,
+                               .second_writes = write,
+                               .donated = true,
+                               .lo = (uintptr_t)(a->data + lo),
+                               .hi = (uintptr_t)(a->data + hi)};
+        return true;
+    }
+    return false;
+}
+
+void fan__access_take_back(fan_sim *m, fan_extent bytes)
+{
+    for (fan_sim_donation **at = &m->donations, *g; (g = *at);) {
+        if (fan_extents_may_overlap(fan_extent_of(g->what), bytes)) {
+            *at = g->next;
+            fan_free(g);
+        } else {
+            at = &g->next;
+        }
+    }
+}
+
+static fan_sim_donation *access_donation_new(const fan_array *a)
+{
+    fan_array *one = (fan_array *)(uintptr_t)a;
+    fan__packer p = {NULL, 0};
+    fan__pack(&p, sizeof(fan_sim_donation));
+    (void)fan__pack_arrays(&p, &one, 1);
+    fan_sim_donation *g = fan_calloc(p.used);
+    if (!g)
+        return NULL;
+    p = (fan__packer){(char *)g, 0};
+    fan__pack(&p, sizeof *g);
+    g->what = fan__pack_arrays(&p, &one, 1)[0];
+    return g;
+}
+
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan_sim_donation *g = NULL;
+    char call_site[FAN__SITE];
+    fan_race race;
+    uint64_t op;
+    if (!a->size)
+        return FAN_OK;
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    const fan_block *b = fan__access_block(m, a->data);
+    if (!m->checking || m->dying || !b)
+        goto done;
+    fan__sim_access(m, b->name, donate);
+    if (!donate && !m->donations)
+        goto done;
+    if (donate && !(g = access_donation_new(a)))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
+    uint32_t host = fan__sim_lane(m);
+    FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
+    if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {
+        fan__sim_keep_race(m, &race);
+        status = fan__sim_raise(m, &race, err);
+    } else if (donate) {
+        g->op = *fan_race_check_op(m->race_check, op);
+        g->next = m->donations;
+        m->donations = g;
+        g = NULL;
+    }
+done:
+    fan__sim_unlock(m);
+    fan_free(g);
+    return status;
+}
+
+void fan__sim_returned(fan_device *d, const fan_array *a)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_of(a));
+    fan__sim_unlock(m);
+}
+
+/* ---- judged ---- */
+
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
+                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err)
+{
+    const fan_array *a = NULL;
+    bool write;
+    uint64_t op;
+    fan_status worst = FAN_OK;
+    if (!m->checking)
+        return FAN_OK;
+    for (size_t i = 0; next(what, i, &a, &write); i++)
+        if (a)
+            fan_race_check_plan(m->race_check, a);
+    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
+    if (kept != KEPT_BY_NONE)
+        fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        fan_status status =
+            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        if (status == FAN_ERR_NOMEM)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+        if (status == FAN_OK && worst == FAN_OK && by_user && m->donations &&
+            access_is_donated(m, fan_race_check_op(m->race_check, op), a, write, race))
+            status = FAN_ERR_RACE;
+        if (status != FAN_OK)
+            worst = status;
+    }
+    if (worst == FAN_ERR_RACE)
+        fan__sim_keep_race(m, race);
+    return worst;
+}
 
 fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
 {
