@@ -1,4 +1,3 @@
-#include "device/cuda/launch.h"
 
 #include "base/fault.h"
 #include "device/cuda/part.h"
@@ -65,8 +64,8 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
         FAN__CUDA_KERNEL_LIST(X)
 #undef X
         for (size_t i = 0; i < p->nresident && code == 0; i++)
-            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(
-                &p->resident[i].blocks, p->resident[i].kernel, FAN_K_BLOCK, 0);
+            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(&p->resident[i].blocks, p->resident[i].kernel,
+                                                                  FAN_K_BLOCK, 0);
     }
     if (code && p->module && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(p->module);
@@ -187,8 +186,8 @@ size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool
     /* d: of the sources; the first of them, and the result, may have the dtype of the accumulation */
     fan_dtype acc = in[0].acc, first = in[0].array->dtype;
     fan_dtype d = n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
-    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) ||
-        fan_dtype_kind(d) != fan_dtype_kind(acc) || (out->dtype != d && out->dtype != acc))
+    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) || fan_dtype_kind(d) != fan_dtype_kind(acc) ||
+        (out->dtype != d && out->dtype != acc))
         return FAN__FOLDS;
     for (size_t k = 0; k < n; k++)
         if (in[k].acc != acc || (in[k].array->dtype != d && (k || in[k].array->dtype != acc)) ||

@@ -3,7 +3,6 @@
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/launch.h"
 #include "device/memory.h"
 #include "device/stream.h"
 

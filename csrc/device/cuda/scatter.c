@@ -4,7 +4,6 @@
  * they need it (kernels.cu, Title: COO): per digit one launch counts, one adds up, one moves; then one sums, and only
  * this one changes the result. All of it is queued, and unnecessary launches return at once. The scratch memory is
  * bounded: a long list is split into several, one after the other, and rows beyond 32 bits are processed in turns. */
-#include "device/cuda/launch.h"
 
 #include "base/fault.h"
 #include "device/cuda/part.h"

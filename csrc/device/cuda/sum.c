@@ -8,7 +8,6 @@
  * The launch that sums also collects the statistics: each block writes a row after the result's figures, and a small
  * launch adds the rows up (array/device_stats.h). So there is no scratch memory to free, and no wait. If a sum takes
  * several launches, each checks its operands for non-finite elements; the figures of the last one are the result's. */
-#include "device/cuda/launch.h"
 
 #include "array/extents.h"
 #include "array/nditer.h"

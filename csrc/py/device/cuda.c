@@ -3,7 +3,7 @@
 #include "py/base/handles.h"
 #include "py/device/backends.h"
 
-#include "device/cuda/driver.h"
+#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
