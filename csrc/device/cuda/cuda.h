@@ -53,11 +53,6 @@ int fan_cuda_here(fan_cuda *c);
 bool fan_cuda_active(fan_cuda *c, int index);
 /* fan_cuda_holding: returns the device that owns the memory at `address`; -1: unknown to the driver. */
 int fan_cuda_holding(fan_cuda *c, uint64_t address);
-/* fan_cuda_trim: frees unused memory that is kept for later sums; returns how many bytes. Waits for a device if streams
- * that used memory were destroyed. No stream may be captured that fanin has not met. */
-size_t fan_cuda_trim(fan_cuda *c);
-/* fan_cuda_keep: sets how many bytes of each device are kept at a synchronization. */
-void fan_cuda_keep(fan_cuda *c, size_t bytes);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
 #ifdef FAN_TEST
 /* fan_cuda_bound_sorts: limits the entries of COO data sorted at a time, and the rows (below 2^32 - 1). 0, 0: the

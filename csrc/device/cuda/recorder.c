@@ -122,30 +122,25 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
     }
 }
 
-/* recorder_halted: returns whether no stream of ours is captured; false: the driver failed, or may not have executed
- * the call. */
-static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
+/* recorder_halt: ends the capture of `origin`. Tried until the driver reports that there is none, because a stream that
+ * stayed captured would be unusable: a call may fail, or may not have been executed. */
+static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope;
-    fan_cu_graph graph = NULL;
-    int state = FAN_CU_CAPTURE_ACTIVE;
-    if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
-        return false;
-    bool heard = api->StreamGetCaptureInfo(on, &state, NULL, NULL, NULL, NULL) == 0;
-    if (heard && state != FAN_CU_CAPTURE_NONE && api->StreamEndCapture(on, &graph) == 0)
-        recorder_destroy(p, graph, NULL);
-    fan__cuda_leave(&scope);
-    return heard && state == FAN_CU_CAPTURE_NONE;
-}
-
-/* recorder_halt: repeats that until it is true, because a stream that stayed captured would be unusable. */
-static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
-{
     fan_cu_stream on;
     bool halted = fan__cuda_queue_of(origin, &on, NULL) != FAN_OK;
-    for (int i = 0; i < 4 && !halted && !FAN_FAULT(CUDA_STAYS_CAPTURED); i++)
-        halted = recorder_halted(p, on);
+    for (int i = 0; i < 4 && !halted && !FAN_FAULT(CUDA_STAYS_CAPTURED); i++) {
+        fan_cu_graph graph = NULL;
+        int state = FAN_CU_CAPTURE_ACTIVE;
+        if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        bool heard = api->StreamGetCaptureInfo(on, &state, NULL, NULL, NULL, NULL) == 0;
+        if (heard && state != FAN_CU_CAPTURE_NONE && api->StreamEndCapture(on, &graph) == 0)
+            recorder_destroy(p, graph, NULL);
+        fan__cuda_leave(&scope);
+        halted = heard && state == FAN_CU_CAPTURE_NONE;
+    }
 }
 
 /* recorder_check_nodes: checks that no node allocates or frees. */

@@ -303,21 +303,6 @@ void fan__cuda_await_gone(fan_cuda_part *p)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
-/* stream_sync_all: waits for another thread's own stream by the legacy stream, which waits for all such streams and
- * disturbs no capture; if it must not be used, nothing can wait. */
-static fan_status stream_sync_all(fan_cuda_part *p, fan_error *err)
-{
-    fan_stream *legacy = fan__cuda_current(&p->device);
-    uint64_t id;
-    if (!legacy)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_status status = fan__cuda_capture_of(legacy, &id, NULL, err);
-    if (status == FAN_OK)
-        status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
-    fan_stream_drop(legacy);
-    return status;
-}
-
 fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
@@ -326,7 +311,15 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
     fan_status status;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     if (fan__cuda_queue(s)->thread && fan__cuda_queue(s)->thread != fan_thread_id()) {
-        status = stream_sync_all(p, err);
+        /* Another thread's own stream: the legacy stream waits for all such streams and disturbs no capture; if it must
+         * not be used, nothing can wait. */
+        fan_stream *legacy = fan__cuda_current(&p->device);
+        uint64_t id;
+        status = legacy ? fan__cuda_capture_of(legacy, &id, NULL, err)
+                        : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (status == FAN_OK)
+            status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
+        fan_stream_drop(legacy);
         goto done;
     }
     FAN_GO(stream_not_captured(s, "waited for", err));
@@ -338,8 +331,6 @@ done:
         fan_sync_trace(s->device, s, NULL);
     return status;
 }
-
-static fan_cu_event event_handle(const fan_event *e) { return e->impl; }
 
 fan_status fan__cuda_event_init(fan_event *e, fan_error *err)
 {
@@ -360,7 +351,7 @@ void fan__cuda_event_fini(fan_event *e)
     fan__cuda_scope scope;
     if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
-    (void)fan__cuda_check(p, fan__cuda_api_of(p)->EventDestroy(event_handle(e)), "cuEventDestroy", NULL);
+    (void)fan__cuda_check(p, fan__cuda_api_of(p)->EventDestroy(e->impl), "cuEventDestroy", NULL);
     fan__cuda_leave(&scope);
 }
 
@@ -374,10 +365,9 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     else
         FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status =
-        FAN_FAULT(CUDA_NO_RECORD)
-            ? FAN_OK
-            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(event_handle(e), on), "cuEventRecord", err);
+    fan_status status = FAN_FAULT(CUDA_NO_RECORD)
+                            ? FAN_OK
+                            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(e->impl, on), "cuEventRecord", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -402,10 +392,10 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
         return fan__cuda_refuse_dead(fan__cuda_part_of(e->device), err);
     FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status = FAN_FAULT(CUDA_NO_WAIT)
-                            ? FAN_OK
-                            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, event_handle(e), 0),
-                                              "cuStreamWaitEvent", err);
+    fan_status status =
+        FAN_FAULT(CUDA_NO_WAIT)
+            ? FAN_OK
+            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0), "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -431,7 +421,7 @@ fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(p)->EventQuery(event_handle(e));
+    fan_cu_result code = fan__cuda_api_of(p)->EventQuery(e->impl);
     (void)fan__cuda_relax(p, mode);
     *done = code == 0;
     fan_status status = code == FAN_CU_NOT_READY ? FAN_OK : fan__cuda_check(p, code, "cuEventQuery", err);
@@ -454,7 +444,7 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err)
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(p)->EventSynchronize(event_handle(e));
+    fan_cu_result code = fan__cuda_api_of(p)->EventSynchronize(e->impl);
     (void)fan__cuda_relax(p, mode);
     fan_status status = fan__cuda_check(p, code, "cuEventSynchronize", err);
     fan__cuda_leave(&scope);

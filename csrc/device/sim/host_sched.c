@@ -386,17 +386,10 @@ void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_host_sched_not_ready(fan_host_sched *t, int me)
+void fan_host_sched_polled(fan_host_sched *t, int me, bool in_vain)
 {
     (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked++;
-    (void)pthread_mutex_unlock(&t->lock);
-}
-
-void fan_host_sched_busy(fan_host_sched *t, int me)
-{
-    (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked = 0;
+    t->actors[me].asked = in_vain ? t->actors[me].asked + 1 : 0;
     (void)pthread_mutex_unlock(&t->lock);
 }
 

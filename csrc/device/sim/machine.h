@@ -41,6 +41,11 @@ typedef struct fan_arena {
 /* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the system refuses. */
 int fan_arena_init(fan_arena *a, size_t bytes, bool poison);
 void fan_arena_fini(fan_arena *a);
+/* fan_arena_alloc: returns the new block, valid until the next alloc or free, or NULL: no room, or, with *host, no host
+ * memory for the block table. */
+fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host);
+/* fan_arena_find: returns the used block that contains `address`; NULL if none. */
+fan_block *fan_arena_find(fan_arena *a, uintptr_t address);
 void fan_arena_free(fan_arena *a, uintptr_t lo);
 
 #ifdef FAN_TEST
@@ -316,6 +321,8 @@ extern _Thread_local fan__sim_thread fan__sim_here;
 static inline int fan__sim_actor(const fan_sim *m) { return fan__sim_here.m == m ? fan__sim_here.actor : -1; }
 static inline size_t fan__sim_host(const fan_sim *m) { return (size_t)(1 + fan__sim_actor(m)); }
 static inline uint32_t fan__sim_lane(const fan_sim *m) { return m->host_lane[fan__sim_host(m)]; }
+/* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other machines share one. */
+size_t fan__sim_maker(void);
 /* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So the object has the
  * same name in every order of the other threads. */
 uint64_t fan__sim_new_name(fan_sim *m, int kind);
@@ -337,10 +344,6 @@ void fan__sim_keep_race(fan_sim *m, const fan_race *race);
 
 /* memory: memory of the simulated devices: the table's entries. */
 
-fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
-void fan__sim_free(fan_device *d, void *data, size_t bytes);
-void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n);
-fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
 
 /* queue: a stream's queue, and the waits in it. Call with the machine's lock held. */
 
@@ -363,6 +366,7 @@ void fan__queue_drop_work(fan_sim *m);
 /* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 
+void fan__graph_free(fan_sim_graph *g);
 /* recording: the state of a capture in progress, and the calls that it forbids. Call with the machine's lock held. */
 
 void fan__recording_drop(fan_sim_recording *r);

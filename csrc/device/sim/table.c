@@ -1,4 +1,6 @@
+/* The backend's entries and its table; makes and ends machines; the machines that a thread has entered. */
 #define _POSIX_C_SOURCE 200809L
+#include "array/nditer.h"
 #include "base/mem.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
@@ -6,6 +8,211 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+
+/* ---- memory ---- */
+
+static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_arena *a = &m->parts[d->index].arena;
+    bool host = false;
+    (void)stream;
+    fan__sim_lock(m);
+    fan_status status = fan__sim_enter(m, "alloc", err);
+    m->parts[d->index].given += bytes + 128;
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
+                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
+    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
+    if (b) {
+        b->name = fan__sim_new_name(m, OF_BLOCK);
+        b->left = false;
+        b->graphs = 0;
+        fan_race_check_forget(m->race_check, b->lo, b->hi);
+        *out = (void *)b->lo;
+    } else if (status == FAN_OK) {
+        status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
+                                 d->index)
+                      : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
+                                      "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use", d->index,
+                                      bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
+    }
+    fan__sim_unlock(m);
+    return status;
+}
+
+static void fan__sim_free(fan_device *d, void *data, size_t bytes)
+{
+    fan_sim *m = fan__sim_machine(d);
+    (void)bytes;
+    fan__sim_lock(m);
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
+    fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
+    if (b && b->graphs)
+        b->left = true; /* K3 */
+    else
+        fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
+    fan__sim_unlock(m);
+}
+
+/* Lanes whose clocks the next step must contain. */
+typedef struct lane_list {
+    uint32_t *list;
+    size_t n, cap;
+    bool short_of_memory;
+} lane_list;
+
+static void lane_list_add(lane_list *l, uint32_t lane)
+{
+    if (fan_grow((void **)&l->list, &l->cap, l->n + 1, sizeof *l->list))
+        l->short_of_memory = true;
+    else
+        l->list[l->n++] = lane;
+}
+
+static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
+{
+    fan_sim *m = fan__sim_machine(d);
+    lane_list after = {0};
+    fan_race race;
+    char call_site[FAN__SITE];
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_flat(data, bytes));
+    if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
+        goto done;
+    for (size_t i = 0; i < n; i++) {
+        lane_list_add(&after, fan__queue_of(streams[i])->lane);
+        fan__sim_access(m, fan__queue_of(streams[i])->name, false);
+    }
+    /* The threads that held the memory have dropped it before, so what they waited for is over. */
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+        if (m->has_lane[i]) {
+            lane_list_add(&after, m->host_lane[i]);
+            fan__sim_access(m, FAN__NAME(OF_WAITED, i), false);
+        }
+    const fan_block *b = fan__access_block(m, data);
+    if (b) {
+        fan__sim_access(m, b->name, true);
+        for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
+            bool uses = false;
+            for (size_t i = 0; i < g->nblocks && !uses; i++)
+                uses = g->blocks[i] == b->lo;
+            for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
+                if (g->queues[i])
+                    lane_list_add(&after, g->queues[i]->lane);
+        }
+    }
+    if (after.short_of_memory)
+        goto done;
+    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
+                          fan_race *) =
+        b && b->graphs ? fan_race_check_let_go
+                       : fan_race_check_release; /* a graph that uses the block may be launched again */
+    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
+                call_site, &race) == FAN_ERR_RACE) {
+        fan__sim_keep_race(m, &race);
+        if (!m->has_pending) {
+            m->pending = race;
+            m->has_pending = true;
+        }
+    }
+done:
+    fan__sim_unlock(m);
+    fan_free(after.list);
+}
+
+static bool visit_read(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    *a = what;
+    *write = false;
+    return i == 0;
+}
+
+static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_race race;
+    char call_site[FAN__SITE];
+    fan_status status, found;
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "read", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__recording_none(q, "read", err));
+    FAN_GO(fan__stream_barrier(m, q, err));
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__access_report(m, visit_read, src);
+    /* a copy on q that the host waits for */
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, visit_read, src, &race, err);
+    if (found != FAN_OK && found != FAN_ERR_RACE) {
+        status = found;
+        goto done;
+    }
+    FAN_GO(fan__run_finish(m, q, err));
+    m->host_us[fan__sim_host(m)] +=
+        (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
+    if (found == FAN_ERR_RACE)
+        status = fan__sim_raise(m, &race, err);
+done:
+    fan__sim_unlock(m);
+    if (status == FAN_OK) {
+        if (m->config.run_work)
+            fan_array_copy(dst, src);
+        else
+            fan_fill_zero(dst);
+        fan_sync_trace(s->device, s, NULL);
+    }
+    return status;
+}
+
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
+                         fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+    fan_array *a;
+    if (init)
+        FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
+    FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+    fan__sim_lock(m);
+    fan_block *b = fan__access_block(m, a->storage->data);
+    if (b)
+        b->automatic = true;
+    if (init)
+        m->host_us[fan__sim_host(m)] +=
+            (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
+    fan__sim_unlock(m);
+    if (init && m->config.run_work)
+        fan_array_copy(a, init); /* at once: the memory is new to everyone, and its earlier users have passed */
+    *out = a;
+    return FAN_OK;
+}
+
+#ifdef FAN_TEST
+fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err)
+{
+    fan_stream *on = NULL;
+    if (s) {
+        on = fan_stream_hold(s);
+    } else {
+        fan_sim_device_part *p = a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
+        if (!p)
+            return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
+        on = fan_stream_current(&p->device);
+        if (!on)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    fan_yield();
+    fan_status status = fan__sim_read(on, dst, a, err);
+    fan_stream_drop(on);
+    return status;
+}
+#endif
+
+/* ---- streams and events ---- */
 
 static fan_stream *fan__sim_current(fan_device *d)
 {
@@ -69,32 +276,6 @@ static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err)
-{
-    fan_sim_queue *q = NULL;
-    *out = NULL;
-    if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
-    fan_yield();
-    fan__sim_lock(m);
-    fan_status status = fan__sim_alive(m, err);
-    if (status == FAN_OK)
-        status = fan__queue_new(m, device, m->handle + 1, blocking,
-                                fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
-    if (status == FAN_OK) {
-        fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_COUNT);
-        m->handle++;
-        *out = fan_stream_new(&m->parts[device].device, q->handle, q);
-        if (!*out) {
-            fan__queue_drop(q);
-            fan__queue_sweep(m);
-            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-        }
-    }
-    fan__sim_unlock(m);
-    return status;
-}
-
 static fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
 {
     (void)id; /* a new number each time: numbers are free here */
@@ -119,32 +300,6 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
             all[(*n)++] = m->queues[i]->stream;
     fan__sim_unlock(m);
     return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
-}
-
-fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    for (size_t i = 0; q->legacy && m->recordings && i < m->nqueues; i++) {
-        const fan_sim_queue *other = m->queues[i];
-        if (other->recording && other->device == q->device && other->blocking)
-            status = fan__recording_refuse(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT),
-                                           "work", err);
-    }
-    FAN_TRY(status);
-    if (!q->blocking)
-        return FAN_OK;
-    for (size_t i = 0; i < m->nqueues; i++) {
-        fan_sim_queue *other = m->queues[i];
-        if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
-            continue;
-        fan__sim_access(m, other->name, false);
-        FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
-        /* The host's clock is not needed: a sync queues nothing. */
-        if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
-        q->end_us = fan__later(q->end_us, other->end_us);
-    }
-    return FAN_OK;
 }
 
 static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
@@ -411,163 +566,8 @@ done:
     return status;
 }
 
-/* Control of a machine by tests and users: run queued work, count, fail. */
 
-fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
-{
-    fan_status status;
-    if (fan__sim_actor(m) < 0 && fan_host_sched_count(m->host_sched) != 0)
-        FAN_TRY(fan_sim_join(m, err));
-    fan_yield();
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "synchronize", err));
-    for (fan_sim_recording *r = m->recordings; r; r = r->next) {
-        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code),
-                               code);
-    }
-    if (status != FAN_OK)
-        goto done;
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
-    for (size_t i = 0; i < m->nqueues; i++)
-        fan__sim_access(m, m->queues[i]->name, false);
-    FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
-    for (size_t i = 0; i < m->nqueues; i++) {
-        FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
-        m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
-    }
-    FAN_GO(fan__sim_raise_pending(m, err));
-done:
-    fan__sim_unlock(m);
-    if (status == FAN_OK)
-        for (int i = 0; i < m->config.devices; i++)
-            fan_device_poll(&m->parts[i].device);
-    return status;
-}
-
-fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
-{
-    fan_status status;
-    *ran = false;
-    fan_yield();
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "step", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
-    while (m->executor && m->executor != fan_thread_id())
-        fan__run_stand_by(m);
-    fan_sim_queue *q = fan__run_pick(m);
-    if (q) {
-        *ran = true;
-        FAN_GO(fan__run_one(m, q, err));
-        fan__run_settle(m);
-    }
-done:
-    fan__queue_sweep(m);
-    fan__sim_unlock(m);
-    return status;
-}
-
-/* control_count: reads a counter that other threads may change. */
-static uint64_t control_count(const fan_sim *m, const uint64_t *count)
-{
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    uint64_t n = *count;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
-    return n;
-}
-
-uint64_t fan_sim_races(const fan_sim *m) { return control_count(m, &m->races); }
-
-#ifdef FAN_TEST
-bool fan_sim_first_race(const fan_sim *m, fan_race *out)
-{
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    bool some = m->has_first;
-    if (some)
-        *out = m->first;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
-    return some;
-}
-#endif
-
-fan_status fan_sim_pending(fan_sim *m, fan_error *err)
-{
-    fan__sim_lock(m);
-    fan_status status = fan__sim_raise_pending(m, err);
-    fan__sim_unlock(m);
-    return status;
-}
-
-void fan_sim_check(fan_sim *m, bool on)
-{
-    fan__sim_lock(m);
-    m->checking = on;
-    fan__sim_unlock(m);
-}
-
-void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits)
-{
-    fan__sim_lock(m);
-    m->left_out = plan_bits;
-    fan__sim_unlock(m);
-}
-
-#ifdef FAN_TEST
-void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
-{
-    fan__sim_lock(m);
-    m->fail_at = index;
-    m->planned = true;
-    m->fail_with = status;
-    fan__sim_unlock(m);
-}
-
-uint64_t fan_sim_calls(const fan_sim *m) { return control_count(m, &m->calls); }
-
-uint64_t fan_sim_unsound(const fan_sim *m) { return control_count(m, &m->unsound); }
-#endif
-
-double fan_sim_host_us(const fan_sim *m)
-{
-    double us = 0;
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-        us = fan__later(us, m->host_us[i]);
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
-    return us;
-}
-
-double fan_sim_device_us(const fan_sim *m)
-{
-    fan__sim_lock((fan_sim *)(uintptr_t)m);
-    double us = m->device_us;
-    fan__sim_unlock((fan_sim *)(uintptr_t)m);
-    return us;
-}
-
-void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->host_sched, steps); }
-
-size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->host_sched); }
-
-int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->host_sched, text); }
-
-bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED; }
-
-#ifdef FAN_TEST
-bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) != FAN_GOING; }
-#endif
-
-bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->host_sched, actor); }
-
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
-{
-    fan_host_sched_schedule(m->host_sched, buf, size);
-}
-
-/* The backend's table; makes and ends machines; the machines that a thread has entered. */
+/* ---- the table; making and ending machines ---- */
 
 #define MEMORY ((size_t)1 << 30)
 #define LAUNCH_US 3.0
@@ -798,38 +798,6 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
         m->chooser = *c;
     sim_set_host_sched(m);
     fan__sim_unlock(m);
-}
-
-fan_sim *fan_sim_hold(fan_sim *m)
-{
-    fan__sim_lock(m);
-    m->users++;
-    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
-    fan__sim_unlock(m);
-    return m;
-}
-
-void fan_sim_drop(fan_sim *m)
-{
-    if (!m)
-        return;
-    fan_stream *gone[FAN_SIM_DEVICES];
-    int n = 0;
-    fan__sim_lock(m);
-    bool last = --m->users == 0;
-    if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            if (m->parts[i].current) {
-                gone[n++] = m->parts[i].current;
-                m->parts[i].current = NULL;
-            }
-    fan__sim_unlock(m);
-    while (n > 0)
-        fan_stream_drop(gone[--n]);
-    if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            fan_device_orphan(&m->parts[i].device);
-    fan_device_drop(&m->parts[0].device); /* its devices share its count */
 }
 
 /* ---- the machines that a thread has entered, and the devices that it can name for that: the innermost one's ---- */

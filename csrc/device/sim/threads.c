@@ -1,228 +1,8 @@
+/* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. And the control
+ * of a machine by tests and users: run queued work, count, fail. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
-
-#include <stdio.h>
-#include <string.h>
-
-_Thread_local fan__sim_thread fan__sim_here;
-
-_Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED, "base/fault.h has them in this order");
-
-/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is held. */
-static void fan__sim_race_text(fan_sim *m, const fan_race *race, char *buf, size_t size);
-
-/* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other machines share one. */
-static size_t fan__sim_maker(void) { return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0; }
-
-uint64_t fan__sim_new_name(fan_sim *m, int kind)
-{
-    size_t by = fan__sim_maker();
-    return FAN__NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
-}
-
-void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how)
-{
-    const fan_sim *mine = fan__sim_here.m;
-    if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
-        return;
-    if (mine && mine->has_chooser && mine->chooser.access)
-        mine->chooser.access(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
-}
-
-void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
-{
-    buf[0] = '\0';
-    if (m->hooks.call_site)
-        m->hooks.call_site(m->hooks.ctx, buf, size);
-}
-
-fan_status fan__sim_alive(fan_sim *m, fan_error *err)
-{
-    switch (fan_host_sched_given_up(m->host_sched)) {
-    case FAN_ABANDONED:
-        return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
-    case FAN_DEADLOCKED:
-        return fan_fail(err, FAN_ERR_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
-    case FAN_GOING:
-        break;
-    }
-    return FAN_OK;
-}
-
-fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
-{
-    FAN_TRY(fan__sim_alive(m, err));
-    m->calls++;
-    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
-#ifdef FAN_TEST
-    if (m->planned) /* calls after the failed one depend on it, too */
-        fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
-    if (m->fail_at >= 0 && m->fail_at-- == 0)
-        return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
-                             "%s of the simulated device failed, as planned", call);
-#endif
-    (void)m, (void)call, (void)err;
-    return FAN_OK;
-}
-
-fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)
-{
-    char text[FAN_ERROR_TEXT];
-    fan__sim_race_text(m, race, text, sizeof text);
-    return fan_fail(err, FAN_ERR_RACE, "%s", text);
-}
-
-fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err)
-{
-    if (!m->has_pending)
-        return FAN_OK;
-    m->has_pending = false;
-    return fan__sim_raise(m, &m->pending, err);
-}
-
-void fan__sim_keep_race(fan_sim *m, const fan_race *race)
-{
-    m->races++;
-    if (!m->has_first) {
-        m->first = *race;
-        m->has_first = true;
-    }
-}
-
-/* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
-static bool on_host(const fan_op *op) { return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited; }
-
-/* stream_text: writes "stream 3 of sim:0". */
-static void stream_text(const fan_op *op, char *buf, size_t size)
-{
-    unsigned long long handle = (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner);
-    if (handle == FAN_LEGACY)
-        snprintf(buf, size, "the legacy default stream of sim:%d", FAN_SIM_OWNER_DEVICE(op->owner));
-    else
-        snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_OWNER_DEVICE(op->owner));
-}
-
-/* stream_call: writes its repr in Python. */
-static void stream_call(const fan_op *op, char *buf, size_t size)
-{
-    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_OWNER_DEVICE(op->owner),
-             (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
-}
-
-static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
-{
-    uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(m->race_check, op->host));
-    if (actor == FAN_MAIN)
-        snprintf(buf, size, "the host");
-    else
-        snprintf(buf, size, "host thread %llu", (unsigned long long)actor);
-}
-
-static void site_text(const fan_op *op, const char *before, char *buf, size_t size)
-{
-    if (op->call_site[0])
-        fan_append(buf, size, "%s%s", before, op->call_site);
-}
-
-/* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
- * (train.py:33)". */
-static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, size_t size)
-{
-    char text[64];
-    buf[0] = '\0';
-    if (on_host(op)) {
-        host_text(m, op, text, sizeof text);
-        fan_append(buf, size, "%s", text);
-        if (op->call_site[0])
-            fan_append(buf, size, " (%s)", op->call_site);
-        return;
-    }
-    stream_text(op, text, sizeof text);
-    fan_append(buf, size, "'%s' (%s", op->name, text);
-    site_text(op, ", ", buf, size);
-    fan_append(buf, size, ")");
-}
-
-/* race_text_missing: writes the wait that would order the two, as a call that works wherever their streams are
- * available: any code may queue to a stream. */
-static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
-{
-    char a[64], b[64], first[64], second[64];
-    bool host1 = on_host(&r->first), host2 = on_host(&r->second);
-    if (host1)
-        host_text(m, &r->first, a, sizeof a);
-    else
-        stream_text(&r->first, a, sizeof a);
-    if (host2)
-        host_text(m, &r->second, b, sizeof b);
-    else
-        stream_text(&r->second, b, sizeof b);
-    stream_call(&r->first, first, sizeof first);
-    stream_call(&r->second, second, sizeof second);
-    if (host1 && host2)
-        fan_append(buf, size, "%s must come after %s (a lock, or a join)", b, a);
-    else if (host1)
-        fan_append(buf, size, "what is queued on %s must be queued after %s has read (a lock, or a join)", b, a);
-    else if (host2)
-        fan_append(buf, size, "%s must wait for %s after '%s' (%s.synchronize())", b, a, r->first.name, first);
-    else
-        fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name, second, first);
-}
-
-static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
-{
-    int device = -1;
-    char first[224], second[224], where[32] = "unowned memory", a[64], call[64];
-    for (int i = 0; i < m->config.devices; i++)
-        if (r->lo - m->parts[i].arena.base < m->parts[i].arena.bytes)
-            device = i;
-    if (device >= 0)
-        snprintf(where, sizeof where, "sim:%d", device);
-    race_text_operation(m, &r->first, first, sizeof first);
-    race_text_operation(m, &r->second, second, sizeof second);
-    buf[0] = '\0';
-    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo),
-               where);
-
-    if (r->released && r->release) {
-        fan_append(buf, size, "memory is freed");
-        site_text(&r->second, " at ", buf, size);
-        fan_append(buf, size, " a second time");
-        site_text(&r->first, ", first at ", buf, size);
-        return;
-    }
-    if (r->donated) {
-        fan_append(buf, size, "%s %s memory that was donated", second, r->second_writes ? "writes" : "reads");
-        site_text(&r->first, " at ", buf, size);
-        fan_append(buf, size, " (donate=True): until a buffer returns it, it belongs to the buffer; missing: a copy");
-        return;
-    }
-    if (r->released) {
-        fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
-        site_text(&r->first, " at ", buf, size);
-        fan_append(buf, size, "; missing: a hold on it");
-        return;
-    }
-    if (r->release) {
-        fan_append(buf, size, "memory is freed");
-        site_text(&r->second, " at ", buf, size);
-        stream_text(&r->first, a, sizeof a);
-        stream_call(&r->first, call, sizeof call);
-        fan_append(buf, size,
-                   " while %s %s it: no wait orders that before; missing: mark as used on %s "
-                   "(array.record_stream(%s))",
-                   first, r->first_writes ? "writes" : "reads", a, call);
-        return;
-    }
-    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
-               r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
-    race_text_missing(m, r, buf, size);
-}
-
-/* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. */
 
 fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
 {
@@ -264,7 +44,7 @@ static bool thread_begin(void *ctx)
     if (fan__sim_here.kernels || FAN_FAULT(NO_TURNS))
         return true;
     if (!fan__sim_here.vain)
-        fan_host_sched_busy(m->host_sched, fan__sim_here.actor);
+        fan_host_sched_polled(m->host_sched, fan__sim_here.actor, false);
     fan__sim_here.vain = false;
     fan_host_sched_yield(m->host_sched, fan__sim_here.actor);
     fan__sim_here.fresh = true;
@@ -283,7 +63,7 @@ static void thread_not_ready(void *ctx)
     if (fan__sim_here.kernels)
         return;
     fan__sim_here.vain = true;
-    fan_host_sched_not_ready(m->host_sched, fan__sim_here.actor);
+    fan_host_sched_polled(m->host_sched, fan__sim_here.actor, true);
 }
 
 static void thread_changed(void *ctx, uint64_t mutex)
@@ -525,4 +305,160 @@ void fan_sim_read_all(fan_sim *m)
 {
     fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);
     fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_DECIDE);
+}
+
+/* ---- control ---- */
+
+fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
+{
+    fan_status status;
+    if (fan__sim_actor(m) < 0 && fan_host_sched_count(m->host_sched) != 0)
+        FAN_TRY(fan_sim_join(m, err));
+    fan_yield();
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "synchronize", err));
+    for (fan_sim_recording *r = m->recordings; r; r = r->next) {
+        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code),
+                               code);
+    }
+    if (status != FAN_OK)
+        goto done;
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
+    for (size_t i = 0; i < m->nqueues; i++)
+        fan__sim_access(m, m->queues[i]->name, false);
+    FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
+    for (size_t i = 0; i < m->nqueues; i++) {
+        FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
+        m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
+    }
+    FAN_GO(fan__sim_raise_pending(m, err));
+done:
+    fan__sim_unlock(m);
+    if (status == FAN_OK)
+        for (int i = 0; i < m->config.devices; i++)
+            fan_device_poll(&m->parts[i].device);
+    return status;
+}
+
+fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
+{
+    fan_status status;
+    *ran = false;
+    fan_yield();
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "step", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
+    while (m->executor && m->executor != fan_thread_id())
+        fan__run_stand_by(m);
+    fan_sim_queue *q = fan__run_pick(m);
+    if (q) {
+        *ran = true;
+        FAN_GO(fan__run_one(m, q, err));
+        fan__run_settle(m);
+    }
+done:
+    fan__queue_sweep(m);
+    fan__sim_unlock(m);
+    return status;
+}
+
+/* control_count: reads a counter that other threads may change. */
+static uint64_t control_count(const fan_sim *m, const uint64_t *count)
+{
+    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    uint64_t n = *count;
+    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    return n;
+}
+
+uint64_t fan_sim_races(const fan_sim *m) { return control_count(m, &m->races); }
+
+#ifdef FAN_TEST
+bool fan_sim_first_race(const fan_sim *m, fan_race *out)
+{
+    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    bool some = m->has_first;
+    if (some)
+        *out = m->first;
+    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    return some;
+}
+#endif
+
+fan_status fan_sim_pending(fan_sim *m, fan_error *err)
+{
+    fan__sim_lock(m);
+    fan_status status = fan__sim_raise_pending(m, err);
+    fan__sim_unlock(m);
+    return status;
+}
+
+void fan_sim_check(fan_sim *m, bool on)
+{
+    fan__sim_lock(m);
+    m->checking = on;
+    fan__sim_unlock(m);
+}
+
+void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits)
+{
+    fan__sim_lock(m);
+    m->left_out = plan_bits;
+    fan__sim_unlock(m);
+}
+
+#ifdef FAN_TEST
+void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
+{
+    fan__sim_lock(m);
+    m->fail_at = index;
+    m->planned = true;
+    m->fail_with = status;
+    fan__sim_unlock(m);
+}
+
+uint64_t fan_sim_calls(const fan_sim *m) { return control_count(m, &m->calls); }
+
+uint64_t fan_sim_unsound(const fan_sim *m) { return control_count(m, &m->unsound); }
+#endif
+
+double fan_sim_host_us(const fan_sim *m)
+{
+    double us = 0;
+    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+        us = fan__later(us, m->host_us[i]);
+    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    return us;
+}
+
+double fan_sim_device_us(const fan_sim *m)
+{
+    fan__sim_lock((fan_sim *)(uintptr_t)m);
+    double us = m->device_us;
+    fan__sim_unlock((fan_sim *)(uintptr_t)m);
+    return us;
+}
+
+void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->host_sched, steps); }
+
+size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->host_sched); }
+
+int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->host_sched, text); }
+
+bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED; }
+
+#ifdef FAN_TEST
+bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) != FAN_GOING; }
+#endif
+
+bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->host_sched, actor); }
+
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
+{
+    fan_host_sched_schedule(m->host_sched, buf, size);
 }

@@ -1,3 +1,4 @@
+/* The queues of streams, and the work in them. */
 #include "base/mem.h"
 #include "base/rng.h"
 #include "device/memory.h"
@@ -360,6 +361,58 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err)
         fan__queue_sweep(m);
     } else if (!chosen) {
         fan_sched_not_ready();
+    }
+    fan__sim_unlock(m);
+    return status;
+}
+
+fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = 0; q->legacy && m->recordings && i < m->nqueues; i++) {
+        const fan_sim_queue *other = m->queues[i];
+        if (other->recording && other->device == q->device && other->blocking)
+            status = fan__recording_refuse(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT),
+                                           "work", err);
+    }
+    FAN_TRY(status);
+    if (!q->blocking)
+        return FAN_OK;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *other = m->queues[i];
+        if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
+            continue;
+        fan__sim_access(m, other->name, false);
+        FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
+        /* The host's clock is not needed: a sync queues nothing. */
+        if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        q->end_us = fan__later(q->end_us, other->end_us);
+    }
+    return FAN_OK;
+}
+
+fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err)
+{
+    fan_sim_queue *q = NULL;
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+    fan_yield();
+    fan__sim_lock(m);
+    fan_status status = fan__sim_alive(m, err);
+    if (status == FAN_OK)
+        status = fan__queue_new(m, device, m->handle + 1, blocking,
+                                fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
+    if (status == FAN_OK) {
+        fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_COUNT);
+        m->handle++;
+        *out = fan_stream_new(&m->parts[device].device, q->handle, q);
+        if (!*out) {
+            fan__queue_drop(q);
+            fan__queue_sweep(m);
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        }
     }
     fan__sim_unlock(m);
     return status;

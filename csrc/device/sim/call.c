@@ -1,0 +1,254 @@
+/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a machine. */
+#include "base/fault.h"
+#include "device/memory.h"
+#include "device/sim/machine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+_Thread_local fan__sim_thread fan__sim_here;
+
+_Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED, "base/fault.h has them in this order");
+
+size_t fan__sim_maker(void) { return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0; }
+
+uint64_t fan__sim_new_name(fan_sim *m, int kind)
+{
+    size_t by = fan__sim_maker();
+    return FAN__NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
+}
+
+void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how)
+{
+    const fan_sim *mine = fan__sim_here.m;
+    if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
+        return;
+    if (mine && mine->has_chooser && mine->chooser.access)
+        mine->chooser.access(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
+}
+
+void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
+{
+    buf[0] = '\0';
+    if (m->hooks.call_site)
+        m->hooks.call_site(m->hooks.ctx, buf, size);
+}
+
+fan_status fan__sim_alive(fan_sim *m, fan_error *err)
+{
+    switch (fan_host_sched_given_up(m->host_sched)) {
+    case FAN_ABANDONED:
+        return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
+    case FAN_DEADLOCKED:
+        return fan_fail(err, FAN_ERR_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
+    case FAN_GOING:
+        break;
+    }
+    return FAN_OK;
+}
+
+fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
+{
+    FAN_TRY(fan__sim_alive(m, err));
+    m->calls++;
+    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
+                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
+#ifdef FAN_TEST
+    if (m->planned) /* calls after the failed one depend on it, too */
+        fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
+    if (m->fail_at >= 0 && m->fail_at-- == 0)
+        return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
+                             "%s of the simulated device failed, as planned", call);
+#endif
+    (void)m, (void)call, (void)err;
+    return FAN_OK;
+}
+
+void fan__sim_keep_race(fan_sim *m, const fan_race *race)
+{
+    m->races++;
+    if (!m->has_first) {
+        m->first = *race;
+        m->has_first = true;
+    }
+}
+
+/* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
+static bool on_host(const fan_op *op) { return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited; }
+
+/* stream_text: writes "stream 3 of sim:0". */
+static void stream_text(const fan_op *op, char *buf, size_t size)
+{
+    unsigned long long handle = (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner);
+    if (handle == FAN_LEGACY)
+        snprintf(buf, size, "the legacy default stream of sim:%d", FAN_SIM_OWNER_DEVICE(op->owner));
+    else
+        snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_OWNER_DEVICE(op->owner));
+}
+
+/* stream_call: writes its repr in Python. */
+static void stream_call(const fan_op *op, char *buf, size_t size)
+{
+    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_OWNER_DEVICE(op->owner),
+             (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
+}
+
+static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
+{
+    uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(m->race_check, op->host));
+    if (actor == FAN_MAIN)
+        snprintf(buf, size, "the host");
+    else
+        snprintf(buf, size, "host thread %llu", (unsigned long long)actor);
+}
+
+static void site_text(const fan_op *op, const char *before, char *buf, size_t size)
+{
+    if (op->call_site[0])
+        fan_append(buf, size, "%s%s", before, op->call_site);
+}
+
+/* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
+ * (train.py:33)". */
+static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, size_t size)
+{
+    char text[64];
+    buf[0] = '\0';
+    if (on_host(op)) {
+        host_text(m, op, text, sizeof text);
+        fan_append(buf, size, "%s", text);
+        if (op->call_site[0])
+            fan_append(buf, size, " (%s)", op->call_site);
+        return;
+    }
+    stream_text(op, text, sizeof text);
+    fan_append(buf, size, "'%s' (%s", op->name, text);
+    site_text(op, ", ", buf, size);
+    fan_append(buf, size, ")");
+}
+
+/* race_text_missing: writes the wait that would order the two, as a call that works wherever their streams are
+ * available: any code may queue to a stream. */
+static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
+{
+    char a[64], b[64], first[64], second[64];
+    bool host1 = on_host(&r->first), host2 = on_host(&r->second);
+    if (host1)
+        host_text(m, &r->first, a, sizeof a);
+    else
+        stream_text(&r->first, a, sizeof a);
+    if (host2)
+        host_text(m, &r->second, b, sizeof b);
+    else
+        stream_text(&r->second, b, sizeof b);
+    stream_call(&r->first, first, sizeof first);
+    stream_call(&r->second, second, sizeof second);
+    if (host1 && host2)
+        fan_append(buf, size, "%s must come after %s (a lock, or a join)", b, a);
+    else if (host1)
+        fan_append(buf, size, "what is queued on %s must be queued after %s has read (a lock, or a join)", b, a);
+    else if (host2)
+        fan_append(buf, size, "%s must wait for %s after '%s' (%s.synchronize())", b, a, r->first.name, first);
+    else
+        fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name, second, first);
+}
+
+/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is held. */
+static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
+{
+    int device = -1;
+    char first[224], second[224], where[32] = "unowned memory", a[64], call[64];
+    for (int i = 0; i < m->config.devices; i++)
+        if (r->lo - m->parts[i].arena.base < m->parts[i].arena.bytes)
+            device = i;
+    if (device >= 0)
+        snprintf(where, sizeof where, "sim:%d", device);
+    race_text_operation(m, &r->first, first, sizeof first);
+    race_text_operation(m, &r->second, second, sizeof second);
+    buf[0] = '\0';
+    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo),
+               where);
+
+    if (r->released && r->release) {
+        fan_append(buf, size, "memory is freed");
+        site_text(&r->second, " at ", buf, size);
+        fan_append(buf, size, " a second time");
+        site_text(&r->first, ", first at ", buf, size);
+        return;
+    }
+    if (r->donated) {
+        fan_append(buf, size, "%s %s memory that was donated", second, r->second_writes ? "writes" : "reads");
+        site_text(&r->first, " at ", buf, size);
+        fan_append(buf, size, " (donate=True): until a buffer returns it, it belongs to the buffer; missing: a copy");
+        return;
+    }
+    if (r->released) {
+        fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
+        site_text(&r->first, " at ", buf, size);
+        fan_append(buf, size, "; missing: a hold on it");
+        return;
+    }
+    if (r->release) {
+        fan_append(buf, size, "memory is freed");
+        site_text(&r->second, " at ", buf, size);
+        stream_text(&r->first, a, sizeof a);
+        stream_call(&r->first, call, sizeof call);
+        fan_append(buf, size,
+                   " while %s %s it: no wait orders that before; missing: mark as used on %s "
+                   "(array.record_stream(%s))",
+                   first, r->first_writes ? "writes" : "reads", a, call);
+        return;
+    }
+    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
+               r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
+    race_text_missing(m, r, buf, size);
+}
+
+fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)
+{
+    char text[FAN_ERROR_TEXT];
+    fan__sim_race_text(m, race, text, sizeof text);
+    return fan_fail(err, FAN_ERR_RACE, "%s", text);
+}
+
+fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err)
+{
+    if (!m->has_pending)
+        return FAN_OK;
+    m->has_pending = false;
+    return fan__sim_raise(m, &m->pending, err);
+}
+
+
+fan_sim *fan_sim_hold(fan_sim *m)
+{
+    fan__sim_lock(m);
+    m->users++;
+    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
+    fan__sim_unlock(m);
+    return m;
+}
+
+void fan_sim_drop(fan_sim *m)
+{
+    if (!m)
+        return;
+    fan_stream *gone[FAN_SIM_DEVICES];
+    int n = 0;
+    fan__sim_lock(m);
+    bool last = --m->users == 0;
+    if (last)
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].current) {
+                gone[n++] = m->parts[i].current;
+                m->parts[i].current = NULL;
+            }
+    fan__sim_unlock(m);
+    while (n > 0)
+        fan_stream_drop(gone[--n]);
+    if (last)
+        for (int i = 0; i < m->config.devices; i++)
+            fan_device_orphan(&m->parts[i].device);
+    fan_device_drop(&m->parts[0].device); /* its devices share its count */
+}

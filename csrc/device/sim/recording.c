@@ -1,0 +1,327 @@
+/* Captures of streams: their rules, and the state of those in progress. */
+#include "base/mem.h"
+#include "device/sim/machine.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static atomic_uint_fast64_t last_capture;
+
+static int add_member(fan_capture_run *c)
+{
+    if (fan_grow((void **)&c->before, &c->cap, (size_t)c->members + 1, sizeof *c->before) ||
+        fan_grow((void **)&c->work, &c->work_cap, (size_t)c->members + 1, sizeof *c->work))
+        return -1;
+    fan_clock_init(&c->before[c->members]);
+    c->work[c->members++] = 0;
+    return 0;
+}
+
+fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
+{
+    memset(c, 0, sizeof *c);
+    c->id = atomic_fetch_add(&last_capture, 1) + 1;
+    c->mode = mode;
+    c->thread = thread;
+    return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;
+}
+
+void fan_capture_fini(fan_capture_run *c)
+{
+    for (uint32_t i = 0; i < c->members; i++)
+        fan_clock_fini(&c->before[i]);
+    fan_free(c->before);
+    fan_free(c->work);
+    memset(c, 0, sizeof *c);
+}
+
+int fan_capture_work(fan_capture_run *c, uint32_t member)
+{
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    if (fan_clock_set(&c->before[member], member, c->work[member] + 1))
+        return -1;
+    c->work[member]++;
+    return 0;
+}
+
+int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event)
+{
+    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_copy(event, &c->before[member]) ? -1 : 0;
+}
+
+int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event)
+{
+    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_join(&c->before[member], event) ? -1 : 0;
+}
+
+int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member)
+{
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    if (add_member(c))
+        return -1;
+    *member = c->members - 1;
+    if (fan_clock_copy(&c->before[*member], event) == 0)
+        return 0;
+    c->members--;
+    return -1;
+}
+
+int fan_capture_break(fan_capture_run *c, int code)
+{
+    bool before = c->broken && !c->ended;
+    c->broken = true;
+    return before ? FAN_CAPTURE_INVALIDATED : code;
+}
+
+int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread)
+{
+    if (thread != c->thread && c->mode != FAN_CAPTURE_RELAXED)
+        return FAN_CAPTURE_WRONG_THREAD;
+    if (member != 0)
+        return fan_capture_break(c, FAN_CAPTURE_UNMATCHED);
+    c->ended = true;
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    for (uint32_t i = 1; i < c->members; i++)
+        if (fan_clock_get(&c->before[0], i) < c->work[i])
+            return FAN_CAPTURE_UNJOINED;
+    return 0;
+}
+
+bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine)
+{
+    if (c->ended || c->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
+        return false;
+    return c->thread == thread || (c->mode == FAN_CAPTURE_GLOBAL && mine == FAN_CAPTURE_GLOBAL);
+}
+
+const char *fan_capture_words(int code)
+{
+    switch (code) {
+    case FAN_CAPTURE_VALUE:
+        return "the stream is in the wrong state for this call";
+    case FAN_CAPTURE_UNSUPPORTED:
+        return "not permitted while a stream is captured";
+    case FAN_CAPTURE_INVALIDATED:
+        return "an earlier violation has broken this capture; end it and begin again";
+    case FAN_CAPTURE_MERGE:
+        return "two captures would become one";
+    case FAN_CAPTURE_UNMATCHED:
+        return "the capture did not begin on this stream";
+    case FAN_CAPTURE_UNJOINED:
+        return "a stream that was pulled into the capture was not joined back";
+    case FAN_CAPTURE_ISOLATION:
+        return "a captured stream would wait for work outside its capture";
+    case FAN_CAPTURE_IMPLICIT:
+        return "the legacy default stream would depend on a captured stream";
+    case FAN_CAPTURE_EVENT:
+        return "an event that was recorded on a captured stream has no time";
+    case FAN_CAPTURE_WRONG_THREAD:
+        return "another thread began this capture";
+    default:
+        return "not legal under capture";
+    }
+}
+
+static _Thread_local fan_capture_mode thread_mode;
+
+int fan_sim_capture_mode(int mode)
+{
+    int old = (int)thread_mode;
+    thread_mode = (fan_capture_mode)mode;
+    return old;
+}
+
+void fan__recording_drop(fan_sim_recording *r)
+{
+    if (!r || --r->refs)
+        return;
+    fan_capture_fini(&r->capture);
+    fan_free(r);
+}
+
+fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err)
+{
+    if (code == 0)
+        return FAN_OK;
+    if (code < 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+                         (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
+}
+
+fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err)
+{
+    return q->recording
+               ? fan__recording_refuse(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err)
+               : FAN_OK;
+}
+
+fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err)
+{
+    if (!ev->recording)
+        return FAN_OK;
+    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT
+                                            : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
+                         e->device->index, fan_capture_words(code), code);
+}
+
+fan_sim_command *fan__command_new(size_t bytes)
+{
+    fan_sim_command *c = fan_alloc(bytes);
+    if (c)
+        memset(c, 0, sizeof *c);
+    return c;
+}
+
+void fan__command_put(fan_sim_graph *g, fan_sim_command *c)
+{
+    *g->tail = c;
+    g->tail = &c->next;
+}
+
+fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err)
+{
+    fan_sim_recording *r = q->recording;
+    fan_sim_command *c = fan__command_new(sizeof *c);
+    if (!c)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    int code = fan_capture_record(&r->capture, q->member, &ev->place);
+    if (code) {
+        fan_free(c);
+        return fan__recording_refuse(q, code, "record", err);
+    }
+    fan__recording_drop(ev->recording);
+    ev->recording = r;
+    r->refs++;
+    ev->number = r->graph->events++;
+    c->kind = FAN_COMMAND_RECORD;
+    c->member = q->member;
+    c->event = ev->number;
+    fan__command_put(r->graph, c);
+    return FAN_OK;
+}
+
+fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err)
+{
+    fan_sim_recording *mine = q->recording, *theirs = ev->recording;
+    *done = mine || theirs;
+    if (!*done)
+        return FAN_OK;
+    if (!theirs) /* an event that was never recorded: no wait */
+        return ev->point.queue
+                   ? fan__recording_refuse(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
+                   : FAN_OK;
+    if (theirs->capture.ended) {
+        if (mine)
+            fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
+        return fan__recording_refuse(q, FAN_CAPTURE_EVENT, "wait", err);
+    }
+    if (mine && mine != theirs) {
+        fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
+        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE), "wait", err);
+    }
+    fan_sim_graph *g = theirs->graph;
+    fan_sim_command *c = fan__command_new(sizeof *c);
+    int code = -1;
+    if (c && mine)
+        code = fan_capture_wait(&mine->capture, q->member, &ev->place);
+    else if (c && q->legacy)
+        code = fan_capture_break(&theirs->capture, FAN_CAPTURE_IMPLICIT);
+    else if (c && fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device) == 0)
+        code = fan_capture_pull(&theirs->capture, &ev->place, &q->member);
+    if (code) {
+        fan_free(c);
+        return fan__recording_refuse(q, code, "wait", err);
+    }
+    if (!mine) { /* q has become a member of the capture whose event it waits for */
+        g->device[g->members++] = q->device;
+        q->recording = theirs;
+        theirs->refs++;
+        q->refs++; /* until the capture ends */
+    }
+    c->kind = FAN_COMMAND_WAIT;
+    c->member = q->member;
+    c->event = ev->number;
+    fan__command_put(g, c);
+    return FAN_OK;
+}
+
+void fan__graph_free(fan_sim_graph *g)
+{
+    for (fan_sim_command *c = g->head, *next; c; c = next) {
+        next = c->next;
+        if (c->kind == FAN_COMMAND_WORK && c->kernel.fini)
+            c->kernel.fini(c->kernel.ctx);
+        fan_free(c);
+    }
+    fan_free(g->device);
+    fan_free(g->queues);
+    fan_free(g->blocks);
+    fan_free(g);
+}
+
+void fan__recording_drop_all(fan_sim *m)
+{
+    while (m->recordings) {
+        fan_sim_recording *r = m->recordings;
+        m->recordings = r->next;
+        for (size_t i = 0; i < m->nqueues; i++)
+            if (m->queues[i]->recording == r) {
+                m->queues[i]->recording = NULL;
+                r->refs--;
+            }
+        r->capture.ended = true;
+        fan__graph_free(r->graph);
+        fan__recording_drop(r);
+    }
+}
+
+int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
+{
+    fan__sim_lock(m);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
+    const fan_sim_recording *r = fan__queue_of(s)->recording;
+    int state = r ? r->capture.broken ? 2 : 1 : 0;
+    if (id)
+        *id = r ? r->capture.id : 0;
+    if (graph)
+        *graph = r ? r->graph : NULL;
+    fan__sim_unlock(m);
+    return state;
+}
+
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    uint64_t thread = fan_thread_id();
+    fan__sim_lock(m);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    for (fan_sim_recording *r = m->recordings; r; r = r->next)
+        if ((always && !r->capture.ended) || fan_capture_forbids(&r->capture, thread, thread_mode)) {
+            int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code),
+                                   code);
+        }
+    fan__sim_unlock(m);
+    return status;
+}
+
+bool fan_sim_event_captured(fan_sim *m, const fan_event *e)
+{
+    fan__sim_lock(m);
+    bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
+    fan__sim_unlock(m);
+    return captured;
+}
+
+double fan_sim_event_us(fan_sim *m, const fan_event *e)
+{
+    fan__sim_lock(m);
+    double us = ((const fan_sim_event *)e->impl)->us;
+    fan__sim_unlock(m);
+    return us;
+}
