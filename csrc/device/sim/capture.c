@@ -1,0 +1,126 @@
+#include "device/sim/capture.h"
+
+#include "base/mem.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static atomic_uint_fast64_t last_capture;
+
+static int add_member(fan_capture_run *c)
+{
+    if (fan_grow((void **)&c->before, &c->cap, (size_t)c->members + 1, sizeof *c->before) ||
+        fan_grow((void **)&c->work, &c->work_cap, (size_t)c->members + 1, sizeof *c->work))
+        return -1;
+    fan_clock_init(&c->before[c->members]);
+    c->work[c->members++] = 0;
+    return 0;
+}
+
+fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
+{
+    memset(c, 0, sizeof *c);
+    c->id = atomic_fetch_add(&last_capture, 1) + 1;
+    c->mode = mode;
+    c->thread = thread;
+    return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;
+}
+
+void fan_capture_fini(fan_capture_run *c)
+{
+    for (uint32_t i = 0; i < c->members; i++)
+        fan_clock_fini(&c->before[i]);
+    fan_free(c->before);
+    fan_free(c->work);
+    memset(c, 0, sizeof *c);
+}
+
+int fan_capture_work(fan_capture_run *c, uint32_t member)
+{
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    if (fan_clock_set(&c->before[member], member, c->work[member] + 1))
+        return -1;
+    c->work[member]++;
+    return 0;
+}
+
+int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event)
+{
+    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_copy(event, &c->before[member]) ? -1 : 0;
+}
+
+int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event)
+{
+    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_join(&c->before[member], event) ? -1 : 0;
+}
+
+int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member)
+{
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    if (add_member(c))
+        return -1;
+    *member = c->members - 1;
+    if (fan_clock_copy(&c->before[*member], event) == 0)
+        return 0;
+    c->members--;
+    return -1;
+}
+
+int fan_capture_break(fan_capture_run *c, int code)
+{
+    bool before = c->broken && !c->ended;
+    c->broken = true;
+    return before ? FAN_CAPTURE_INVALIDATED : code;
+}
+
+int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread)
+{
+    if (thread != c->thread && c->mode != FAN_CAPTURE_RELAXED)
+        return FAN_CAPTURE_WRONG_THREAD;
+    if (member != 0)
+        return fan_capture_break(c, FAN_CAPTURE_UNMATCHED);
+    c->ended = true;
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    for (uint32_t i = 1; i < c->members; i++)
+        if (fan_clock_get(&c->before[0], i) < c->work[i])
+            return FAN_CAPTURE_UNJOINED;
+    return 0;
+}
+
+bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine)
+{
+    if (c->ended || c->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
+        return false;
+    return c->thread == thread || (c->mode == FAN_CAPTURE_GLOBAL && mine == FAN_CAPTURE_GLOBAL);
+}
+
+const char *fan_capture_words(int code)
+{
+    switch (code) {
+    case FAN_CAPTURE_VALUE:
+        return "the stream is in the wrong state for this call";
+    case FAN_CAPTURE_UNSUPPORTED:
+        return "not permitted while a stream is captured";
+    case FAN_CAPTURE_INVALIDATED:
+        return "an earlier violation has broken this capture; end it and begin again";
+    case FAN_CAPTURE_MERGE:
+        return "two captures would become one";
+    case FAN_CAPTURE_UNMATCHED:
+        return "the capture did not begin on this stream";
+    case FAN_CAPTURE_UNJOINED:
+        return "a stream that was pulled into the capture was not joined back";
+    case FAN_CAPTURE_ISOLATION:
+        return "a captured stream would wait for work outside its capture";
+    case FAN_CAPTURE_IMPLICIT:
+        return "the legacy default stream would depend on a captured stream";
+    case FAN_CAPTURE_EVENT:
+        return "an event that was recorded on a captured stream has no time";
+    case FAN_CAPTURE_WRONG_THREAD:
+        return "another thread began this capture";
+    default:
+        return "not legal under capture";
+    }
+}
