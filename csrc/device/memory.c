@@ -359,27 +359,6 @@ static void memory_release(fan_storage *st)
     fan_device_drop(d);
 }
 
-/* memory_await_users: blocks until all work that used pending memory has run. False: a stream cannot be waited for,
- * because it is captured or freed. */
-static bool memory_await_users(fan_memory *m)
-{
-    memory_record_users(m);
-    for (size_t i = 0; i < m->n; i++) {
-        fan_stream *s = m->streams[i];
-        if (m->events[i] && m->events[i]->device->backend->event_sync(m->events[i], NULL) != FAN_OK)
-            return false;
-        if (!s)
-            continue;
-        /* no event can be recorded on it: wait for the whole stream */
-        if (s->device->backend->sync(s, NULL) != FAN_OK)
-            return false;
-        m->streams[i] = NULL;
-        fan_stream_drop(s);
-    }
-    memory_behind behind = {.n = 0};
-    return memory_passed(m, &behind);
-}
-
 /* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: none. */
 static bool memory_reclaim(fan_device *d)
 {
@@ -399,7 +378,21 @@ static bool memory_reclaim(fan_device *d)
         fan__device_unlock(d);
         if (!m)
             return false;
-        if (memory_await_users(m)) {
+        memory_record_users(m);
+        bool can = true; /* false: a stream cannot be waited for, because it is captured or freed */
+        for (size_t i = 0; i < m->n && can; i++) {
+            fan_stream *s = m->streams[i];
+            can = !m->events[i] || m->events[i]->device->backend->event_sync(m->events[i], NULL) == FAN_OK;
+            if (!s || !can)
+                continue;
+            can = s->device->backend->sync(s, NULL) == FAN_OK; /* the whole stream: no event can be recorded on it */
+            if (can) {
+                m->streams[i] = NULL;
+                fan_stream_drop(s);
+            }
+        }
+        memory_behind behind = {.n = 0};
+        if (can && memory_passed(m, &behind)) {
             memory_free(m);
             return true;
         }
@@ -673,30 +666,23 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     return FAN_OK;
 }
 
-/* memory_known_user: returns the index of the first array, from the i-th on, whose memory does not have s as a user. */
-static size_t memory_known_user(fan_array *const *arrays, size_t i, size_t n, const fan_stream *s)
-{
-    fan__device_lock(s->device);
-    for (; i < n; i++) {
-        const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
-        size_t k = 0;
-        if (!m)
-            continue;
-        if (m->device != s->device)
-            break;
-        while (k < m->n && m->streams[k] != s)
-            k++;
-        if (k == m->n)
-            break;
-    }
-    fan__device_unlock(s->device);
-    return i;
-}
-
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err)
 {
-    for (size_t i = 0; s && (i = memory_known_user(arrays, i, n, s)) < n; i++)
-        FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
+    for (size_t i = 0; s && i < n; i++) {
+        /* to the first array whose memory does not have s as a user */
+        fan__device_lock(s->device);
+        for (; i < n; i++) {
+            const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
+            size_t k = 0;
+            while (m && m->device == s->device && k < m->n && m->streams[k] != s)
+                k++;
+            if (m && (m->device != s->device || k == m->n))
+                break;
+        }
+        fan__device_unlock(s->device);
+        if (i < n)
+            FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
+    }
     return FAN_OK;
 }
 

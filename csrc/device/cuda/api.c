@@ -66,15 +66,6 @@ static const char *api_advice(fan_cu_result code)
     }
 }
 
-static void say_path(fan_cuda_api *api)
-{
-    Dl_info where;
-    void *p;
-    memcpy(&p, &api->Init, sizeof p);
-    if (p && dladdr(p, &where) && where.dli_fname)
-        snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
-}
-
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err)
 {
     char text[256];
@@ -104,7 +95,10 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     }
     FAN_CUDA_LIST(X)
 #undef X
-    say_path(api);
+    Dl_info where;
+    memcpy(&p, &api->Init, sizeof p);
+    if (p && dladdr(p, &where) && where.dli_fname)
+        snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
     if (!api->has[FAN_CUDA_MUST])

@@ -98,16 +98,6 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     return s;
 }
 
-/* stream_id: gets the driver's number of a stream; 0: unknown. */
-static fan_status stream_id(fan_cuda_part *p, uint64_t handle, uint64_t *id, fan_error *err)
-{
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    *id = 0;
-    if (!api->has[FAN_CUDA_STREAM_IDS])
-        return FAN_OK;
-    return fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, id), "cuStreamGetId", err);
-}
-
 /* stream_is_of: FAN_ERR_VALUE if a handle is of another context than the part's. */
 static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err)
 {
@@ -134,7 +124,10 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
     *out = NULL;
     if (handle > 2) {
         FAN_TRY(fan__cuda_enter(p, &scope, err));
-        status = stream_id(p, handle, &id, err);
+        const fan_cuda_api *api = fan__cuda_api_of(p);
+        status = api->has[FAN_CUDA_STREAM_IDS] /* the driver's number of the stream; 0: unknown */
+                     ? fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id), "cuStreamGetId", err)
+                     : FAN_OK;
         if (status == FAN_OK && !(*out = stream_known(p, handle, thread, id)))
             status = stream_is_of(p, handle, err);
         fan__cuda_leave(&scope);

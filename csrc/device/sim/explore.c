@@ -133,27 +133,6 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
     return &table[i];
 }
 
-static fan__footprint_known *print_row(fan_explore *x, uint64_t object)
-{
-    if (2 * (x->nknown + 1) > x->known_cap) {
-        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
-        fan__footprint_known *more = fan_calloc(cap * sizeof *more);
-        if (!more)
-            return NULL;
-        for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known_footprints[i].used)
-                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
-        fan_free(x->known_footprints);
-        x->known_footprints = more;
-        x->known_cap = cap;
-    }
-    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
-    x->nknown += !row->used;
-    row->used = true;
-    row->object = object;
-    return row;
-}
-
 static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor, unsigned how)
 {
     for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
@@ -311,27 +290,6 @@ static fan__explore_node *explore_last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* explore_extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step
- * conflicts with theirs. */
-static fan__explore_node *explore_extend(fan_explore *x, uint32_t enabled)
-{
-    if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
-        return NULL;
-    fan__explore_node *new_ = &x->nodes[x->n];
-    memset(new_, 0, sizeof *new_);
-    new_->enabled = enabled;
-    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
-    if (last) {
-        uint32_t sleepers = last->asleep | last->done;
-        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
-                new_->asleep |= UINT32_C(1) << a;
-                new_->of[a] = last->of[a];
-            }
-    }
-    return new_;
-}
-
 int fan_explore_choose(fan_explore *x, uint32_t enabled)
 {
     assert(enabled);
@@ -348,12 +306,22 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         x->strayed = true;
         return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    fan__explore_node *at = explore_extend(x, enabled);
-    fan__footprint *f = at ? fan__footprint_take(x) : NULL;
+    fan__footprint *f =
+        fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0 ? fan__footprint_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
+    fan__explore_node *at = &x->nodes[x->n];
+    *at = (fan__explore_node){.enabled = enabled};
+    /* Actors asleep or done at the last node stay asleep unless its last step conflicts with theirs. */
+    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
+    uint32_t sleepers = last ? last->asleep | last->done : 0;
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+        if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
+            at->asleep |= UINT32_C(1) << a;
+            at->of[a] = last->of[a];
+        }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
         fan__footprint_give(x, f);
@@ -408,9 +376,22 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
         return FAN_OK;
     fan__footprint *f = at->of[at->chosen];
     unsigned bit = FAN__FOOTPRINT_BIT(how);
-    fan__footprint_known *row = print_row(x, object);
-    if (!row)
-        return x->status = FAN_ERR_NOMEM;
+    if (2 * (x->nknown + 1) > x->known_cap) {
+        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+        fan__footprint_known *more = fan_calloc(cap * sizeof *more);
+        if (!more)
+            return x->status = FAN_ERR_NOMEM;
+        for (size_t i = 0; i < x->known_cap; i++)
+            if (x->known_footprints[i].used)
+                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
+        fan_free(x->known_footprints);
+        x->known_footprints = more;
+        x->known_cap = cap;
+    }
+    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
+    x->nknown += !row->used;
+    row->used = true;
+    row->object = object;
     if (!(row->how[at->chosen] & bit)) {
         /* The first to conflict with a step that was a persistent set: orders may have been left out wrongly. */
         x->again |= x->pruned && conflicts_with(x, row, at->chosen, bit);

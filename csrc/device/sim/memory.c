@@ -256,21 +256,6 @@ void fan__access_take_back(fan_sim *m, fan_extent bytes)
     }
 }
 
-static fan_sim_donation *access_donation_new(const fan_array *a)
-{
-    fan_array *one = (fan_array *)(uintptr_t)a;
-    fan__packer p = {NULL, 0};
-    fan__pack(&p, sizeof(fan_sim_donation));
-    (void)fan__pack_arrays(&p, &one, 1);
-    fan_sim_donation *g = fan_calloc(p.used);
-    if (!g)
-        return NULL;
-    p = (fan__packer){(char *)g, 0};
-    fan__pack(&p, sizeof *g);
-    g->what = fan__pack_arrays(&p, &one, 1)[0];
-    return g;
-}
-
 fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
@@ -289,8 +274,17 @@ fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, boo
     fan__sim_access(m, b->name, donate);
     if (!donate && !m->donations)
         goto done;
-    if (donate && !(g = access_donation_new(a)))
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
+    if (donate) {
+        fan_array *one = (fan_array *)(uintptr_t)a;
+        fan__packer p = {NULL, 0};
+        fan__pack(&p, sizeof *g);
+        (void)fan__pack_arrays(&p, &one, 1);
+        if (!(g = fan_calloc(p.used)))
+            FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
+        p = (fan__packer){(char *)g, 0};
+        fan__pack(&p, sizeof *g);
+        g->what = fan__pack_arrays(&p, &one, 1)[0];
+    }
     uint32_t host = fan__sim_lane(m);
     FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
     if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {

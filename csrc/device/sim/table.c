@@ -644,22 +644,10 @@ static const fan_backend fan_sim_backend = {
     .device_fini = sim_device_fini,
 };
 
-static void *sim_before_block(void *ctx)
-{
-    fan_sim *m = ctx;
-    return m->hooks.before_block ? m->hooks.before_block(m->hooks.ctx) : NULL;
-}
-
-static void sim_after_block(void *ctx, void *before_)
-{
-    fan_sim *m = ctx;
-    if (m->hooks.after_block)
-        m->hooks.after_block(m->hooks.ctx, before_);
-}
-
 static void sim_set_host_sched(fan_sim *m)
 {
-    fan_host_sched_hooks h = {.before_block = sim_before_block, .after_block = sim_after_block, .block_ctx = m};
+    fan_host_sched_hooks h = {
+        .before_block = m->hooks.before_block, .after_block = m->hooks.after_block, .block_ctx = m->hooks.ctx};
     if (m->has_chooser) {
         h.choose = m->chooser.choose;
         h.pick = m->chooser.pick;
