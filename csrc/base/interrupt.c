@@ -28,8 +28,14 @@ fan_status fan_interrupt_end(fan_interrupt *i, fan_status status)
     return status == FAN_OK ? i->status : status;
 }
 
-static bool interrupt_check(fan_interrupt *i)
+bool fan_interrupted(int64_t elements)
 {
+    fan_interrupt *i = innermost;
+    if (!i)
+        return false;
+    i->ahead -= elements;
+    if (i->status != FAN_OK || i->ahead >= 0)
+        return i->status != FAN_OK;
     uint64_t t = interrupt_now();
     i->ahead = UNREAD;
     if (t < i->next || !i->check)
@@ -42,13 +48,4 @@ static bool interrupt_check(fan_interrupt *i)
     }
     i->next = t + PAUSE;
     return i->status != FAN_OK;
-}
-
-bool fan_interrupted(int64_t elements)
-{
-    fan_interrupt *i = innermost;
-    if (!i)
-        return false;
-    i->ahead -= elements;
-    return i->status != FAN_OK || (i->ahead < 0 && interrupt_check(i));
 }

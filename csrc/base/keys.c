@@ -42,48 +42,38 @@ bool fan_keys_has(const fan_keys *k, int64_t key)
     return k->hashed && k->cells[keys_cell(k, key)] == key;
 }
 
-static bool more_bits(fan_keys *k, int64_t key)
-{
-    size_t words = k->words ? k->words : FIRST_WORDS;
-    while (words <= (size_t)key / 64)
-        words *= 2;
-    uint64_t *bits = fan_realloc(k->bits, words * sizeof *bits);
-    if (!bits)
-        return false;
-    memset(bits + k->words, 0, (words - k->words) * sizeof *bits);
-    k->bits = bits;
-    k->words = words;
-    return true;
-}
-
-static bool more_cells(fan_keys *k)
-{
-    fan_keys more = {.cap = k->cap ? 2 * k->cap : FIRST_CELLS};
-    more.cells = fan_alloc(more.cap * sizeof *more.cells);
-    if (!more.cells)
-        return false;
-    memset(more.cells, 0xff, more.cap * sizeof *more.cells);
-    for (size_t i = 0; i < k->cap; i++)
-        if (k->cells[i] >= 0)
-            more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
-    fan_free(k->cells);
-    k->cells = more.cells;
-    k->cap = more.cap;
-    return true;
-}
-
 int fan_keys_put(fan_keys *k, int64_t key)
 {
     assert(key >= 0);
     if (fan_keys_has(k, key))
         return 0;
     if (key < SMALL) {
-        if ((size_t)key / 64 >= k->words && !more_bits(k, key))
-            return -1;
+        size_t words = k->words ? k->words : FIRST_WORDS;
+        while (words <= (size_t)key / 64)
+            words *= 2;
+        if (words > k->words) {
+            uint64_t *bits = fan_realloc(k->bits, words * sizeof *bits);
+            if (!bits)
+                return -1;
+            memset(bits + k->words, 0, (words - k->words) * sizeof *bits);
+            k->bits = bits;
+            k->words = words;
+        }
         k->bits[key / 64] |= UINT64_C(1) << key % 64;
     } else {
-        if (k->hashed >= k->cap - k->cap / 4 && !more_cells(k))
-            return -1;
+        if (k->hashed >= k->cap - k->cap / 4) {
+            fan_keys more = {.cap = k->cap ? 2 * k->cap : FIRST_CELLS};
+            more.cells = fan_alloc(more.cap * sizeof *more.cells);
+            if (!more.cells)
+                return -1;
+            memset(more.cells, 0xff, more.cap * sizeof *more.cells);
+            for (size_t i = 0; i < k->cap; i++)
+                if (k->cells[i] >= 0)
+                    more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
+            fan_free(k->cells);
+            k->cells = more.cells;
+            k->cap = more.cap;
+        }
         k->cells[keys_cell(k, key)] = key;
         k->hashed++;
     }

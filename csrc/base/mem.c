@@ -144,18 +144,6 @@ static uint64_t answer;
 
 static bool cache_sensible(uint64_t n) { return n >= LEAST && n <= MOST; }
 
-/* Reads the size that Linux shows in a file ("2048K"), for libcs whose sysconf does not give it. */
-static uint64_t cache_from_file(void)
-{
-    unsigned long long n = 0;
-    char unit = 0;
-    FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "re");
-    int got = f ? fscanf(f, "%8llu%c", &n, &unit) : 0;
-    if (f)
-        fclose(f);
-    return got < 1 ? 0 : unit == 'K' ? n << 10 : unit == 'M' ? n << 20 : n;
-}
-
 static void cache_query(void)
 {
     uint64_t n = 0;
@@ -167,8 +155,15 @@ static void cache_query(void)
     long said = sysconf(_SC_LEVEL2_CACHE_SIZE);
     n = said > 0 ? (uint64_t)said : 0;
 #endif
-    if (!cache_sensible(n))
-        n = cache_from_file();
+    if (!cache_sensible(n)) { /* libcs whose sysconf does not give it: Linux shows it in a file ("2048K") */
+        unsigned long long shown = 0;
+        char unit = 0;
+        FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "re");
+        int got = f ? fscanf(f, "%8llu%c", &shown, &unit) : 0;
+        if (f)
+            fclose(f);
+        n = got < 1 ? 0 : unit == 'K' ? shown << 10 : unit == 'M' ? shown << 20 : shown;
+    }
     answer = cache_sensible(n) ? n : UNKNOWN;
 }
 

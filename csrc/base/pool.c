@@ -103,25 +103,6 @@ static void to_system(const block *b)
     (void)munmap(b->base, b->size);
 }
 
-/* pool_fill: writes the pattern to all but the last page, which may not have been touched yet. */
-static void pool_fill(const block *b)
-{
-    uint64_t *word = (uint64_t *)(void *)b->base;
-    for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++)
-        word[i] = PATTERN;
-}
-
-static void pool_check(const block *b)
-{
-    const uint64_t *word = (const uint64_t *)(const void *)b->base;
-    for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
-        if (word[i] == PATTERN)
-            continue;
-        fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n", (const void *)&word[i]);
-        abort();
-    }
-}
-
 /* pool_remove_at: takes a block out of the table. Call with the lock held. */
 static block pool_remove_at(size_t i)
 {
@@ -181,8 +162,16 @@ void *fan_pool_take(size_t n)
     pool_leave();
     if (b.base) {
         SHOW(b.base, b.size);
-        if (b.filled)
-            pool_check(&b);
+        if (b.filled) {
+            const uint64_t *word = (const uint64_t *)(const void *)b.base;
+            for (size_t i = 0; i < (b.size - PAGE) / sizeof *word; i++) {
+                if (word[i] == PATTERN)
+                    continue;
+                fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n",
+                        (const void *)&word[i]);
+                abort();
+            }
+        }
     } else {
         b.base = pool_fresh(b.size);
         if (!b.base && pool_shrink(0) > 0)
@@ -204,8 +193,11 @@ void fan_pool_give(void *p, size_t n)
     b.filled = poison && b.size <= now.limit;
     pool_leave();
     SHOW(b.base, b.size);
-    if (b.filled)
-        pool_fill(&b);
+    if (b.filled) {
+        uint64_t *word = (uint64_t *)(void *)b.base;
+        for (size_t i = 0; i < (b.size - PAGE) / sizeof *word; i++)
+            word[i] = PATTERN;
+    }
     HIDE(b.base, b.size);
     for (bool kept = false; !kept;) {
         block over = {.base = NULL};

@@ -84,7 +84,7 @@ typedef enum fan_thing {
  *   not_ready the call returned "not yet", and does so again until another thread acts
  *   access    an access of the current step
  *   name      returns a number for a new mutex of this thread, higher than all counted ones
- *   spawn     adds a thread of a pool (base/thread_pool.h): returns its number, or -1
+ *   spawn     adds a thread of a pool (base/workers.h): returns its number, or -1
  *   enter, leave   on that thread, around its work; enter returns false if it must not act
  *   refused   whether enter returned false, or will */
 typedef struct fan_thread_hooks {

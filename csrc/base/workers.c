@@ -24,6 +24,30 @@
 
 #define DEFAULT_MOST 8
 
+static void workers_at_exit(void);
+static void workers_in_child(void);
+
+static fan_fork workers_fork = {.child = workers_in_child};
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool prepared; /* the handlers of fork and exit are installed: without them no thread is started */
+
+static void workers_prepare(void) { prepared = fan_fork_add(&workers_fork) == 0 && atexit(workers_at_exit) == 0; }
+
+/* workers_start: starts a thread that blocks all signals. */
+static bool workers_start(pthread_t *thread, void *(*serve)(void *))
+{
+    sigset_t all, before;
+    (void)pthread_once(&once, workers_prepare);
+    (void)sigfillset(&all);
+    if (!prepared || pthread_sigmask(SIG_SETMASK, &all, &before)) /* the new thread inherits the mask */
+        return false;
+    bool good = pthread_create(thread, NULL, serve, NULL) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return good;
+}
+
+/* ---- helpers ---- */
+
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* its holder uses the workers; acquired before `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below but the atomics */
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
@@ -32,7 +56,6 @@ static pthread_t helper[FAN_WORKERS_MOST];
 static atomic_int alive;   /* helpers started; written by the holder of `turn` */
 static bool ending;        /* helpers must return */
 static bool over;          /* the process ends: start no more */
-static bool prepared;      /* the handlers of fork and exit are installed; under `turn` */
 static unsigned long call; /* number of the current work */
 static bool joinable;      /* helpers may still join it */
 static int inside;         /* helpers at work */
@@ -90,49 +113,6 @@ static void workers_end(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void workers_at_exit(void)
-{
-    pthread_mutex_lock(&turn);
-    over = true;
-    workers_end();
-    pthread_mutex_unlock(&turn);
-}
-
-/* In the child: initializes the locks again. */
-static void workers_in_child(void)
-{
-    (void)pthread_mutex_init(&turn, NULL);
-    (void)pthread_mutex_init(&lock, NULL);
-    (void)pthread_cond_init(&wake, NULL);
-    (void)pthread_cond_init(&left, NULL);
-    atomic_store(&alive, 0);
-    ending = joinable = false;
-    inside = 0;
-}
-
-static fan_fork workers_fork = {.child = workers_in_child};
-
-/* workers_grow: starts helpers up to `want`; call with `turn` held. */
-static void workers_grow(int want)
-{
-    if (over)
-        return;
-    if (!prepared) {
-        if (fan_fork_add(&workers_fork) || atexit(workers_at_exit))
-            return; /* without the handlers, start no helper */
-        prepared = true;
-    }
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before)) /* helpers inherit the mask */
-        return;
-    int n = atomic_load(&alive);
-    while (n < want && pthread_create(&helper[n], NULL, workers_help, NULL) == 0)
-        n++;
-    atomic_store(&alive, n);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
 static int workers_processors(void)
 {
 #ifdef __linux__
@@ -179,8 +159,10 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
             work(ctx, i);
         return;
     }
-    if (atomic_load(&alive) < want)
-        workers_grow(want);
+    int n = atomic_load(&alive);
+    while (!over && n < want && workers_start(&helper[n], workers_help))
+        n++;
+    atomic_store(&alive, n);
     pthread_mutex_lock(&lock);
     work_now = work;
     ctx_now = ctx;
@@ -197,4 +179,136 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
         pthread_cond_wait(&left, &lock);
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&turn);
+}
+
+/* ---- the pool of threads for jobs ---- */
+
+/* The pool: a queue of jobs under one lock, served by threads in the order of their start. There is a thread for each
+ * queued job: an idle one, or a new one.
+ *
+ * A job of a scheduled thread is served at once and begins when its scheduler allows. It is not cancelled, unless its
+ * scheduler has given up, so that the search of orders covers its work.
+ *
+ * Pitfalls. Fork: the child has none of the threads and initializes everything again. End of the process: a thread that
+ * is at work may wait forever for an interpreter that is finalized, and is left running. */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below, and the states of jobs */
+static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the process ends */
+static pthread_cond_t pool_heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, or a thread ended */
+static fan_thread_job *first;
+static int queued, idle;
+static bool pool_over; /* the process ends: start no more threads */
+
+static void *thread_pool_serve(void *nothing)
+{
+    const unsigned process = fan_fork_generation();
+    (void)pthread_detach(pthread_self());
+    (void)pthread_mutex_lock(&pool_lock);
+    while (!pool_over && fan_fork_generation() == process) {
+        fan_thread_job *job = first;
+        if (!job) {
+            idle++;
+            (void)pthread_cond_wait(&pool_wake, &pool_lock);
+            idle--;
+            continue;
+        }
+        first = job->next;
+        queued--;
+        const fan_thread_job mine = *job; /* its memory may be invalid once its work has begun */
+        bool go = true;
+        if (mine.hooks.spawn) {
+            (void)pthread_mutex_unlock(&pool_lock);
+            go = mine.hooks.enter(mine.hooks.ctx, mine.number);
+            (void)pthread_mutex_lock(&pool_lock);
+        }
+        job->state = go ? FAN_THREAD_BEGUN : FAN_THREAD_REFUSED;
+        if (!go) {
+            (void)pthread_cond_broadcast(&pool_heard);
+            continue;
+        }
+        (void)pthread_mutex_unlock(&pool_lock);
+        mine.work(mine.arg);
+        if (mine.hooks.spawn)
+            mine.hooks.leave(mine.hooks.ctx, mine.number);
+        (void)pthread_mutex_lock(&pool_lock);
+    }
+    (void)pthread_cond_broadcast(&pool_heard);
+    (void)pthread_mutex_unlock(&pool_lock);
+    return nothing;
+}
+
+bool fan_thread_job_start(fan_thread_job *job)
+{
+    const fan_thread_hooks *hooks = fan_thread_get_hooks();
+    fan_thread_job **at = &first;
+    pthread_t thread;
+    job->next = NULL;
+    job->state = FAN_THREAD_QUEUED;
+    job->hooks = hooks && hooks->spawn ? *hooks : (fan_thread_hooks){.spawn = NULL};
+    if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)
+        return false;
+    (void)pthread_mutex_lock(&pool_lock);
+    bool good = !pool_over && (queued + 1 <= idle || workers_start(&thread, thread_pool_serve));
+    if (good) {
+        while (*at)
+            at = &(*at)->next;
+        *at = job;
+        queued++;
+        (void)pthread_cond_signal(&pool_wake);
+    }
+    (void)pthread_mutex_unlock(&pool_lock);
+    if (!good && job->hooks.spawn)
+        job->hooks.leave(job->hooks.ctx, job->number);
+    return good;
+}
+
+bool fan_thread_job_cancel(fan_thread_job *job)
+{
+    bool cancelled = false;
+    if (job->hooks.spawn && !job->hooks.refused(job->hooks.ctx, job->number))
+        return false;
+    (void)pthread_mutex_lock(&pool_lock);
+    for (fan_thread_job **at = &first; *at && !job->hooks.spawn; at = &(*at)->next)
+        if (*at == job) {
+            *at = job->next;
+            queued--;
+            cancelled = true;
+            break;
+        }
+    while (job->hooks.spawn && job->state != FAN_THREAD_REFUSED)
+        (void)pthread_cond_wait(&pool_heard, &pool_lock);
+    (void)pthread_mutex_unlock(&pool_lock);
+    return cancelled || job->hooks.spawn;
+}
+
+/* ---- the end of the process, and a forked child ---- */
+
+static void workers_at_exit(void)
+{
+    pthread_mutex_lock(&turn);
+    over = true;
+    workers_end();
+    pthread_mutex_unlock(&turn);
+    (void)pthread_mutex_lock(&pool_lock);
+    pool_over = true;
+    (void)pthread_cond_broadcast(&pool_wake);
+    while (idle)
+        (void)pthread_cond_wait(&pool_heard, &pool_lock);
+    (void)pthread_mutex_unlock(&pool_lock);
+}
+
+/* In the child: initializes the locks again. */
+static void workers_in_child(void)
+{
+    (void)pthread_mutex_init(&turn, NULL);
+    (void)pthread_mutex_init(&lock, NULL);
+    (void)pthread_cond_init(&wake, NULL);
+    (void)pthread_cond_init(&left, NULL);
+    atomic_store(&alive, 0);
+    ending = joinable = false;
+    inside = 0;
+    (void)pthread_mutex_init(&pool_lock, NULL);
+    (void)pthread_cond_init(&pool_wake, NULL);
+    (void)pthread_cond_init(&pool_heard, NULL);
+    first = NULL;
+    queued = idle = 0;
 }

@@ -7,7 +7,6 @@
 #include "device/capture_rule.h"
 #include "device/event.h"
 #include "device/memory.h"
-#include "device/sparse.h"
 #include "device/stream.h"
 
 /* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is

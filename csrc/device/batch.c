@@ -9,6 +9,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
+#include "device/memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,16 +129,6 @@ typedef struct group {
     size_t *entries, n;
 } group;
 
-static void one_by_one(fan_batch *b, fan_stream *s, group *g)
-{
-    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
-        if (g->states[i] != FAN_JOB_PENDING)
-            continue;
-        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
-        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
-    }
-}
-
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
@@ -148,23 +139,11 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
         if (b->status == FAN_OK)
             b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
     }
-    one_by_one(b, s, g);
-}
-
-/* group_gather: collects the pending entries from `from` on that are on the same stream as the first of them. */
-static void group_gather(fan_batch *b, size_t from, group *g)
-{
-    fan_stream *s = b->entries[from].stream;
-    g->n = 0;
-    for (size_t i = from; i < b->n; i++) {
-        entry *e = &b->entries[i];
-        if (e->stream != s || e->state != FAN_JOB_PENDING)
+    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
+        if (g->states[i] != FAN_JOB_PENDING)
             continue;
-        g->entries[g->n] = i;
-        g->states[g->n] = FAN_JOB_PENDING;
-        g->jobs[g->n] = e->job;
-        g->jobs[g->n].in = b->operands + e->first;
-        g->jobs[g->n++].label = e->label;
+        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
+        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     }
 }
 
@@ -183,8 +162,19 @@ void fan_batch_flush(fan_batch *b)
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
         if (b->entries[i].state != FAN_JOB_PENDING)
             continue;
-        group_gather(b, i, &g);
-        group_run(b, b->entries[i].stream, &g, room);
+        fan_stream *s = b->entries[i].stream;
+        g.n = 0;
+        for (size_t k = i; k < b->n; k++) { /* all pending entries of the stream */
+            entry *e = &b->entries[k];
+            if (e->stream != s || e->state != FAN_JOB_PENDING)
+                continue;
+            g.entries[g.n] = k;
+            g.states[g.n] = FAN_JOB_PENDING;
+            g.jobs[g.n] = e->job;
+            g.jobs[g.n].in = b->operands + e->first;
+            g.jobs[g.n++].label = e->label;
+        }
+        group_run(b, s, &g, room);
         for (size_t k = 0; k < g.n; k++)
             b->entries[g.entries[k]].state = g.states[k];
     }
@@ -194,4 +184,151 @@ void fan_batch_flush(fan_batch *b)
     fan_free(g.states);
     fan_free(g.entries);
     fan_free(room);
+}
+
+/* ---- sparse data ---- */
+
+/* sparse_to_host: copies a part of sparse data to the host, in the order of s. NULL stays NULL. */
+static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    if (!part)
+        return FAN_OK;
+    fan_array *host;
+    FAN_TRY(fan_array_new(part->dtype, part->ndim, part->shape, part, &host, err));
+    fan_yield();
+    fan_status status = d->backend->read(s, host, part, err);
+    if (status != FAN_OK) {
+        fan_array_drop(host);
+        return status;
+    }
+    *out = host;
+    return FAN_OK;
+}
+
+static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    if (!part)
+        return FAN_OK;
+    fan_array *on = NULL;
+    FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, &on, err));
+    fan_operand from = {.array = part, .acc = part->dtype};
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &from, .n = 1, .label = "upload"}, err);
+    if (status != FAN_OK) {
+        fan_array_drop(on);
+        return status;
+    }
+    *out = on;
+    return FAN_OK;
+}
+
+/* sparse_moved: makes a copy with every part moved by `move`. */
+static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *from,
+                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *, fan_array **,
+                                                  fan_error *),
+                               fan_sparse **out, fan_error *err)
+{
+    fan_array *indices = NULL, *pointers = NULL, *values = NULL;
+    fan_status status;
+    *out = NULL;
+    FAN_GO(move(d, s, from->indices, &indices, err));
+    FAN_GO(move(d, s, from->pointers, &pointers, err));
+    FAN_GO(move(d, s, from->values, &values, err));
+    FAN_GO(fan_sparse_new(from->format, from->ndim, from->shape, indices, pointers, values, from->coalesced, out, err));
+    (*out)->nnz_coalesced = from->nnz_coalesced;
+done:
+    fan_array_drop(indices);
+    fan_array_drop(pointers);
+    fan_array_drop(values);
+    return status;
+}
+
+static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n,
+                                       bool coalesce, fan_dtype result, const fan_scale *scale, fan_sparse **out,
+                                       fan_error *err)
+{
+    fan_sparse *merged = NULL;
+    fan_status status = FAN_OK;
+    fan_sparse_operand *host = n <= SIZE_MAX / sizeof *host ? fan_calloc(n * sizeof *host) : NULL;
+    if (!host)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
+    for (size_t i = 0; i < n; i++) {
+        fan_sparse *part;
+        FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
+        host[i] = (fan_sparse_operand){.sparse = part, .acc = in[i].acc};
+    }
+    FAN_GO(fan_sparse_merge(host, n, coalesce, result, scale, &merged, err));
+    FAN_GO(sparse_moved(d, s, merged, sparse_to_device, out, err));
+done:
+    for (size_t i = 0; i < n; i++)
+        fan_sparse_drop((fan_sparse *)(uintptr_t)host[i].sparse);
+    fan_free(host);
+    fan_sparse_drop(merged);
+    return status;
+}
+
+/* sparse_queue_copy: queues a copy of src to count elements of dst from `start` along `axis`. */
+static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis, int64_t start,
+                                    const fan_array *src, fan_error *err)
+{
+    fan_array *into;
+    if (src->size == 0)
+        return FAN_OK;
+    FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
+    fan_operand from = {.array = src, .acc = dst->dtype};
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"}, err);
+    fan_array_drop(into);
+    return status;
+}
+
+/* sparse_concatenate: queues the concatenation of the entries of COO operands. */
+static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n,
+                                     fan_sparse **out, fan_error *err)
+{
+    const fan_sparse *first = in[0].sparse;
+    fan_array *indices = NULL, *values = NULL;
+    fan_status status;
+    int64_t total = 0, shape[FAN_MAX_NDIM];
+    for (size_t i = 0; i < n; i++)
+        if (__builtin_add_overflow(total, fan_sparse_nnz(in[i].sparse), &total))
+            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has 2**63 entries or more");
+    int64_t grid[2] = {first->indices->shape[0], total};
+    FAN_GO(fan_device_array(d, s, FAN_DT_INT64, 2, grid, NULL, &indices, err));
+    memcpy(shape, first->values->shape, (size_t)first->values->ndim * sizeof *shape);
+    shape[0] = total;
+    FAN_GO(fan_device_array(d, s, in[n - 1].acc, first->values->ndim, shape, NULL, &values, err));
+    for (size_t i = 0, at = 0; i < n; i++) {
+        FAN_GO(sparse_queue_copy(d, s, indices, 1, (int64_t)at, in[i].sparse->indices, err));
+        FAN_GO(sparse_queue_copy(d, s, values, 0, (int64_t)at, in[i].sparse->values, err));
+        at += (size_t)fan_sparse_nnz(in[i].sparse);
+    }
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
+                          out, err));
+    (*out)->nnz_coalesced = first->nnz_coalesced;
+done:
+    fan_array_drop(indices);
+    fan_array_drop(values);
+    return status;
+}
+
+fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
+                                   fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
+{
+    *out = NULL;
+    if (fan_storage_redirected())
+        return fan_fail(
+            err, FAN_ERR_CAPTURE,
+            "a sum of sparse gradients cannot be recorded: its size depends on their values; make them dense");
+    if (!d->backend->has_streams)
+        return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
+    fan_dtype last = in[n - 1].acc;
+    bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
+    for (size_t i = 0; i < n && plain; i++) /* D3: if the dtype widens, the earlier operands are summed first */
+        plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
+                in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
+    return plain ? sparse_concatenate(d, s, in, n, out, err)
+                 : sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
 }

@@ -1,7 +1,8 @@
-/* batch: sums held back until one launch can do them all. */
+/* batch: sums held back until one launch can do them all; sums of sparse data on a device. */
 #ifndef FAN_DEVICE_BATCH_H
 #define FAN_DEVICE_BATCH_H
 
+#include "array/sparse.h"
 #include "device/stream.h"
 
 /* fan_batch: sums held back until they can be queued together (run_many). Used by one thread. A flush queues every
@@ -21,5 +22,10 @@ fan_status fan_batch_failure(const fan_batch *b, fan_error *err);
 bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s);
 uint64_t fan_batch_bytes(const fan_batch *b); /* bytes of the results of all its jobs */
 void fan_batch_clear(fan_batch *b);           /* empties it and keeps its memory */
+
+/* fan_device_sparse_merge: fan_sparse_merge for parts on device d, ordered by s. COO without `coalesce` and without
+ * result rounding is queued; anything else copies the parts to the host (blocks), merges there and uploads. */
+fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
+                                   fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err);
 
 #endif

@@ -240,36 +240,6 @@ typedef struct event_clock {
     fan_clock clock;
 } event_clock;
 
-static void event_clock_take(event_clock *l, fan_event *e)
-{
-    fan_clock_init(&l->clock);
-    fan__device_lock(e->device);
-    l->never = !e->stream && e->recording == 0;
-    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture leaves its earlier
-     * work behind. */
-    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
-             fan_clock_copy(&l->clock, &e->clock) == 0;
-    l->number = e->records;
-    l->count = e->count;
-    l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
-    fan__device_unlock(e->device);
-}
-
-/* event_clock_join: called after the backend's wait: joins the event's clock to s's, unless the event was recorded
- * again in the meantime. */
-static void event_clock_join(event_clock *l, fan_event *e, fan_stream *s)
-{
-    fan__device_lock(e->device);
-    bool same = l->any && e->recording == 0 && e->records == l->number;
-    fan__device_unlock(e->device);
-    if (same) {
-        fan__device_lock(s->device);
-        /* out of memory: s's clock stays behind, so no later wait is left out because of it */
-        (void)fan_clock_join(&s->clock, &l->clock);
-        fan__device_unlock(s->device);
-    }
-}
-
 /* event_across_captures: applies S7 to a wait of s for e before the driver is called. (The buffer decides whether
  * another stream replaces s.) */
 static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
@@ -311,7 +281,17 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
                         fan_device_text(d, mine, sizeof mine), fan_device_text(e->device, theirs, sizeof theirs));
     }
     event_clock l;
-    event_clock_take(&l, e);
+    fan_clock_init(&l.clock);
+    fan__device_lock(e->device);
+    l.never = !e->stream && e->recording == 0;
+    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture leaves its earlier
+     * work behind. */
+    l.any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
+            fan_clock_copy(&l.clock, &e->clock) == 0;
+    l.number = e->records;
+    l.count = e->count;
+    l.lane = l.any ? e->stream->lane : FAN_NO_LANE;
+    fan__device_unlock(e->device);
     bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
         fan__device_lock(d);
@@ -333,7 +313,15 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     if (status == FAN_OK)
         status = d->backend->wait(s, e, err);
     if (status == FAN_OK && !l.never) {
-        event_clock_join(&l, e, s);
+        fan__device_lock(e->device);
+        bool same = l.any && e->recording == 0 && e->records == l.number;
+        fan__device_unlock(e->device);
+        if (same) {
+            fan__device_lock(s->device);
+            /* out of memory: s's clock stays behind, so no later wait is left out because of it */
+            (void)fan_clock_join(&s->clock, &l.clock);
+            fan__device_unlock(s->device);
+        }
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         if (fan_trace_on()) {
             fan__device_lock(e->device);

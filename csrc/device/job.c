@@ -25,19 +25,6 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
     memcpy(g->words->data, &words, sizeof words);
 }
 
-static void job_measure(const fan_job *job)
-{
-    fan_stats s, of;
-    fan_stats_of(job->in[0].array, &s);
-    bool has_nonfinite = s.nonfinite > 0;
-    s.bad = SIZE_MAX;
-    for (size_t k = job->first_suspect; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
-        fan_stats_of(job->in[k].array, &of);
-        s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
-    }
-    job_write_stats(job, &s);
-}
-
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
@@ -67,9 +54,18 @@ void fan_job_run(const fan_job *job, bool parallel)
     case FAN_JOB_SCATTER:
         fan_sparse_scatter(job->out, job->sparse);
         return;
-    case FAN_JOB_STATS:
-        job_measure(job);
+    case FAN_JOB_STATS: {
+        fan_stats s, of;
+        fan_stats_of(job->in[0].array, &s);
+        bool has_nonfinite = s.nonfinite > 0;
+        s.bad = SIZE_MAX;
+        for (size_t k = job->first_suspect; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
+            fan_stats_of(job->in[k].array, &of);
+            s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
+        }
+        job_write_stats(job, &s);
         return;
+    }
     }
 }
 

@@ -58,26 +58,6 @@ typedef struct memory_behind {
     size_t n;
 } memory_behind;
 
-static bool memory_is_behind(const memory_behind *b, const fan_event *e)
-{
-    for (size_t i = 0; i < b->n; i++)
-        if (b->of[i].stream == e->noted)
-            return e->id >= b->of[i].event && !atomic_load_explicit(&e->passed, memory_order_relaxed);
-    return false;
-}
-
-static void memory_note_behind(memory_behind *b, const fan_event *e)
-{
-    size_t i = 0;
-    while (i < b->n && b->of[i].stream != e->noted)
-        i++;
-    if (i == BEHIND)
-        return;
-    b->n = i == b->n ? i + 1 : b->n;
-    b->of[i].stream = e->noted;
-    b->of[i].event = e->id;
-}
-
 /* memory_passed: returns whether all work that used pending memory has run. */
 static bool memory_passed(fan_memory *m, memory_behind *behind)
 {
@@ -86,15 +66,24 @@ static bool memory_passed(fan_memory *m, memory_behind *behind)
     for (size_t i = 0; i < m->n; i++) {
         if (m->streams[i])
             return false;
-        if (!m->events[i])
+        fan_event *e = m->events[i];
+        size_t k = 0;
+        if (!e)
             continue;
-        if (memory_is_behind(behind, m->events[i]))
+        while (k < behind->n && behind->of[k].stream != e->noted)
+            k++;
+        bool known = k < behind->n;
+        if (known && e->id >= behind->of[k].event && !atomic_load_explicit(&e->passed, memory_order_relaxed))
             return false;
-        if (!fan__event_passed(m->events[i])) {
-            memory_note_behind(behind, m->events[i]);
+        if (!fan__event_passed(e)) {
+            if (k < BEHIND) {
+                behind->n += !known;
+                behind->of[k].stream = e->noted;
+                behind->of[k].event = e->id;
+            }
             return false;
         }
-        fan__event_note_end(m->device, m->events[i]);
+        fan__event_note_end(m->device, e);
         m->events[i] = NULL;
     }
     return true;
@@ -114,16 +103,22 @@ static void memory_free(fan_memory *m)
     fan_free(m);
 }
 
-/* memory_poll: frees pending memory whose users have passed. Checks the oldest first, until `most` were found that have
- * not passed. The caller holds the device. */
-static void memory_poll(fan_device *d, size_t most)
+/* pending_take: takes all pending memory off the device. */
+static fan_memory *pending_take(fan_device *d)
 {
     fan__device_lock(d);
     fan_memory *list = d->pending_free;
     d->pending_free = NULL;
     d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
-    fan_memory *stay = NULL, **end = &stay;
+    return list;
+}
+
+/* memory_poll: frees pending memory whose users have passed. Checks the oldest first, until `most` were found that have
+ * not passed. The caller holds the device. */
+static void memory_poll(fan_device *d, size_t most)
+{
+    fan_memory *list = pending_take(d), *stay = NULL, **end = &stay;
     memory_behind behind = {.n = 0};
     while (list && most > 0) {
         fan_memory *m = list;
@@ -167,17 +162,6 @@ static void memory_defer(fan_memory *m)
     *d->pending_free_end = m;
     d->pending_free_end = &m->next;
     fan__device_unlock(d);
-}
-
-/* pending_take: takes all pending memory off the device. */
-static fan_memory *pending_take(fan_device *d)
-{
-    fan__device_lock(d);
-    fan_memory *list = d->pending_free;
-    d->pending_free = NULL;
-    d->pending_free_end = &d->pending_free;
-    fan__device_unlock(d);
-    return list;
 }
 
 void fan_device_flush(fan_device *d)
@@ -270,17 +254,6 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
     return note;
 }
 
-static void memory_notes_fini(memory_notes *notes)
-{
-    for (size_t i = 0; i < notes->n; i++) {
-        if (notes->all[i].event)
-            fan__event_note_end(notes->all[i].owner, notes->all[i].event);
-        fan_stream_drop(notes->all[i].stream);
-        memory_poll(notes->all[i].owner, GLANCE);
-        fan_device_drop(notes->all[i].owner);
-    }
-}
-
 /* memory_share_notes: gives freed memory the events of its users. False: one of them is captured (K2). */
 static bool memory_share_notes(fan_memory *m, memory_notes *notes)
 {
@@ -325,7 +298,13 @@ static void memory_leave_all(void)
             memory_defer(m);
         fan_device_drop(d);
     }
-    memory_notes_fini(&notes);
+    for (size_t i = 0; i < notes.n; i++) {
+        if (notes.all[i].event)
+            fan__event_note_end(notes.all[i].owner, notes.all[i].event);
+        fan_stream_drop(notes.all[i].stream);
+        memory_poll(notes.all[i].owner, GLANCE);
+        fan_device_drop(notes.all[i].owner);
+    }
 }
 
 void fan_memory_leave_begin(void)
@@ -380,35 +359,6 @@ static void memory_release(fan_storage *st)
     fan_device_drop(d);
 }
 
-static bool memory_some_pending(fan_device *d)
-{
-    fan__device_lock(d);
-    bool some = d->pending_free != NULL;
-    fan__device_unlock(d);
-    return some;
-}
-
-/* memory_await_users: blocks until all work that used pending memory has run. False: a stream cannot be waited for,
- * because it is captured or freed. */
-static bool memory_await_users(fan_memory *m)
-{
-    memory_record_users(m);
-    for (size_t i = 0; i < m->n; i++) {
-        fan_stream *s = m->streams[i];
-        if (m->events[i] && m->events[i]->device->backend->event_sync(m->events[i], NULL) != FAN_OK)
-            return false;
-        if (!s)
-            continue;
-        /* no event can be recorded on it: wait for the whole stream */
-        if (s->device->backend->sync(s, NULL) != FAN_OK)
-            return false;
-        m->streams[i] = NULL;
-        fan_stream_drop(s);
-    }
-    memory_behind behind = {.n = 0};
-    return memory_passed(m, &behind);
-}
-
 /* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: none. */
 static bool memory_reclaim(fan_device *d)
 {
@@ -428,7 +378,21 @@ static bool memory_reclaim(fan_device *d)
         fan__device_unlock(d);
         if (!m)
             return false;
-        if (memory_await_users(m)) {
+        memory_record_users(m);
+        bool can = true; /* false: a stream cannot be waited for, because it is captured or freed */
+        for (size_t i = 0; i < m->n && can; i++) {
+            fan_stream *s = m->streams[i];
+            can = !m->events[i] || m->events[i]->device->backend->event_sync(m->events[i], NULL) == FAN_OK;
+            if (!s || !can)
+                continue;
+            can = s->device->backend->sync(s, NULL) == FAN_OK; /* the whole stream: no event can be recorded on it */
+            if (can) {
+                m->streams[i] = NULL;
+                fan_stream_drop(s);
+            }
+        }
+        memory_behind behind = {.n = 0};
+        if (can && memory_passed(m, &behind)) {
             memory_free(m);
             return true;
         }
@@ -542,10 +506,12 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
     if (status == FAN_ERR_DEVICE_NOMEM && memory_leaving.first)
         memory_leave_all();
-    for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && memory_some_pending(d);
-         /* first poll without waiting; then wait for the oldest, the next, .. */
-         wait = true) {
-        if (wait && !memory_reclaim(d))
+    for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture; wait = true) {
+        fan__device_lock(d);
+        bool some = d->pending_free != NULL;
+        fan__device_unlock(d);
+        /* first poll without waiting; then wait for the oldest, the next, .. */
+        if (!some || (wait && !memory_reclaim(d)))
             break;
         memory_poll(d, SIZE_MAX);
         status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
@@ -602,20 +568,15 @@ fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t 
     return FAN_OK;
 }
 
-/* memory_last_user: removes the last stream after the owner that used it, and returns its hold; NULL: none. */
-static fan_stream *memory_last_user(fan_memory *m)
-{
-    fan__device_lock(m->device);
-    fan_stream *s = m->n > 1 ? m->streams[--m->n] : NULL;
-    fan__device_unlock(m->device);
-    return s;
-}
-
 fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done, fan_error *err)
 {
     fan_memory *m = memory_of(st);
-    fan_stream *user;
-    while (m && (user = memory_last_user(m))) {
+    while (m) {
+        fan__device_lock(m->device);
+        fan_stream *user = m->n > 1 ? m->streams[--m->n] : NULL; /* the last one after the owner */
+        fan__device_unlock(m->device);
+        if (!user)
+            break;
         fan_event *e = NULL;
         fan_status status = FAN_OK;
         if (user != s && user != done) {
@@ -660,24 +621,6 @@ void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
     return m && m->release == release ? m->ctx : NULL;
 }
 
-/* memory_widen: makes room for one more user. The device's lock is held. */
-static int memory_widen(fan_memory *m)
-{
-    if (m->n < m->cap)
-        return 0;
-    size_t cap = 2 * m->cap;
-    fan_stream **streams = fan_calloc(cap * (sizeof *streams + sizeof(fan_event *)));
-    if (!streams)
-        return -1;
-    memcpy(streams, m->streams, m->n * sizeof *streams);
-    if (m->streams != m->few_streams)
-        fan_free(m->streams);
-    m->streams = streams;
-    m->events = (fan_event **)(void *)(streams + cap);
-    m->cap = cap;
-    return 0;
-}
-
 /* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed. The device's lock is
  * held. */
 static int memory_add_user(fan_memory *m, fan_stream *s)
@@ -685,21 +628,20 @@ static int memory_add_user(fan_memory *m, fan_stream *s)
     for (size_t i = 0; i < m->n; i++)
         if (m->streams[i] == s)
             return 0;
-    if (memory_widen(m) != 0)
-        return -1;
+    if (m->n == m->cap) {
+        size_t cap = 2 * m->cap;
+        fan_stream **streams = fan_calloc(cap * (sizeof *streams + sizeof(fan_event *)));
+        if (!streams)
+            return -1;
+        memcpy(streams, m->streams, m->n * sizeof *streams);
+        if (m->streams != m->few_streams)
+            fan_free(m->streams);
+        m->streams = streams;
+        m->events = (fan_event **)(void *)(streams + cap);
+        m->cap = cap;
+    }
     m->streams[m->n++] = fan_stream_hold(s);
     return 1;
-}
-
-/* memory_report_user: reports the result of memory_add_user, after the lock was released. */
-static fan_status memory_report_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
-{
-    if (added < 0)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
-                        FAN_PLURAL(m->bytes));
-    if (added)
-        fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
-    return FAN_OK;
 }
 
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err)
@@ -716,33 +658,31 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
-    return memory_report_user(m, s, added, err);
-}
-
-/* memory_known_user: returns the index of the first array, from the i-th on, whose memory does not have s as a user. */
-static size_t memory_known_user(fan_array *const *arrays, size_t i, size_t n, const fan_stream *s)
-{
-    fan__device_lock(s->device);
-    for (; i < n; i++) {
-        const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
-        size_t k = 0;
-        if (!m)
-            continue;
-        if (m->device != s->device)
-            break;
-        while (k < m->n && m->streams[k] != s)
-            k++;
-        if (k == m->n)
-            break;
-    }
-    fan__device_unlock(s->device);
-    return i;
+    if (added < 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
+                        FAN_PLURAL(m->bytes));
+    if (added)
+        fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
+    return FAN_OK;
 }
 
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err)
 {
-    for (size_t i = 0; s && (i = memory_known_user(arrays, i, n, s)) < n; i++)
-        FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
+    for (size_t i = 0; s && i < n; i++) {
+        /* to the first array whose memory does not have s as a user */
+        fan__device_lock(s->device);
+        for (; i < n; i++) {
+            const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
+            size_t k = 0;
+            while (m && m->device == s->device && k < m->n && m->streams[k] != s)
+                k++;
+            if (m && (m->device != s->device || k == m->n))
+                break;
+        }
+        fan__device_unlock(s->device);
+        if (i < n)
+            FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
+    }
     return FAN_OK;
 }
 

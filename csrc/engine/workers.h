@@ -20,7 +20,7 @@
 #ifndef FAN_ENGINE_WORKERS_H
 #define FAN_ENGINE_WORKERS_H
 
-#include "base/thread_pool.h"
+#include "base/workers.h"
 #include "engine/leaf.h"
 #include "engine/task.h"
 

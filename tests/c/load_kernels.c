@@ -2,7 +2,6 @@
  * compiled ("-": none), the codes of its load and of its look-ups. Prints what was loaded, the numbers of loads and
  * unloads, the status, and whether another image is wanted. */
 #include "device/cuda/part.h"
-#include "device/cuda/launch.h"
 #include "device/kernels/image.h"
 
 #include <stdio.h>

@@ -10,7 +10,6 @@
 #include "device/batch.h"
 #include "device/event.h"
 #include "device/memory.h"
-#include "device/sparse.h"
 #include "device/sim/sim.h"
 
 #include <pthread.h>

@@ -182,8 +182,12 @@ static fan_cpu_access access_of(const fan_array *a, bool write)
     return (fan_cpu_access){a->size ? a->data + lo : a->data, (size_t)(hi - lo), write};
 }
 
-static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err)
+fan_status fan_recording_job(const fan_job *job, fan_error *err)
 {
+    fan_recording *r = fan_recording_here();
+    fan__packer p = {NULL, 0};
+    if (!r)
+        return FAN_OK;
     const char *name = job->label ? job->label : fan_job_word(job->kind);
     if (job->kind == FAN_JOB_EXACT)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
@@ -197,16 +201,8 @@ static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err
                                 "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
     for (size_t i = 0; i < job->n; i++)
         FAN_TRY(check_access(r, name, access_of(job->in[i].array, false), err));
-    return job->out ? check_access(r, name, access_of(job->out, true), err) : FAN_OK;
-}
-
-fan_status fan_recording_job(const fan_job *job, fan_error *err)
-{
-    fan_recording *r = fan_recording_here();
-    fan__packer p = {NULL, 0};
-    if (!r)
-        return FAN_OK;
-    FAN_TRY(check_job(r, job, err));
+    if (job->out)
+        FAN_TRY(check_access(r, name, access_of(job->out, true), err));
     (void)fan__pack_jobs(&p, job, 1);
     kernel k = {.job = fan_alloc(p.used)};
     if (!k.job)

@@ -38,27 +38,6 @@ static void *api_find(const finder *f, const char *name, const char *suffix, int
     return api_symbol(f->library, full);
 }
 
-static void find_all(fan_cuda_api *api)
-{
-    finder f = {.library = api->library};
-    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
-    memcpy(&f.get2, &p, sizeof p);
-    p = api_symbol(api->library, "cuGetProcAddress");
-    memcpy(&f.get, &p, sizeof p);
-    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
-        api->has[i] = true;
-#define X(name, suffix, version, feature, parameters)      \
-    p = api_find(&f, "cu" #name, suffix, version);         \
-    memcpy(&api->name, &p, sizeof p);                      \
-    if (!p) {                                              \
-        api->has[FAN_CUDA_##feature] = false;              \
-        if (!api->missing[FAN_CUDA_##feature])             \
-            api->missing[FAN_CUDA_##feature] = "cu" #name; \
-    }
-    FAN_CUDA_LIST(X)
-#undef X
-}
-
 /* api_advice: returns what to do about a code of cuInit. */
 static const char *api_advice(fan_cu_result code)
 {
@@ -87,15 +66,6 @@ static const char *api_advice(fan_cu_result code)
     }
 }
 
-static void say_path(fan_cuda_api *api)
-{
-    Dl_info where;
-    void *p;
-    memcpy(&p, &api->Init, sizeof p);
-    if (p && dladdr(p, &where) && where.dli_fname)
-        snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
-}
-
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err)
 {
     char text[256];
@@ -108,8 +78,27 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
                              why ? why : api->path);
     }
-    find_all(api);
-    say_path(api);
+    finder f = {.library = api->library};
+    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
+    memcpy(&f.get2, &p, sizeof p);
+    p = api_symbol(api->library, "cuGetProcAddress");
+    memcpy(&f.get, &p, sizeof p);
+    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
+        api->has[i] = true;
+#define X(name, suffix, version, feature, parameters)      \
+    p = api_find(&f, "cu" #name, suffix, version);         \
+    memcpy(&api->name, &p, sizeof p);                      \
+    if (!p) {                                              \
+        api->has[FAN_CUDA_##feature] = false;              \
+        if (!api->missing[FAN_CUDA_##feature])             \
+            api->missing[FAN_CUDA_##feature] = "cu" #name; \
+    }
+    FAN_CUDA_LIST(X)
+#undef X
+    Dl_info where;
+    memcpy(&p, &api->Init, sizeof p);
+    if (p && dladdr(p, &where) && where.dli_fname)
+        snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
     if (!api->has[FAN_CUDA_MUST])

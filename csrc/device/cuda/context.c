@@ -4,56 +4,6 @@
 #include "base/fault.h"
 #include "base/thread.h"
 
-pthread_mutex_t fan__cuda_making = PTHREAD_MUTEX_INITIALIZER;
-
-static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
-static fan_cuda *opened; /* all drivers; guarded by opened_lock */
-
-/* fork waits until no thread holds a part's lock; no call is made while one is held. */
-static void context_lock_all(void)
-{
-    (void)pthread_mutex_lock(&opened_lock);
-    for (fan_cuda *c = opened; c; c = c->next)
-        for (int i = 0; i < c->count; i++)
-            (void)pthread_mutex_lock(&c->parts[i].lock);
-}
-
-static void context_unlock_all(void)
-{
-    for (fan_cuda *c = opened; c; c = c->next)
-        for (int i = 0; i < c->count; i++)
-            (void)pthread_mutex_unlock(&c->parts[i].lock);
-    (void)pthread_mutex_unlock(&opened_lock);
-}
-
-static void context_in_child(void)
-{
-    /* its holder is not in the child; its unfinished work is discarded */
-    (void)pthread_mutex_init(&fan__cuda_making, NULL);
-}
-
-static fan_fork context_fork = {.lock = context_lock_all, .unlock = context_unlock_all, .child = context_in_child};
-
-void fan__cuda_list_add(fan_cuda *c)
-{
-    (void)fan_fork_add(&context_fork);
-    (void)pthread_mutex_lock(&opened_lock);
-    c->next = opened;
-    opened = c;
-    (void)pthread_mutex_unlock(&opened_lock);
-}
-
-void fan__cuda_list_remove(fan_cuda *c)
-{
-    (void)pthread_mutex_lock(&opened_lock);
-    for (fan_cuda **at = &opened; *at; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
-    (void)pthread_mutex_unlock(&opened_lock);
-}
-
 bool fan__cuda_forked(const fan_cuda *c) { return c->life != fan_fork_generation(); }
 
 bool fan__cuda_usable(const fan_cuda_part *p)
@@ -101,17 +51,6 @@ void fan__cuda_leave(fan__cuda_scope *scope)
         return;
     scope->pushed = false;
     (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
-}
-
-/* context_lost: marks the context as lost; keeps the first cause. */
-static void context_lost(fan_cuda_part *p, const fan_error *cause)
-{
-    (void)pthread_mutex_lock(&p->lock);
-    if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
-        p->cause = *cause;
-        atomic_store_explicit(&p->dead, true, memory_order_release);
-    }
-    (void)pthread_mutex_unlock(&p->lock);
 }
 
 const char *fan__cuda_capture_advice(fan_cu_result code)
@@ -163,7 +102,12 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
                    ". The device's context is valid, but the stream, event or memory is not. Was a stream "
                    "destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
-        context_lost(p, err);
+        (void)pthread_mutex_lock(&p->lock);
+        if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
+            p->cause = *err;
+            atomic_store_explicit(&p->dead, true, memory_order_release);
+        }
+        (void)pthread_mutex_unlock(&p->lock);
         fan_append(err->text, sizeof err->text,
                    ". Any earlier work may have caused it. The device is lost to this process: restart it");
     }

@@ -53,11 +53,6 @@ int fan_cuda_here(fan_cuda *c);
 bool fan_cuda_active(fan_cuda *c, int index);
 /* fan_cuda_holding: returns the device that owns the memory at `address`; -1: unknown to the driver. */
 int fan_cuda_holding(fan_cuda *c, uint64_t address);
-/* fan_cuda_trim: frees unused memory that is kept for later sums; returns how many bytes. Waits for a device if streams
- * that used memory were destroyed. No stream may be captured that fanin has not met. */
-size_t fan_cuda_trim(fan_cuda *c);
-/* fan_cuda_keep: sets how many bytes of each device are kept at a synchronization. */
-void fan_cuda_keep(fan_cuda *c, size_t bytes);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
 #ifdef FAN_TEST
 /* fan_cuda_bound_sorts: limits the entries of COO data sorted at a time, and the rows (below 2^32 - 1). 0, 0: the
@@ -65,5 +60,17 @@ void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_ou
 void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows);
 #endif
 
+/* driver: the CUDA driver of the process, opened at its first use, and the devices and streams that are named of it. */
+
+/* fan_driver_open: the driver; the caller owns a hold in *out. Blocks while it is opened. */
+fan_status fan_driver_open(fan_cuda **out, fan_error *err);
+/* fan_driver_use: replaces the driver by the library at `path` (copied; NULL: the system's) for all later uses.
+ * FAN_ERR_NOMEM. */
+fan_status fan_driver_use(const char *path, fan_error *err);
+/* fan_driver_compile: sets the function that compiles the kernels for a device that has none and passes them to
+ * fan_cuda_give_kernels. It is called when the device is first used, without a lock; err has the reason why the device
+ * has no kernels. */
+typedef fan_status fan_compile_kernels(fan_cuda *c, int index, int compute, fan_error *err);
+void fan_driver_compile(fan_compile_kernels *compile);
 
 #endif

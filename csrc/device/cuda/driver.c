@@ -1,8 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
-#include "device/cuda/driver.h"
-
-#include "base/thread.h"
 #include "base/mem.h"
+#include "base/thread.h"
+#include "device/cuda/part.h"
+#include "device/memory.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -94,15 +94,38 @@ static fan_status driver_find(long index, fan_device **out, fan_error *err)
 static void driver_keep(size_t bytes)
 {
     fan_cuda *c = driver_opened();
-    if (c)
-        fan_cuda_keep(c, bytes);
+    uint64_t keep = bytes;
+    for (int i = 0; c && i < c->count; i++) {
+        fan_cuda_part *p = &c->parts[i];
+        fan__cuda_scope scope;
+        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || !p->pools ||
+            fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        (void)fan__cuda_check(p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+                              "cuMemPoolSetAttribute", NULL);
+        (void)fan__cuda_relax(p, mode);
+        fan__cuda_leave(&scope);
+    }
     fan_cuda_drop(c);
 }
 
+/* driver_trim: waits for a device if streams that used memory were destroyed. No stream may be captured that fanin has
+ * not met. */
 static size_t driver_trim(void)
 {
     fan_cuda *c = driver_opened();
-    size_t bytes = c ? fan_cuda_trim(c) : 0;
+    size_t bytes = 0;
+    for (int i = 0; c && i < c->count; i++) {
+        fan_cuda_part *p = &c->parts[i];
+        fan__cuda_scope scope;
+        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        fan__cuda_await_gone(p);
+        fan_device_poll(&p->device);
+        bytes += fan__cuda_trim(p);
+        fan__cuda_leave(&scope);
+    }
     fan_cuda_drop(c);
     return bytes;
 }

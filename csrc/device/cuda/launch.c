@@ -1,4 +1,3 @@
-#include "device/cuda/launch.h"
 
 #include "base/fault.h"
 #include "device/cuda/part.h"
@@ -30,46 +29,6 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_query_resident: queries how many blocks fit at a time; more would only wait for the others. */
-static fan_cu_result launch_query_resident(fan_cuda_part *p)
-{
-    fan_cu_result code = 0;
-    p->nresident = 0;
-    for (size_t i = 0; i < FAN__FOLDS; i++) {
-        p->resident[p->nresident++].kernel = p->folds[i];
-        p->resident[p->nresident++].kernel = p->many[i];
-        p->resident[p->nresident++].kernel = p->fold_scatter[i];
-    }
-    for (size_t i = 0; i < FAN__REDUCES; i++)
-        p->resident[p->nresident++].kernel = p->reduce[i];
-#define X(field, name) p->resident[p->nresident++].kernel = p->field;
-    FAN__CUDA_KERNEL_LIST(X)
-#undef X
-    for (size_t i = 0; i < p->nresident && code == 0; i++)
-        code = fan__cuda_api_of(p)->OccupancyMaxActiveBlocksPerMultiprocessor(&p->resident[i].blocks,
-                                                                              p->resident[i].kernel, FAN_K_BLOCK, 0);
-    return code;
-}
-
-/* launch_look_up: finds every kernel of the module. */
-static fan_cu_result launch_look_up(fan_cuda_part *p)
-{
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    fan_cu_result code = 0;
-    for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
-        code = api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name);
-        code = code ? code : api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many);
-        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
-        code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], p->module, fan__folds[i].scatter);
-    }
-    for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
-        code = api->ModuleGetFunction(&p->reduce[i], p->module, launch_reduces[i].name);
-#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, p->module, name);
-    FAN__CUDA_KERNEL_LIST(X)
-#undef X
-    return code;
-}
-
 /* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image only then. Unloads the
  * image if that fails. `call`: the call that failed. */
 static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
@@ -79,25 +38,40 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     fan_cu_result code = api->ModuleLoadData(&p->module, image);
     if (code == 0) {
         *call = "cuModuleGetFunction";
-        code = launch_look_up(p);
+        for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
+            code = api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name);
+            code = code ? code : api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many);
+            code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
+            code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], p->module, fan__folds[i].scatter);
+        }
+        for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
+            code = api->ModuleGetFunction(&p->reduce[i], p->module, launch_reduces[i].name);
+#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, p->module, name);
+        FAN__CUDA_KERNEL_LIST(X)
+#undef X
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        code = launch_query_resident(p);
+        p->nresident = 0;
+        for (size_t i = 0; i < FAN__FOLDS; i++) {
+            p->resident[p->nresident++].kernel = p->folds[i];
+            p->resident[p->nresident++].kernel = p->many[i];
+            p->resident[p->nresident++].kernel = p->fold_scatter[i];
+        }
+        for (size_t i = 0; i < FAN__REDUCES; i++)
+            p->resident[p->nresident++].kernel = p->reduce[i];
+#define X(field, name) p->resident[p->nresident++].kernel = p->field;
+        FAN__CUDA_KERNEL_LIST(X)
+#undef X
+        for (size_t i = 0; i < p->nresident && code == 0; i++)
+            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(&p->resident[i].blocks, p->resident[i].kernel,
+                                                                  FAN_K_BLOCK, 0);
     }
     if (code && p->module && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(p->module);
     if (code)
         p->module = NULL;
     return code;
-}
-
-fan_status fan__cuda_have_kernels(fan_cuda_part *p, fan_error *err)
-{
-    p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
-    if (p->image.wanted)
-        return fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index);
-    return FAN_OK;
 }
 
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
@@ -139,19 +113,14 @@ fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64
     return FAN_OK;
 }
 
-/* launch_resident: returns how many blocks of a kernel fit on a multiprocessor at a time. */
-static int launch_resident(const fan_cuda_part *p, fan_cu_function f)
-{
-    for (size_t i = 0; i < p->nresident; i++)
-        if (p->resident[i].kernel == f)
-            return p->resident[i].blocks;
-    return 1;
-}
-
 fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
 {
     int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0);
-    int64_t most = (int64_t)w->part->processors * launch_resident(w->part, f);
+    const fan_cuda_part *p = w->part;
+    size_t i = 0;
+    while (i < p->nresident && p->resident[i].kernel != f)
+        i++;
+    int64_t most = (int64_t)p->processors * (i < p->nresident ? p->resident[i].blocks : 1);
     return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
@@ -201,14 +170,6 @@ int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
            (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
 }
 
-/* launch_memory_dtype: returns the dtype of a fold's sources; the first of them, and the result, may have that of the
- * accumulation. */
-static fan_dtype launch_memory_dtype(const fan_array *out, const fan_operand *in, size_t n)
-{
-    fan_dtype acc = in[0].acc, first = in[0].array->dtype;
-    return n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
-}
-
 size_t fan__scatter_for(fan_dtype into, fan_dtype values)
 {
     fan_dtype to = launch_unsigned_of(into), from = launch_unsigned_of(values);
@@ -220,9 +181,13 @@ size_t fan__scatter_for(fan_dtype into, fan_dtype values)
 
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)
 {
-    fan_dtype acc = n ? in[0].acc : FAN_DT_NONE, d = n ? launch_memory_dtype(out, in, n) : FAN_DT_NONE;
-    if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) ||
-        fan_dtype_kind(d) != fan_dtype_kind(acc) || (out->dtype != d && out->dtype != acc))
+    if (n == 0 || n > FAN_K_SOURCES)
+        return FAN__FOLDS;
+    /* d: of the sources; the first of them, and the result, may have the dtype of the accumulation */
+    fan_dtype acc = in[0].acc, first = in[0].array->dtype;
+    fan_dtype d = n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
+    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) || fan_dtype_kind(d) != fan_dtype_kind(acc) ||
+        (out->dtype != d && out->dtype != acc))
         return FAN__FOLDS;
     for (size_t k = 0; k < n; k++)
         if (in[k].acc != acc || (in[k].array->dtype != d && (k || in[k].array->dtype != acc)) ||

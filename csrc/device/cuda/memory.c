@@ -44,20 +44,6 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index) : FAN_OK;
 }
 
-static int block_add(fan_cuda_part *p, uint64_t address, size_t bytes, bool pooled)
-{
-    (void)pthread_mutex_lock(&p->lock);
-    int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 1, sizeof *p->blocks);
-    if (!failed) {
-        size_t i = block_place(p, address);
-        memmove(p->blocks + i + 1, p->blocks + i, (p->nblocks - i) * sizeof *p->blocks);
-        p->blocks[i] = (fan__cuda_block){.address = address, .bytes = bytes, .pooled = pooled};
-        p->nblocks++;
-    }
-    (void)pthread_mutex_unlock(&p->lock);
-    return failed;
-}
-
 static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
 {
     size_t i = (size_t)(b - p->blocks);
@@ -235,7 +221,19 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     block_free_pending(p);
     fan_status status = block_take(p, stream, bytes, &b, err);
-    if (status == FAN_OK && !b.kept && block_add(p, b.address, b.bytes, b.pooled)) {
+    bool listed = true;
+    if (status == FAN_OK && !b.kept) {
+        (void)pthread_mutex_lock(&p->lock);
+        listed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 1, sizeof *p->blocks) == 0;
+        if (listed) {
+            size_t i = block_place(p, b.address);
+            memmove(p->blocks + i + 1, p->blocks + i, (p->nblocks - i) * sizeof *p->blocks);
+            p->blocks[i] = (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
+            p->nblocks++;
+        }
+        (void)pthread_mutex_unlock(&p->lock);
+    }
+    if (!listed) {
         if (b.pooled) /* else it stays: there is no room to list it */
             block_give(p, &b, p->free_stream);
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index);

@@ -80,18 +80,6 @@ static void recorder_accesses(const fan_recording *r, fan_recording_visit visit,
             return;
 }
 
-/* ---- recordings in progress ---- */
-
-static void recorder_add(fan_recording *r)
-{
-    fan_cuda *c = r->part->cuda;
-    recorder_lock(c);
-    r->next = c->recordings;
-    c->recordings = r;
-    atomic_fetch_add_explicit(&c->recordings_begun, 1, memory_order_release);
-    recorder_unlock(c);
-}
-
 /* recorder_take: removes and returns the recording in progress on `origin`. */
 static fan_recording *recorder_take(fan_cuda *c, const fan_stream *origin)
 {
@@ -134,30 +122,25 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
     }
 }
 
-/* recorder_halted: returns whether no stream of ours is captured; false: the driver failed, or may not have executed
- * the call. */
-static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
+/* recorder_halt: ends the capture of `origin`. Tried until the driver reports that there is none, because a stream that
+ * stayed captured would be unusable: a call may fail, or may not have been executed. */
+static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope;
-    fan_cu_graph graph = NULL;
-    int state = FAN_CU_CAPTURE_ACTIVE;
-    if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
-        return false;
-    bool heard = api->StreamGetCaptureInfo(on, &state, NULL, NULL, NULL, NULL) == 0;
-    if (heard && state != FAN_CU_CAPTURE_NONE && api->StreamEndCapture(on, &graph) == 0)
-        recorder_destroy(p, graph, NULL);
-    fan__cuda_leave(&scope);
-    return heard && state == FAN_CU_CAPTURE_NONE;
-}
-
-/* recorder_halt: repeats that until it is true, because a stream that stayed captured would be unusable. */
-static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
-{
     fan_cu_stream on;
     bool halted = fan__cuda_queue_of(origin, &on, NULL) != FAN_OK;
-    for (int i = 0; i < 4 && !halted && !FAN_FAULT(CUDA_STAYS_CAPTURED); i++)
-        halted = recorder_halted(p, on);
+    for (int i = 0; i < 4 && !halted && !FAN_FAULT(CUDA_STAYS_CAPTURED); i++) {
+        fan_cu_graph graph = NULL;
+        int state = FAN_CU_CAPTURE_ACTIVE;
+        if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        bool heard = api->StreamGetCaptureInfo(on, &state, NULL, NULL, NULL, NULL) == 0;
+        if (heard && state != FAN_CU_CAPTURE_NONE && api->StreamEndCapture(on, &graph) == 0)
+            recorder_destroy(p, graph, NULL);
+        fan__cuda_leave(&scope);
+        halted = heard && state == FAN_CU_CAPTURE_NONE;
+    }
 }
 
 /* recorder_check_nodes: checks that no node allocates or frees. */
@@ -200,25 +183,6 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
     return FAN_OK;
 }
 
-/* recorder_forked: writes the streams that joined the capture, as far as fanin has met them, to buf. */
-static void recorder_forked(const fan_recording *r, char *buf, size_t size)
-{
-    fan_cuda_part *p = r->part;
-    bool more = true;
-    buf[0] = '\0';
-    for (size_t i = 0; more; i++) {
-        uint64_t id = 0;
-        (void)pthread_mutex_lock(&p->lock);
-        more = i < p->nstreams;
-        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
-        (void)pthread_mutex_unlock(&p->lock);
-        if (s && s != r->origin && s->handle > 2 && fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK &&
-            id == r->capture)
-            fan_append(buf, size, "%s%#llx", buf[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
-        fan_stream_drop(s);
-    }
-}
-
 static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     fan_cuda_part *p = r->part;
@@ -227,8 +191,20 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
     fan_cu_graph graph = NULL;
     FAN_TRY(fan__cuda_queue_of(origin, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    char forked[128];
-    recorder_forked(r, forked, sizeof forked);
+    char forked[128] = ""; /* the streams that joined the capture, as far as fanin has met them */
+    bool more = true;
+    for (size_t i = 0; more; i++) {
+        uint64_t id = 0;
+        (void)pthread_mutex_lock(&p->lock);
+        more = i < p->nstreams;
+        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
+        (void)pthread_mutex_unlock(&p->lock);
+        if (s && s != r->origin && s->handle > 2 && fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK &&
+            id == r->capture)
+            fan_append(forked, sizeof forked, "%s%#llx", forked[0] ? ", " : ". Forked in it: stream ",
+                       (unsigned long long)s->handle);
+        fan_stream_drop(s);
+    }
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
     fan_status status = code == FAN_CU_INVALID_VALUE
                             ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
@@ -280,9 +256,14 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
     FAN_GO(fan__cuda_check(p, fan__cuda_api_of(p)->StreamBeginCapture(on, FAN_CU_CAPTURE_MODE_THREAD_LOCAL),
                            "cuStreamBeginCapture", err));
     status = fan__cuda_capture_of(origin, &r->capture, NULL, err);
-    if (status == FAN_OK)
-        recorder_add(r);
-    else
+    if (status == FAN_OK) {
+        fan_cuda *c = r->part->cuda;
+        recorder_lock(c);
+        r->next = c->recordings;
+        c->recordings = r;
+        atomic_fetch_add_explicit(&c->recordings_begun, 1, memory_order_release);
+        recorder_unlock(c);
+    } else
         recorder_halt(p, origin);
 done:
     fan__cuda_leave(&scope);

@@ -3,7 +3,6 @@
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/cuda/launch.h"
 #include "device/memory.h"
 #include "device/stream.h"
 
@@ -13,42 +12,6 @@ static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a,
                                    fan_error *err)
 {
     return a && a->size ? fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err) : FAN_OK;
-}
-
-static fan_status run_retain_all(const fan__launch_ctx *s, const fan_job *job, uint64_t capture, fan_cu_graph graph,
-                                 fan_error *err)
-{
-    FAN_TRY(run_retain_array(s, job->out, capture, graph, err));
-    for (size_t k = 0; k < job->n && job->kind != FAN_JOB_UPLOAD; k++)
-        FAN_TRY(run_retain_array(s, job->in[k].array, capture, graph, err));
-    if (job->sparse) {
-        FAN_TRY(run_retain_array(s, job->sparse->indices, capture, graph, err));
-        FAN_TRY(run_retain_array(s, job->sparse->pointers, capture, graph, err));
-        FAN_TRY(run_retain_array(s, job->sparse->values, capture, graph, err));
-    }
-    return FAN_OK;
-}
-
-/* run_under_capture: refuses jobs that a graph cannot replay, and makes the graph hold the memory of the others. */
-static fan_status run_under_capture(const fan__launch_ctx *s, const fan_job *job, fan_error *err)
-{
-    uint64_t capture;
-    fan_cu_graph graph = NULL;
-    if (job->kind == FAN_JOB_UPLOAD)
-        FAN_TRY(fan_memory_scope_upload(s->stream->device, err));
-    FAN_TRY(fan__cuda_capture_of(s->stream, &capture, &graph, err));
-    if (!capture)
-        return fan_memory_scope_check(s->stream, err);
-    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
-            job->kind == FAN_JOB_EXACT ? "an exact sum"
-            : job->stats_out           ? "a sum with statistics"
-                                       : "a copy from the host",
-            (unsigned long long)s->stream->handle, s->part->index);
-    FAN_TRY(run_retain_all(s, job, capture, graph, err));
-    return fan__cuda_recorder_note(s->part->cuda, capture, job, err);
 }
 
 static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *err)
@@ -96,7 +59,33 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     fan_status status;
     FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
     FAN_TRY(fan__cuda_enter(w.part, &scope, err));
-    FAN_GO(run_under_capture(&w, job, err));
+    uint64_t capture;
+    fan_cu_graph graph = NULL;
+    if (job->kind == FAN_JOB_UPLOAD)
+        FAN_GO(fan_memory_scope_upload(w.stream->device, err));
+    FAN_GO(fan__cuda_capture_of(w.stream, &capture, &graph, err));
+    if (!capture) {
+        FAN_GO(fan_memory_scope_check(w.stream, err));
+    } else if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out) {
+        status = fan_fail_code(
+            err, FAN_ERR_CAPTURE, 900,
+            "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
+            job->kind == FAN_JOB_EXACT ? "an exact sum"
+            : job->stats_out           ? "a sum with statistics"
+                                       : "a copy from the host",
+            (unsigned long long)w.stream->handle, w.part->index);
+        goto done;
+    } else { /* the graph holds the memory */
+        FAN_GO(run_retain_array(&w, job->out, capture, graph, err));
+        for (size_t k = 0; k < job->n; k++)
+            FAN_GO(run_retain_array(&w, job->in[k].array, capture, graph, err));
+        if (job->sparse) {
+            FAN_GO(run_retain_array(&w, job->sparse->indices, capture, graph, err));
+            FAN_GO(run_retain_array(&w, job->sparse->pointers, capture, graph, err));
+            FAN_GO(run_retain_array(&w, job->sparse->values, capture, graph, err));
+        }
+        FAN_GO(fan__cuda_recorder_note(w.part->cuda, capture, job, err));
+    }
     status = run_kind(&w, job, err);
     if (status == FAN_ERR_DEVICE_NOMEM && begun &&
         run_in_place(job)) { /* a job that ran out of memory changes nothing, except here */
@@ -195,32 +184,6 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
     return i;
 }
 
-static size_t batch_table_bytes(const batch_many *k)
-{
-    return (k->rows * sizeof(fan_k_row) + k->sources * sizeof(uint64_t) + k->tiles * sizeof(uint32_t) + 7) & ~(size_t)7;
-}
-
-static void batch_put_row(char *staging, batch_many *k, const fan_job *job)
-{
-    fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
-    uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = fan__address_of(job->out);
-    uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
-    size_t ntiles = batch_tiles(job, k->which);
-    fan_k_row *r = &rows[k->row];
-    *r = (fan_k_row){.out = bits,
-                     .count = (uint32_t)batch_numbers(job->out),
-                     .first = (uint32_t)k->source,
-                     .tile = (uint32_t)k->tile,
-                     .n = (uint16_t)job->n};
-    for (size_t i = 0; i < job->n; i++)
-        bits |= sources[k->source++] = fan__address_of(job->in[i].array);
-    r->flags =
-        (uint16_t)(fan__fold_flags(k->which, job->out, job->in[0].array) | ((bits & 15) == 0 ? FAN_K_ALIGNED : 0));
-    for (size_t i = 0; i < ntiles; i++)
-        tiles[k->tile++] = (uint32_t)k->row;
-    k->row++;
-}
-
 /* batch_staging_take, _give: allocate and free host memory for tables; one piece is kept for reuse. NULL: out of
  * memory. */
 static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
@@ -236,44 +199,6 @@ static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
     }
     fan_free(kept);
     return fan_alloc(*bytes);
-}
-
-static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
-{
-    char *gone = staging;
-    (void)pthread_mutex_lock(&p->lock);
-    if (!p->staging && bytes <= STAGING_KEPT) {
-        p->staging = staging;
-        p->staging_bytes = bytes;
-        gone = NULL;
-    }
-    (void)pthread_mutex_unlock(&p->lock);
-    fan_free(gone);
-}
-
-/* batch_send: copies to the device; `from` may be reused on return. Blocks if the device itself reads such memory. */
-static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
-        size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
-        status = fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on),
-                                 "cuMemcpyHtoDAsync", err);
-    }
-    if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
-        status = fan__cuda_pass(s->part, s->on, err);
-    return status;
-}
-
-static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t table, fan_error *err)
-{
-    fan_k_many a = {.table = table + k->at,
-                    .factor = k->factor,
-                    .rows = (int64_t)k->rows,
-                    .sources = (int64_t)k->sources,
-                    .tiles = (int64_t)k->tiles,
-                    .scaled = k->scaled};
-    return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
 }
 
 #define STACK_JOBS 32 /* up to this many need no allocation */
@@ -306,7 +231,13 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
             if (o->kind[i] == k)
                 o->some[m++] = jobs[i];
         s->label = fan_jobs_label(o->some, m, label, sizeof label);
-        fan_status status = batch_launch(s, &o->kinds[k], table, err);
+        fan_k_many a = {.table = table + o->kinds[k].at,
+                        .factor = o->kinds[k].factor,
+                        .rows = (int64_t)o->kinds[k].rows,
+                        .sources = (int64_t)o->kinds[k].sources,
+                        .tiles = (int64_t)o->kinds[k].tiles,
+                        .scaled = o->kinds[k].scaled};
+        fan_status status = fan__launch_threads(s, s->part->many[o->kinds[k].which], a.tiles * FAN_K_WARP, &a, err);
         for (size_t i = 0; i < n; i++)
             if (o->kind[i] == k)
                 states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
@@ -323,7 +254,11 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     uint64_t table = 0;
     for (size_t k = 0; k < o->nkinds; k++) {
         o->kinds[k].at = bytes;
-        bytes += o->kinds[k].rows > 1 ? batch_table_bytes(&o->kinds[k]) : 0;
+        bytes += o->kinds[k].rows > 1
+                     ? ((o->kinds[k].rows * sizeof(fan_k_row) + o->kinds[k].sources * sizeof(uint64_t) +
+                         o->kinds[k].tiles * sizeof(uint32_t) + 7) &
+                        ~(size_t)7)
+                     : 0;
     }
     if (!bytes)
         return FAN_OK;
@@ -332,11 +267,36 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     if (!staging)
         return FAN_OK; /* launching one by one needs none */
     for (size_t i = 0; i < n; i++)
-        if (batch_together(o, i))
-            batch_put_row(staging, &o->kinds[o->kind[i]], &jobs[i]);
+        if (batch_together(o, i)) {
+            batch_many *k = &o->kinds[o->kind[i]];
+            fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
+            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = fan__address_of(jobs[i].out);
+            uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
+            size_t ntiles = batch_tiles(&jobs[i], k->which);
+            fan_k_row *r = &rows[k->row];
+            *r = (fan_k_row){.out = bits,
+                             .count = (uint32_t)batch_numbers(jobs[i].out),
+                             .first = (uint32_t)k->source,
+                             .tile = (uint32_t)k->tile,
+                             .n = (uint16_t)jobs[i].n};
+            for (size_t j = 0; j < jobs[i].n; j++)
+                bits |= sources[k->source++] = fan__address_of(jobs[i].in[j].array);
+            r->flags = (uint16_t)(fan__fold_flags(k->which, jobs[i].out, jobs[i].in[0].array) |
+                                  ((bits & 15) == 0 ? FAN_K_ALIGNED : 0));
+            for (size_t j = 0; j < ntiles; j++)
+                tiles[k->tile++] = (uint32_t)k->row;
+            k->row++;
+        }
     fan_status status = fan__cuda_scratch(s->stream, bytes, &table, err);
     if (status == FAN_OK) {
-        status = batch_send(s, table, staging, bytes, err);
+        for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
+            size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
+            status = fan__cuda_check(s->part,
+                                     fan__cuda_api_of(s->part)->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
+                                     "cuMemcpyHtoDAsync", err);
+        }
+        if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
+            status = fan__cuda_pass(s->part, s->on, err);
         if (FAN_FAULT(CUDA_EARLY_TABLE))
             fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
         if (status == FAN_OK)
@@ -346,7 +306,15 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
         status = FAN_OK;
     }
-    batch_staging_give(s->part, staging, room);
+    char *gone = staging;
+    (void)pthread_mutex_lock(&s->part->lock);
+    if (!s->part->staging && room <= STAGING_KEPT) {
+        s->part->staging = staging;
+        s->part->staging_bytes = room;
+        gone = NULL;
+    }
+    (void)pthread_mutex_unlock(&s->part->lock);
+    fan_free(gone);
     if (status == FAN_OK)
         return FAN_OK;
     bool tried = false; /* false: it failed before any launch: all jobs fail */

@@ -4,7 +4,6 @@
  * they need it (kernels.cu, Title: COO): per digit one launch counts, one adds up, one moves; then one sums, and only
  * this one changes the result. All of it is queued, and unnecessary launches return at once. The scratch memory is
  * bounded: a long list is split into several, one after the other, and rows beyond 32 bits are processed in turns. */
-#include "device/cuda/launch.h"
 
 #include "base/fault.h"
 #include "device/cuda/part.h"
@@ -39,41 +38,6 @@ static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entr
     return list;
 }
 
-/* scatter_form: decides how a row of so many bits is stored; first: bits of the first digit. */
-static void scatter_form(fan_k_entry *form, int bits, int first)
-{
-    int rest = bits - first;
-    form->low_bits = first;
-    form->low_size = first > 8 ? 2 : 1;
-    form->high_size = rest > 8 ? 2 : rest > 0;
-    if (rest > 16) {
-        form->low_size = 4;
-        form->high_size = 0;
-    }
-}
-
-/* scatter_sort_begin: makes room for lists of up to so many entries. */
-static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sort, int64_t entries, uint64_t nrows,
-                                     fan_error *err)
-{
-    memset(sort, 0, sizeof *sort);
-    if (entries < 2)
-        return FAN_OK;
-    int bits = scatter_bits(nrows);
-    sort->passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
-    uint64_t list = scatter_list_bytes(entries), digits = (uint64_t)4 << FAN_K_DIGIT,
-             counts = digits * (uint64_t)scatter_tiles(entries), lists = sort->passes > 1 ? 2 : 1;
-    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort->at, err));
-    uint64_t at = sort->at;
-    sort->entries = entries;
-    for (uint64_t i = 0; i < lists; i++, at += list)
-        sort->lists[i] = at;
-    sort->counts = at;
-    sort->totals = at + counts;
-    sort->unsorted = at + counts + digits;
-    return FAN_OK;
-}
-
 /* scatter_sort_run: sorts the entries of `of` by their rows, into its list. */
 static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, fan_k_scatter *of,
                                    fan_error *err)
@@ -83,7 +47,15 @@ static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort 
     int bits = scatter_bits(of->coo.nrows), passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
     quiet.begun = NULL;
     memset(&a, 0, sizeof a);
-    scatter_form(&of->entry, bits, (bits + sort->passes - 1) / sort->passes);
+    int first = (bits + sort->passes - 1) / sort->passes;
+    int rest = bits - first;
+    of->entry.low_bits = first;
+    of->entry.low_size = first > 8 ? 2 : 1;
+    of->entry.high_size = rest > 8 ? 2 : rest > 0;
+    if (rest > 16) {
+        of->entry.low_size = 4;
+        of->entry.high_size = 0;
+    }
     a.coo = of->coo;
     a.entry = of->entry;
     a.out = scatter_list_at(sort->lists[0], sort->entries, &a.entry);
@@ -142,35 +114,6 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
     return s->part->fold_scatter[which];
 }
 
-/* scatter_carried: decides the payload: an entry of one small number carries its value through the sort, others their
- * position. */
-static fan_k_entry scatter_carried(const fan_array *values)
-{
-    size_t size = fan_dtype_size(values->dtype);
-    bool carried = size <= 4 && values->size == values->shape[0] && !fan__is_anywhere(values);
-    return (fan_k_entry){.came_size = carried ? (int32_t)size : 4,
-                         .values = carried ? fan__address_of(values) : 0,
-                         .value_step = values->strides[0]};
-}
-
-/* scatter_list: sorts and sums a list. */
-static fan_status scatter_list(const fan__launch_ctx *s, fan_cu_function f, fan_k_scatter *a, int64_t threads,
-                               scatter_sort *sort, fan_error *err)
-{
-    a->unsorted = 0;
-    if (a->entries > 1) {
-        a->entry.values = a->entry.values ? a->values : 0;
-        FAN_TRY(scatter_sort_run(s, sort, a, err));
-        a->unsorted = sort->unsorted;
-        if (FAN_FAULT(CUDA_EARLY_SORT)) {
-            fan__cuda_scratch_free(s->stream, sort->at);
-            sort->at = 0;
-        }
-    }
-    a->lanes = a->entries;
-    return fan__launch_threads(s, f, a->entries * threads, a, err);
-}
-
 static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into, const fan_sparse *sp,
                               fan_error *err)
 {
@@ -183,9 +126,28 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
     for (int i = 0; i < a->coo.sparse; i++)
         rows *= (uint64_t)into->shape[i];
     int64_t threads;
-    a->entry = scatter_carried(sp->values);
+    size_t size = fan_dtype_size(sp->values->dtype);
+    bool carried = size <= 4 && sp->values->size == sp->values->shape[0] && !fan__is_anywhere(sp->values);
+    a->entry = (fan_k_entry){.came_size = carried ? (int32_t)size : 4,
+                             .values = carried ? fan__address_of(sp->values) : 0,
+                             .value_step = sp->values->strides[0]};
     fan_cu_function f = scatter_kernel(s, a, into, sp->values, &threads);
-    FAN_TRY(scatter_sort_begin(s, &sort, entries < most ? entries : most, rows < most_rows ? rows : most_rows, err));
+    memset(&sort, 0, sizeof sort);
+    int64_t room = entries < most ? entries : most; /* of a list */
+    if (room >= 2) {
+        int bits = scatter_bits(rows < most_rows ? rows : most_rows);
+        sort.passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
+        uint64_t list = scatter_list_bytes(room), digits = (uint64_t)4 << FAN_K_DIGIT,
+                 counts = digits * (uint64_t)scatter_tiles(room), lists = sort.passes > 1 ? 2 : 1;
+        FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort.at, err));
+        uint64_t at = sort.at;
+        sort.entries = room;
+        for (uint64_t i = 0; i < lists; i++, at += list)
+            sort.lists[i] = at;
+        sort.counts = at;
+        sort.totals = at + counts;
+        sort.unsorted = at + counts + digits;
+    }
     for (uint64_t first = 0; first < rows; first += most_rows)
         for (int64_t done = 0; done < entries; done += most) {
             a->coo.first_row = first;
@@ -193,7 +155,18 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
             a->coo.indices = indices + (uint64_t)(done * a->coo.index_step);
             a->values = values + (uint64_t)(done * a->value_step);
             a->entries = entries - done < most ? entries - done : most;
-            FAN_GO(scatter_list(s, f, a, threads, &sort, err));
+            a->unsorted = 0;
+            if (a->entries > 1) {
+                a->entry.values = a->entry.values ? a->values : 0;
+                FAN_GO(scatter_sort_run(s, &sort, a, err));
+                a->unsorted = sort.unsorted;
+                if (FAN_FAULT(CUDA_EARLY_SORT)) {
+                    fan__cuda_scratch_free(s->stream, sort.at);
+                    sort.at = 0;
+                }
+            }
+            a->lanes = a->entries;
+            FAN_GO(fan__launch_threads(s, f, a->entries * threads, a, err));
         }
 done:
     if (sort.at)

@@ -45,19 +45,14 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     return FAN_OK;
 }
 
-static bool stream_is(const fan_stream *s, uint64_t handle, uint64_t thread)
-{
-    return s->handle == handle && fan__cuda_queue(s)->thread == thread &&
-           !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
-}
-
 /* stream_among: returns a hold on the stream of a handle in the part's list. One with another id was destroyed, and its
  * handle now belongs to another stream. The part's lock is held. */
 static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
     for (size_t i = 0; i < p->nstreams; i++) {
         fan_stream *s = p->streams[i];
-        if (!stream_is(s, handle, thread))
+        if (!(s->handle == handle && fan__cuda_queue(s)->thread == thread &&
+              !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed)))
             continue;
         if (id && fan__cuda_queue(s)->id != id && !FAN_FAULT(CUDA_SAME_HANDLE))
             atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
@@ -103,16 +98,6 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     return s;
 }
 
-/* stream_id: gets the driver's number of a stream; 0: unknown. */
-static fan_status stream_id(fan_cuda_part *p, uint64_t handle, uint64_t *id, fan_error *err)
-{
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    *id = 0;
-    if (!api->has[FAN_CUDA_STREAM_IDS])
-        return FAN_OK;
-    return fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, id), "cuStreamGetId", err);
-}
-
 /* stream_is_of: FAN_ERR_VALUE if a handle is of another context than the part's. */
 static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err)
 {
@@ -139,7 +124,10 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
     *out = NULL;
     if (handle > 2) {
         FAN_TRY(fan__cuda_enter(p, &scope, err));
-        status = stream_id(p, handle, &id, err);
+        const fan_cuda_api *api = fan__cuda_api_of(p);
+        status = api->has[FAN_CUDA_STREAM_IDS] /* the driver's number of the stream; 0: unknown */
+                     ? fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id), "cuStreamGetId", err)
+                     : FAN_OK;
         if (status == FAN_OK && !(*out = stream_known(p, handle, thread, id)))
             status = stream_is_of(p, handle, err);
         fan__cuda_leave(&scope);
@@ -308,21 +296,6 @@ void fan__cuda_await_gone(fan_cuda_part *p)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
-/* stream_sync_all: waits for another thread's own stream by the legacy stream, which waits for all such streams and
- * disturbs no capture; if it must not be used, nothing can wait. */
-static fan_status stream_sync_all(fan_cuda_part *p, fan_error *err)
-{
-    fan_stream *legacy = fan__cuda_current(&p->device);
-    uint64_t id;
-    if (!legacy)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_status status = fan__cuda_capture_of(legacy, &id, NULL, err);
-    if (status == FAN_OK)
-        status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
-    fan_stream_drop(legacy);
-    return status;
-}
-
 fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
@@ -331,7 +304,15 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
     fan_status status;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     if (fan__cuda_queue(s)->thread && fan__cuda_queue(s)->thread != fan_thread_id()) {
-        status = stream_sync_all(p, err);
+        /* Another thread's own stream: the legacy stream waits for all such streams and disturbs no capture; if it must
+         * not be used, nothing can wait. */
+        fan_stream *legacy = fan__cuda_current(&p->device);
+        uint64_t id;
+        status = legacy ? fan__cuda_capture_of(legacy, &id, NULL, err)
+                        : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (status == FAN_OK)
+            status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
+        fan_stream_drop(legacy);
         goto done;
     }
     FAN_GO(stream_not_captured(s, "waited for", err));
@@ -343,8 +324,6 @@ done:
         fan_sync_trace(s->device, s, NULL);
     return status;
 }
-
-static fan_cu_event event_handle(const fan_event *e) { return e->impl; }
 
 fan_status fan__cuda_event_init(fan_event *e, fan_error *err)
 {
@@ -365,7 +344,7 @@ void fan__cuda_event_fini(fan_event *e)
     fan__cuda_scope scope;
     if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
-    (void)fan__cuda_check(p, fan__cuda_api_of(p)->EventDestroy(event_handle(e)), "cuEventDestroy", NULL);
+    (void)fan__cuda_check(p, fan__cuda_api_of(p)->EventDestroy(e->impl), "cuEventDestroy", NULL);
     fan__cuda_leave(&scope);
 }
 
@@ -379,10 +358,9 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     else
         FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status =
-        FAN_FAULT(CUDA_NO_RECORD)
-            ? FAN_OK
-            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(event_handle(e), on), "cuEventRecord", err);
+    fan_status status = FAN_FAULT(CUDA_NO_RECORD)
+                            ? FAN_OK
+                            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(e->impl, on), "cuEventRecord", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -407,10 +385,10 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
         return fan__cuda_refuse_dead(fan__cuda_part_of(e->device), err);
     FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status = FAN_FAULT(CUDA_NO_WAIT)
-                            ? FAN_OK
-                            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, event_handle(e), 0),
-                                              "cuStreamWaitEvent", err);
+    fan_status status =
+        FAN_FAULT(CUDA_NO_WAIT)
+            ? FAN_OK
+            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0), "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -436,7 +414,7 @@ fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(p)->EventQuery(event_handle(e));
+    fan_cu_result code = fan__cuda_api_of(p)->EventQuery(e->impl);
     (void)fan__cuda_relax(p, mode);
     *done = code == 0;
     fan_status status = code == FAN_CU_NOT_READY ? FAN_OK : fan__cuda_check(p, code, "cuEventQuery", err);
@@ -459,7 +437,7 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err)
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(p)->EventSynchronize(event_handle(e));
+    fan_cu_result code = fan__cuda_api_of(p)->EventSynchronize(e->impl);
     (void)fan__cuda_relax(p, mode);
     fan_status status = fan__cuda_check(p, code, "cuEventSynchronize", err);
     fan__cuda_leave(&scope);

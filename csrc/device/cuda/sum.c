@@ -8,7 +8,6 @@
  * The launch that sums also collects the statistics: each block writes a row after the result's figures, and a small
  * launch adds the rows up (array/device_stats.h). So there is no scratch memory to free, and no wait. If a sum takes
  * several launches, each checks its operands for non-finite elements; the figures of the last one are the result's. */
-#include "device/cuda/launch.h"
 
 #include "array/extents.h"
 #include "array/nditer.h"
@@ -158,19 +157,6 @@ static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in
     return out->dtype == acc;
 }
 
-/* sum_scratch: allocates scratch memory for a running sum of dtype acc, in the order of the walk. */
-static fan_status sum_scratch(const fan__launch_ctx *s, const fan_nditer *w, fan_dtype acc, int64_t *strides,
-                              sum_source *out, fan_error *err)
-{
-    int64_t step = (int64_t)fan_dtype_size(acc);
-    for (int i = w->ndim - 1; i >= 0; i--) {
-        strides[i] = step;
-        step *= w->extent[i];
-    }
-    *out = (sum_source){.dtype = acc, .strides = strides, .walked = true};
-    return fan__cuda_scratch(s->stream, (size_t)step, &out->address, err);
-}
-
 static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, const fan_array *out,
                                 const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
 {
@@ -195,7 +181,15 @@ static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, c
         target = to;
         next = 0;
         if (k < n && !sum_keeps(out, in[k - 1].acc, in, k, n)) {
-            FAN_GO(sum_scratch(s, w, in[k - 1].acc, strides[running.strides == strides[0]], &target, err));
+            fan_dtype acc = in[k - 1].acc;
+            int64_t *packed = strides[running.strides == strides[0]]; /* in the order of the walk */
+            int64_t step = (int64_t)fan_dtype_size(acc);
+            for (int i = w->ndim - 1; i >= 0; i--) {
+                packed[i] = step;
+                step *= w->extent[i];
+            }
+            target = (sum_source){.dtype = acc, .strides = packed, .walked = true};
+            FAN_GO(fan__cuda_scratch(s->stream, (size_t)step, &target.address, err));
             next = target.address;
         }
         status = sum_any(s, w, &target, here, m, begun, k == n && scaled ? factor : NULL, err);
@@ -301,17 +295,6 @@ static void reduce_add_axis(reduce_axes *a, int64_t extent, int64_t out, int64_t
     a->in[last] = in;
 }
 
-static void reduce_axes_of(reduce_axes *stay, reduce_axes *go, const fan_array *out, const fan_array *in)
-{
-    int lead = in->ndim - out->ndim;
-    stay->n = go->n = 0;
-    for (int i = 0; i < in->ndim; i++)
-        if (in->shape[i] != 1 && i >= lead && out->shape[i - lead] == in->shape[i])
-            reduce_add_axis(stay, in->shape[i], out->strides[i - lead], in->strides[i]);
-        else if (in->shape[i] != 1)
-            reduce_add_axis(go, in->shape[i], 0, in->strides[i]);
-}
-
 static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const reduce_axes *go)
 {
     size_t some = (size_t)stay->n * sizeof *a->words, gone = (size_t)go->n * sizeof *a->words;
@@ -323,40 +306,6 @@ static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const redu
     memcpy(at += stay->n, stay->in, some);
     memcpy(at += stay->n, go->extent, gone);
     memcpy(at + go->n, go->in, gone);
-}
-
-/* reduce_deal: sets up the first launch. */
-static void reduce_deal(fan_k_reduce *a)
-{
-    int64_t groups = (a->terms - 1) / FAN_K_GROUP + 1, over = a->terms - (groups - 1) * FAN_K_GROUP;
-    a->group = FAN_K_GROUP;
-    a->runs = 1;
-    if (a->terms <= FAN_K_RUN)
-        return;
-    a->lanes = FAN_K_LANES;
-    a->whole = a->numbers >= THREADS_WANTED / groups;
-    a->runs = groups;
-    if (!a->whole)
-        a->runs = ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
-}
-
-/* reduce_deal_again: turns `a` into the launch that sums its present results. size: of an intermediate number. */
-static void reduce_deal_again(fan_k_reduce *a, reduce_axes *stay, int64_t size)
-{
-    bool lanes = a->lanes && !a->whole;
-    reduce_axes left = {.n = a->runs > 1, .extent = {a->runs}, .in = {a->across ? a->numbers * size : size}};
-    a->in_part = a->across ? size : a->runs * size;
-    int64_t step = a->in_part * a->parts;
-    for (int i = stay->n - 1; i >= 0; i--) {
-        stay->in[i] = step;
-        step *= stay->extent[i];
-    }
-    reduce_put_axes(a, stay, &left);
-    a->terms = a->runs;
-    a->group = lanes ? 1 << FAN_K_LANES : FAN_K_RUN;
-    a->lanes = a->whole = 0;
-    a->runs = (a->terms - 1) / a->group + 1;
-    a->again = true;
 }
 
 static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, reduce_axes *stay, size_t which,
@@ -374,7 +323,20 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
         FAN_TRY(fan__launch_threads(s, s->part->reduce[which], a->numbers * a->runs, a, err));
         if (a->last)
             return FAN_OK;
-        reduce_deal_again(a, stay, size);
+        bool lanes = a->lanes && !a->whole;
+        reduce_axes left = {.n = a->runs > 1, .extent = {a->runs}, .in = {a->across ? a->numbers * size : size}};
+        a->in_part = a->across ? size : a->runs * size;
+        int64_t step = a->in_part * a->parts;
+        for (int i = stay->n - 1; i >= 0; i--) {
+            stay->in[i] = step;
+            step *= stay->extent[i];
+        }
+        reduce_put_axes(a, stay, &left);
+        a->terms = a->runs;
+        a->group = lanes ? 1 << FAN_K_LANES : FAN_K_RUN;
+        a->lanes = a->whole = 0;
+        a->runs = (a->terms - 1) / a->group + 1;
+        a->again = true;
         a->in = scratch[level];
         if (FAN_FAULT(CUDA_EARLY_LANES)) {
             fan__cuda_scratch_free(s->stream, scratch[level]);
@@ -394,7 +356,13 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
     if (in->size == 0)
         return fan__cuda_zero(s, out, err);
     memset(&a, 0, sizeof a);
-    reduce_axes_of(&stay, &go, out, in);
+    int lead = in->ndim - out->ndim;
+    stay.n = go.n = 0;
+    for (int i = 0; i < in->ndim; i++)
+        if (in->shape[i] != 1 && i >= lead && out->shape[i - lead] == in->shape[i])
+            reduce_add_axis(&stay, in->shape[i], out->strides[i - lead], in->strides[i]);
+        else if (in->shape[i] != 1)
+            reduce_add_axis(&go, in->shape[i], 0, in->strides[i]);
     reduce_put_axes(&a, &stay, &go);
     a.out = fan__address_of(out);
     a.in = fan__address_of(in);
@@ -407,7 +375,16 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
     a.to = (int32_t)(a.parts == 1 ? out->dtype : out->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64);
     a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
     a.across = stay.n && (!go.n || llabs(stay.in[stay.n - 1]) <= llabs(go.in[go.n - 1]));
-    reduce_deal(&a);
+    int64_t groups = (a.terms - 1) / FAN_K_GROUP + 1, over = a.terms - (groups - 1) * FAN_K_GROUP;
+    a.group = FAN_K_GROUP;
+    a.runs = 1;
+    if (a.terms > FAN_K_RUN) {
+        a.lanes = FAN_K_LANES;
+        a.whole = a.numbers >= THREADS_WANTED / groups;
+        a.runs = groups;
+        if (!a.whole)
+            a.runs = ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
+    }
     fan_status status = reduce_launches(s, &a, &stay, fan__reduce_for(in->dtype), scratch, err);
     for (int i = 0; i < MOST_LEVELS && scratch[i]; i++)
         fan__cuda_scratch_free(s->stream, scratch[i]);

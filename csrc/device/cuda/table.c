@@ -4,13 +4,44 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "device/cuda/part.h"
-#include "device/cuda/launch.h"
 #include "device/memory.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define MOST_ENTRIES ((int64_t)1 << 24) /* 256 MiB of scratch memory */
 #define MOST_ROWS ((int64_t)UINT32_MAX - 1)
+
+/* Held by the thread that initializes a device; initialized again in a forked child. */
+static pthread_mutex_t table_making = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
+static fan_cuda *opened; /* all drivers; guarded by opened_lock */
+
+/* fork waits until no thread holds a part's lock; no call is made while one is held. */
+static void table_lock_all(void)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_lock(&c->parts[i].lock);
+}
+
+static void table_unlock_all(void)
+{
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_unlock(&c->parts[i].lock);
+    (void)pthread_mutex_unlock(&opened_lock);
+}
+
+static void table_in_child(void)
+{
+    /* its holder is not in the child; its unfinished work is discarded */
+    (void)pthread_mutex_init(&table_making, NULL);
+}
+
+static fan_fork table_fork = {.lock = table_lock_all, .unlock = table_unlock_all, .child = table_in_child};
 
 static bool table_lost(fan_device *d) { return !fan__cuda_usable(fan__cuda_part_of(d)); }
 
@@ -91,7 +122,13 @@ static void table_part_fini(fan_cuda_part *p)
 
 static void table_free(fan_cuda *c)
 {
-    fan__cuda_list_remove(c);
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda **at = &opened; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&opened_lock);
     for (int i = 0; i < c->count; i++)
         if (c->parts[i].device.backend)
             fan_device_flush(&c->parts[i].device);
@@ -144,7 +181,11 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
             goto done;
         }
     }
-    fan__cuda_list_add(c);
+    (void)fan_fork_add(&table_fork);
+    (void)pthread_mutex_lock(&opened_lock);
+    c->next = opened;
+    opened = c;
+    (void)pthread_mutex_unlock(&opened_lock);
     *out = c;
 done:
     if (status != FAN_OK)
@@ -205,22 +246,6 @@ bool fan_cuda_active(fan_cuda *c, int index)
            c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
 }
 
-size_t fan_cuda_trim(fan_cuda *c)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < c->count; i++) {
-        fan_cuda_part *p = &c->parts[i];
-        fan__cuda_scope scope;
-        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
-            continue;
-        fan__cuda_await_gone(p);
-        fan_device_poll(&p->device);
-        bytes += fan__cuda_trim(p);
-        fan__cuda_leave(&scope);
-    }
-    return bytes;
-}
-
 #ifdef FAN_TEST
 void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows)
 {
@@ -228,23 +253,6 @@ void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows)
     c->most_rows = rows ? rows : MOST_ROWS;
 }
 #endif
-
-void fan_cuda_keep(fan_cuda *c, size_t bytes)
-{
-    uint64_t keep = bytes;
-    for (int i = 0; i < c->count; i++) {
-        fan_cuda_part *p = &c->parts[i];
-        fan__cuda_scope scope;
-        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || !p->pools ||
-            fan__cuda_enter(p, &scope, NULL) != FAN_OK)
-            continue;
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-        (void)fan__cuda_check(p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
-                              "cuMemPoolSetAttribute", NULL);
-        (void)fan__cuda_relax(p, mode);
-        fan__cuda_leave(&scope);
-    }
-}
 
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 
@@ -260,27 +268,6 @@ static fan_status table_ask_compute(fan_cuda_part *p, fan_cu_device ordinal, int
     return table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MINOR, minor, err);
 }
 
-/* table_make_pool: makes a pool of our own. A device's default pool is shared by all libraries, and frees its memory at
- * each synchronization, unless told to keep some. Without pools, memory is plain. */
-static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
-{
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    fan_cu_pool_props props = {
-        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->index};
-    uint64_t keep = fan_pool_get().limit;
-    int pools = 0;
-    FAN_TRY(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MEMORY_POOLS, &pools, err));
-    if (!pools || !api->has[FAN_CUDA_POOLS])
-        return FAN_OK;
-    fan_cu_result code = api->MemPoolCreate(&p->pool, &props);
-    if (code == FAN_CU_NOT_SUPPORTED)
-        return FAN_OK;
-    FAN_TRY(fan__cuda_check(p, code, "cuMemPoolCreate", err));
-    p->pools = true;
-    return fan__cuda_check(p, api->MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
-                           "cuMemPoolSetAttribute", err);
-}
-
 /* table_make_ready: makes context, kernels and pool. Call without the part's lock: fan__cuda_check takes it on
  * failure. */
 static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
@@ -292,14 +279,31 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
     FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->compute = 10 * major + minor;
-    FAN_GO(fan__cuda_have_kernels(p, err));
+    p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
+    if (p->image.wanted)
+        FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, &reads, err));
     p->reads_host = reads != 0;
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
-    FAN_GO(table_make_pool(p, err));
+    /* A pool of our own: a device's default pool is shared by all libraries, and frees its memory at each
+     * synchronization, unless told to keep some. Without pools, memory is plain. */
+    fan_cu_pool_props props = {
+        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->index};
+    uint64_t keep = fan_pool_get().limit;
+    int pools = 0;
+    FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MEMORY_POOLS, &pools, err));
+    if (pools && api->has[FAN_CUDA_POOLS]) {
+        fan_cu_result code = api->MemPoolCreate(&p->pool, &props);
+        if (code != FAN_CU_NOT_SUPPORTED) {
+            FAN_GO(fan__cuda_check(p, code, "cuMemPoolCreate", err));
+            p->pools = true;
+            FAN_GO(fan__cuda_check(p, api->MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+                                   "cuMemPoolSetAttribute", err));
+        }
+    }
     FAN_GO(fan__cuda_load_kernels(p, err));
 done:
     if (scope.part)
@@ -318,7 +322,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
     if (fan__cuda_forked(c))
         return fan__cuda_refuse_child(p, err);
     fan_status status = FAN_OK;
-    (void)pthread_mutex_lock(&fan__cuda_making);
+    (void)pthread_mutex_lock(&table_making);
     bool ready = atomic_load_explicit(&p->ready, memory_order_relaxed);
     if (!ready && !fan__cuda_usable(p)) {
         status = fan__cuda_refuse_dead(p, err);
@@ -333,7 +337,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
             table_part_fini(p);
         atomic_store_explicit(&p->ready, status == FAN_OK, memory_order_release);
     }
-    (void)pthread_mutex_unlock(&fan__cuda_making);
+    (void)pthread_mutex_unlock(&table_making);
     if (status == FAN_OK)
         *out = fan_device_hold(&p->device);
     return status;
@@ -353,13 +357,13 @@ fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_
     if (!copy)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the kernels of cuda:%d", index);
     memcpy(copy, code, bytes);
-    (void)pthread_mutex_lock(&fan__cuda_making);
+    (void)pthread_mutex_lock(&table_making);
     if (!p->image.code) { /* else another thread compiled them meanwhile */
         p->image.code = copy;
         snprintf(p->image.words, sizeof p->image.words, "%s", words);
         copy = NULL;
     }
-    (void)pthread_mutex_unlock(&fan__cuda_making);
+    (void)pthread_mutex_unlock(&table_making);
     fan_free(copy);
     return FAN_OK;
 }

@@ -1,7 +1,7 @@
-#include "device/sim/machine.h"
-
-#include "device/memory.h"
+/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a machine. */
 #include "base/fault.h"
+#include "device/memory.h"
+#include "device/sim/machine.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,9 +9,6 @@
 _Thread_local fan__sim_thread fan__sim_here;
 
 _Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED, "base/fault.h has them in this order");
-
-/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is held. */
-static void fan__sim_race_text(fan_sim *m, const fan_race *race, char *buf, size_t size);
 
 size_t fan__sim_maker(void) { return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0; }
 
@@ -50,9 +47,13 @@ fan_status fan__sim_alive(fan_sim *m, fan_error *err)
     return FAN_OK;
 }
 
-/* call_planned: fails, in test builds, if this is the call that fan_sim_fail_at selected. */
-static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
+fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
 {
+    FAN_TRY(fan__sim_alive(m, err));
+    m->calls++;
+    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
+                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
 #ifdef FAN_TEST
     if (m->planned) /* calls after the failed one depend on it, too */
         fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
@@ -62,31 +63,6 @@ static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
 #endif
     (void)m, (void)call, (void)err;
     return FAN_OK;
-}
-
-fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
-{
-    FAN_TRY(fan__sim_alive(m, err));
-    m->calls++;
-    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
-    return call_planned(m, call, err);
-}
-
-fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)
-{
-    char text[FAN_ERROR_TEXT];
-    fan__sim_race_text(m, race, text, sizeof text);
-    return fan_fail(err, FAN_ERR_RACE, "%s", text);
-}
-
-fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err)
-{
-    if (!m->has_pending)
-        return FAN_OK;
-    m->has_pending = false;
-    return fan__sim_raise(m, &m->pending, err);
 }
 
 void fan__sim_keep_race(fan_sim *m, const fan_race *race)
@@ -178,6 +154,7 @@ static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, si
         fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name, second, first);
 }
 
+/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is held. */
 static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     int device = -1;
@@ -227,6 +204,22 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
                r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
     race_text_missing(m, r, buf, size);
 }
+
+fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err)
+{
+    char text[FAN_ERROR_TEXT];
+    fan__sim_race_text(m, race, text, sizeof text);
+    return fan_fail(err, FAN_ERR_RACE, "%s", text);
+}
+
+fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err)
+{
+    if (!m->has_pending)
+        return FAN_OK;
+    m->has_pending = false;
+    return fan__sim_raise(m, &m->pending, err);
+}
+
 
 fan_sim *fan_sim_hold(fan_sim *m)
 {

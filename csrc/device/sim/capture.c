@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static atomic_uint_fast64_t last;
+static atomic_uint_fast64_t last_capture;
 
 static int add_member(fan_capture_run *c)
 {
@@ -20,7 +20,7 @@ static int add_member(fan_capture_run *c)
 fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
 {
     memset(c, 0, sizeof *c);
-    c->id = atomic_fetch_add(&last, 1) + 1;
+    c->id = atomic_fetch_add(&last_capture, 1) + 1;
     c->mode = mode;
     c->thread = thread;
     return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;

@@ -133,47 +133,12 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
     return &table[i];
 }
 
-static fan__footprint_known *print_row(fan_explore *x, uint64_t object)
-{
-    if (2 * (x->nknown + 1) > x->known_cap) {
-        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
-        fan__footprint_known *more = fan_calloc(cap * sizeof *more);
-        if (!more)
-            return NULL;
-        for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known_footprints[i].used)
-                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
-        fan_free(x->known_footprints);
-        x->known_footprints = more;
-        x->known_cap = cap;
-    }
-    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
-    x->nknown += !row->used;
-    row->used = true;
-    row->object = object;
-    return row;
-}
-
 static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor, unsigned how)
 {
     for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
         if (a != actor && row->how[a] && !footprint_commute(x, row->object, how, row->how[a]))
             return true;
     return false;
-}
-
-/* fan__footprint_note: notes an actor's access to an object. If it is the first to conflict with a step that was a
- * persistent set, orders may have been left out wrongly. */
-static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor, unsigned how)
-{
-    fan__footprint_known *row = print_row(x, object);
-    if (!row)
-        return x->status = FAN_ERR_NOMEM;
-    if (row->how[actor] & how)
-        return FAN_OK;
-    x->again |= x->pruned && conflicts_with(x, row, actor, how);
-    row->how[actor] |= (unsigned char)how;
-    return FAN_OK;
 }
 
 /* fan__footprint_alone: returns whether all known accesses of other actors commute with the step. */
@@ -184,17 +149,6 @@ static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__foo
                            f->items[i].how))
             return false;
     return true;
-}
-
-static fan_status fan__footprint_decide(fan_explore *x, uint64_t object)
-{
-    if (print_weighed(x, object))
-        return FAN_OK;
-    if (fan_grow((void **)&x->decided, &x->decided_cap, x->ndecided + 1, sizeof *x->decided))
-        return x->status = FAN_ERR_NOMEM;
-    x->decided[x->ndecided++] = object;
-    x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
-    return FAN_OK;
 }
 
 _Static_assert(FAN__FOOTPRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
@@ -234,21 +188,7 @@ void fan_explore_free(fan_explore *x)
     fan_free(x);
 }
 
-static int bits_in(uint32_t mask)
-{
-    int n = 0;
-    for (; mask; mask &= mask - 1)
-        n++;
-    return n;
-}
-
-static int lowest_bit(uint32_t mask)
-{
-    int i = 0;
-    while (!(mask >> i & 1))
-        i++;
-    return i;
-}
+static int lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 
 fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
@@ -323,18 +263,10 @@ static int explore_follow(fan_explore *x, uint32_t enabled)
     return lowest_bit(enabled);
 }
 
-static int follow_answer(fan_explore *x, int n)
-{
-    const char *at = x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
-    int answer = at ? (int)(at - FAN_ANSWERS) : 0;
-    x->strayed |= !at || answer >= n;
-    return answer < n ? answer : 0;
-}
-
 static int explore_sample(fan_explore *x, uint32_t enabled)
 {
     if (x->rank[0] == 0) {
-        int skip = (int)(fan_rng(&x->random) % (uint64_t)bits_in(enabled));
+        int skip = (int)(fan_rng(&x->random) % (uint64_t)__builtin_popcount(enabled));
         while (skip-- > 0)
             enabled &= enabled - 1;
         return lowest_bit(enabled);
@@ -358,27 +290,6 @@ static fan__explore_node *explore_last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* explore_extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step
- * conflicts with theirs. */
-static fan__explore_node *explore_extend(fan_explore *x, uint32_t enabled)
-{
-    if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
-        return NULL;
-    fan__explore_node *new_ = &x->nodes[x->n];
-    memset(new_, 0, sizeof *new_);
-    new_->enabled = enabled;
-    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
-    if (last) {
-        uint32_t sleepers = last->asleep | last->done;
-        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
-                new_->asleep |= UINT32_C(1) << a;
-                new_->of[a] = last->of[a];
-            }
-    }
-    return new_;
-}
-
 int fan_explore_choose(fan_explore *x, uint32_t enabled)
 {
     assert(enabled);
@@ -395,12 +306,22 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         x->strayed = true;
         return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    fan__explore_node *at = explore_extend(x, enabled);
-    fan__footprint *f = at ? fan__footprint_take(x) : NULL;
+    fan__footprint *f =
+        fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0 ? fan__footprint_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
+    fan__explore_node *at = &x->nodes[x->n];
+    *at = (fan__explore_node){.enabled = enabled};
+    /* Actors asleep or done at the last node stay asleep unless its last step conflicts with theirs. */
+    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
+    uint32_t sleepers = last ? last->asleep | last->done : 0;
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+        if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
+            at->asleep |= UINT32_C(1) << a;
+            at->of[a] = last->of[a];
+        }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
         fan__footprint_give(x, f);
@@ -419,7 +340,10 @@ int fan_explore_pick(fan_explore *x, int n)
     if (x->status != FAN_OK)
         return FAN_EXPLORE_NONE;
     if (x->now == REPLAY) {
-        answer = follow_answer(x, n);
+        const char *at = x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
+        answer = at ? (int)(at - FAN_ANSWERS) : 0;
+        x->strayed |= !at || answer >= n;
+        answer = answer < n ? answer : 0;
     } else if (x->now == SAMPLE) {
         answer = (int)(fan_rng(&x->random) % (uint64_t)n);
     } else if (x->depth < x->n) {
@@ -438,8 +362,12 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
 {
     if (x->redundant) /* what an abandoned run still does is no step */
         return FAN_OK;
-    if (how == FAN_SCHED_DECIDE && x->now == SEARCH)
-        FAN_TRY(fan__footprint_decide(x, object));
+    if (how == FAN_SCHED_DECIDE && x->now == SEARCH && !print_weighed(x, object)) {
+        if (fan_grow((void **)&x->decided, &x->decided_cap, x->ndecided + 1, sizeof *x->decided))
+            return x->status = FAN_ERR_NOMEM;
+        x->decided[x->ndecided++] = object;
+        x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
+    }
     /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
@@ -447,29 +375,37 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
     if (!at) /* before the first step no other actor runs */
         return FAN_OK;
     fan__footprint *f = at->of[at->chosen];
-    FAN_TRY(fan__footprint_note(x, object, at->chosen, FAN__FOOTPRINT_BIT(how)));
+    unsigned bit = FAN__FOOTPRINT_BIT(how);
+    if (2 * (x->nknown + 1) > x->known_cap) {
+        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+        fan__footprint_known *more = fan_calloc(cap * sizeof *more);
+        if (!more)
+            return x->status = FAN_ERR_NOMEM;
+        for (size_t i = 0; i < x->known_cap; i++)
+            if (x->known_footprints[i].used)
+                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
+        fan_free(x->known_footprints);
+        x->known_footprints = more;
+        x->known_cap = cap;
+    }
+    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
+    x->nknown += !row->used;
+    row->used = true;
+    row->object = object;
+    if (!(row->how[at->chosen] & bit)) {
+        /* The first to conflict with a step that was a persistent set: orders may have been left out wrongly. */
+        x->again |= x->pruned && conflicts_with(x, row, at->chosen, bit);
+        row->how[at->chosen] |= (unsigned char)bit;
+    }
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
-            f->items[i].how |= FAN__FOOTPRINT_BIT(how);
+            f->items[i].how |= bit;
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
         return x->status = FAN_ERR_NOMEM;
-    f->items[f->n++] = (fan__footprint_item){object, FAN__FOOTPRINT_BIT(how)};
+    f->items[f->n++] = (fan__footprint_item){object, bit};
     return FAN_OK;
-}
-
-/* explore_forget: drops the search so far: the next run is a first run again. */
-static void explore_forget(fan_explore *x)
-{
-    for (size_t i = 0; i < x->n; i++)
-        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
-                fan__footprint_give(x, x->nodes[i].of[a]);
-    x->n = 0;
-    x->pruned = false;
-    x->runs = x->abandoned = 0;
-    x->anew++;
 }
 
 void fan_explore_end(fan_explore *x)
@@ -491,8 +427,16 @@ void fan_explore_end(fan_explore *x)
         x->spent++;
     }
     /* Back to the last node with an untried actor; to the very first if all must be searched again. */
-    if (x->again)
-        explore_forget(x);
+    if (x->again) {
+        for (size_t i = 0; i < x->n; i++)
+            for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+                if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
+                    fan__footprint_give(x, x->nodes[i].of[a]);
+        x->n = 0;
+        x->pruned = false;
+        x->runs = x->abandoned = 0;
+        x->anew++;
+    }
     while (x->n > 0) {
         fan__explore_node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;

@@ -54,28 +54,6 @@ done:
     return status;
 }
 
-/* graph_leave_capture: takes its streams out of the capture; its events keep referring to it. */
-static void graph_leave_capture(fan_sim *m, fan_sim_recording *r)
-{
-    for (fan_sim_recording **at = &m->recordings; *at; at = &(*at)->next)
-        if (*at == r) {
-            *at = r->next;
-            break;
-        }
-    for (size_t i = 0; i < m->nqueues; i++) {
-        fan_sim_queue *q = m->queues[i];
-        if (q->recording == r) {
-            q->recording = NULL;
-            fan__queue_drop(q);
-            r->refs--; /* not the last: the machine's remains */
-        }
-    }
-    atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
-    r->graph = NULL;
-    fan__recording_drop(r);
-    fan__queue_sweep(m);
-}
-
 /* graph_drop: decrements a count of g's; the last drop of both frees it. */
 static void graph_drop(fan_sim_graph *g, size_t *count)
 {
@@ -115,18 +93,6 @@ void fan_sim_graph_drop(fan_sim_graph *g)
         fan_sim_drop(m);
 }
 
-/* graph_unjoined: returns the first stream with captured work that the first stream does not wait for. */
-static uint64_t graph_unjoined(const fan_sim *m, const fan_sim_recording *r)
-{
-    const fan_capture_run *c = &r->capture;
-    for (size_t i = 0; i < m->nqueues; i++) {
-        const fan_sim_queue *q = m->queues[i];
-        if (q->recording == r && fan_clock_get(&c->before[0], q->member) < c->work[q->member])
-            return q->handle;
-    }
-    return 0;
-}
-
 fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err)
 {
     fan_sim_queue *q = fan__queue_of(s);
@@ -137,12 +103,33 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
-    uint64_t unjoined = code == FAN_CAPTURE_UNJOINED ? graph_unjoined(m, r) : 0;
+    uint64_t unjoined = 0; /* the first stream with captured work that the first stream does not wait for */
+    for (size_t i = 0; code == FAN_CAPTURE_UNJOINED && !unjoined && i < m->nqueues; i++) {
+        const fan_sim_queue *other = m->queues[i];
+        if (other->recording == r &&
+            fan_clock_get(&r->capture.before[0], other->member) < r->capture.work[other->member])
+            unjoined = other->handle;
+    }
     if (r && r->capture.ended) {
         g = r->graph;
         g->next = m->graphs;
         m->graphs = g;
-        graph_leave_capture(m, r);
+        fan_sim_recording **at = &m->recordings;
+        while (*at != r)
+            at = &(*at)->next;
+        *at = r->next;
+        for (size_t i = 0; i < m->nqueues; i++) {
+            fan_sim_queue *member = m->queues[i];
+            if (member->recording == r) {
+                member->recording = NULL;
+                fan__queue_drop(member);
+                r->refs--; /* not the last: the machine's remains */
+            }
+        }
+        atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
+        r->graph = NULL;
+        fan__recording_drop(r);
+        fan__queue_sweep(m);
     }
     fan_status status = fan__recording_refuse(q, code, "end a capture", err);
     if (unjoined && err)
@@ -192,49 +179,6 @@ static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *othe
 #define LAUNCH_SHARE (2.5 / 3)
 #define NODE_SHARE (0.001 / 3)
 
-static double graph_launch_us(const fan_sim_graph *g)
-{
-    size_t work = 0;
-    for (const fan_sim_command *c = g->head; c; c = c->next)
-        work += c->kind == FAN_COMMAND_WORK;
-    return g->m->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
-}
-
-static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
-{
-    bool one = c->njobs == 1;
-    fan__work w = {.name = c->name,
-                   .next = one ? fan__visit_job : fan__visit_kernel,
-                   .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
-                   .us = c->us,
-                   .launched = true,
-                   .by_user = c->njobs == 0,
-                   .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
-    graph_work *r = NULL;
-    if (m->config.run_work) {
-        w.op = fan__op_new(c->jobs, c->njobs);
-        r = fan_alloc(sizeof *r);
-        if (!w.op || !r) {
-            fan_free(w.op);
-            fan_free(r);
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
-        }
-        *r = (graph_work){g, &c->kernel};
-        g->queued++;
-        w.op->fn = graph_work_run;
-        w.op->fini = graph_work_fini;
-        w.op->ctx = r;
-    }
-    fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->call_site, err);
-    if (status != FAN_OK && status != FAN_ERR_RACE) {
-        if (r)
-            g->queued--;
-        fan_free(r);
-        fan_free(w.op);
-    }
-    return status;
-}
-
 /* A record in a graph, during its launch. */
 typedef struct graph_record {
     fan_sim_point point;
@@ -247,33 +191,51 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
     fan_sim_queue *q = g->queues[c->member];
     graph_record *k = &marks[c->event];
     switch (c->kind) {
-    case FAN_COMMAND_WORK:
-        return graph_replay_work(m, g, c, err);
+    case FAN_COMMAND_WORK: {
+        bool one = c->njobs == 1;
+        fan__work w = {.name = c->name,
+                       .next = one ? fan__visit_job : fan__visit_kernel,
+                       .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
+                       .us = c->us,
+                       .launched = true,
+                       .by_user = c->njobs == 0,
+                       .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
+        graph_work *r = NULL;
+        if (m->config.run_work) {
+            w.op = fan__op_new(c->jobs, c->njobs);
+            r = fan_alloc(sizeof *r);
+            if (!w.op || !r) {
+                fan_free(w.op);
+                fan_free(r);
+                return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+            }
+            *r = (graph_work){g, &c->kernel};
+            g->queued++;
+            w.op->fn = graph_work_run;
+            w.op->fini = graph_work_fini;
+            w.op->ctx = r;
+        }
+        fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->call_site, err);
+        if (status != FAN_OK && status != FAN_ERR_RACE) {
+            if (r)
+                g->queued--;
+            fan_free(r);
+            fan_free(w.op);
+        }
+        return status;
+    }
     case FAN_COMMAND_RECORD:
         k->point = (fan_sim_point){q, q->queued};
-        return fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
-                   ? FAN_OK
-                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        if (fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &k->clock) != FAN_OK)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        break;
     case FAN_COMMAND_WAIT:
         FAN_TRY(fan__queue_wait(m, q, k->point, err));
         q->end_us = fan__later(q->end_us, k->point.queue->end_us);
-        return fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
-                   ? FAN_OK
-                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), &k->clock) != FAN_OK)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        break;
     }
-    return FAN_OK;
-}
-
-/* graph_queues: makes a queue for each member, reused in each launch: so two launches of one graph run one after the
- * other. */
-static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
-{
-    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
-    for (uint32_t i = 0; i < g->members; i++)
-        if (!g->queues[i])
-            FAN_TRY(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->race_check, on->lane),
-                                   &g->queues[i], err));
     return FAN_OK;
 }
 
@@ -283,6 +245,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     fan_sim_queue *q = fan__queue_of(s);
     fan_status status, worst = FAN_OK;
     bool begun = false;
+    size_t work = 0;
     graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
     if (!marks)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
@@ -297,8 +260,15 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), fan_race_check_clock(m->race_check, q->lane)) !=
         FAN_OK) /* this host queues it */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
-    FAN_GO(graph_queues(m, g, q, err));
-    m->host_us[fan__sim_host(m)] += graph_launch_us(g);
+    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
+    for (uint32_t i = 0; i < g->members; i++)
+        if (!g->queues[i]) /* reused in each launch: so two launches of one graph run one after the other */
+            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->race_check, q->lane),
+                                  &g->queues[i], err));
+    for (const fan_sim_command *c = g->head; c; c = c->next)
+        work += c->kind == FAN_COMMAND_WORK;
+    m->host_us[fan__sim_host(m)] += m->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(m, g->queues[i], q, err));
     begun = true;

@@ -124,38 +124,25 @@ static int sched_holder(const fan_host_sched *t, uint64_t mutex)
     return NO_ACTOR;
 }
 
-static bool can_act(const fan_host_sched *t, const actor *a)
-{
-    if (a->state == NEW || a->state == READY)
-        return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
-    return a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR && (!a->condition || a->woken);
-}
-
 static uint32_t sched_enabled(const fan_host_sched *t)
 {
     uint32_t mask = 0;
-    for (int i = 0; i < t->n; i++)
-        if (can_act(t, &t->actors[i]))
-            mask |= UINT32_C(1) << i;
+    for (int i = 0; i < t->n; i++) {
+        const actor *a = &t->actors[i];
+        bool can_act =
+            a->state == NEW || a->state == READY
+                ? a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING
+                : a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR && (!a->condition || a->woken);
+        mask |= (uint32_t)can_act << i;
+    }
     return mask;
-}
-
-static int sched_lowest(uint32_t mask)
-{
-    int i = 0;
-    while (!(mask >> i & 1))
-        i++;
-    return i;
 }
 
 static int by_seed(fan_host_sched *t, uint32_t mask)
 {
-    uint64_t skip = 0;
-    for (uint32_t m = mask; m; m &= m - 1)
-        skip++;
-    for (skip = fan_rng(&t->random) % skip; skip > 0; skip--)
+    for (uint64_t skip = fan_rng(&t->random) % (uint64_t)__builtin_popcount(mask); skip > 0; skip--)
         mask &= mask - 1;
-    return sched_lowest(mask);
+    return __builtin_ctz(mask);
 }
 
 /* sched_give_up: ends the run; actors that have not started never do. */
@@ -169,31 +156,6 @@ static void sched_give_up(fan_host_sched *t, fan_give_up how)
         }
 }
 
-static void sched_explain(fan_host_sched *t)
-{
-    t->text[0] = '\0';
-    fan_append(t->text, sizeof t->text, "deadlock:");
-    const char *sep = " ";
-    for (int i = 0; i < t->n; i++) {
-        const actor *a = &t->actors[i];
-        if (a->state == READY)
-            fan_append(t->text, sizeof t->text, "%shost thread %d polls for a change that no other thread makes", sep,
-                       i);
-        if (a->state == READY)
-            sep = "; ";
-        if (a->state != WAITING)
-            continue;
-        int other = sched_holder(t, a->mutex);
-        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
-                   a->call_site, a->call_site[0] ? ")" : "");
-        if (other == NO_ACTOR)
-            fan_append(t->text, sizeof t->text, "a change that no other thread makes");
-        else
-            fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
-        sep = "; ";
-    }
-}
-
 static int sched_note(fan_host_sched *t, int choice)
 {
     if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
@@ -202,23 +164,6 @@ static int sched_note(fan_host_sched *t, int choice)
 }
 
 #define LATELY 1000
-
-/* sched_endless: gives up when the limit of choices is reached, with a text about the actors that made the last
- * ones. */
-static void sched_endless(fan_host_sched *t)
-{
-    size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
-    for (size_t i = from; i < t->norder; i++)
-        if (t->order[i] < FAN_ACTORS)
-            acted[t->order[i]]++;
-    t->text[0] = '\0';
-    fan_append(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder, t->norder - from);
-    for (int i = 0; i < t->n; i++)
-        if (acted[i])
-            fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-    fan_append(t->text, sizeof t->text, "): a thread that waits forever, or a scenario that needs more steps (steps=)");
-    sched_give_up(t, FAN_DEADLOCKED);
-}
 
 static void sched_set_stuck(actor *a, bool stuck)
 {
@@ -231,8 +176,19 @@ static void sched_set_stuck(actor *a, bool stuck)
 static void sched_hand_on(fan_host_sched *t)
 {
     t->turn = NO_ACTOR;
-    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
-        sched_endless(t);
+    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING) {
+        size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
+        for (size_t i = from; i < t->norder; i++)
+            if (t->order[i] < FAN_ACTORS)
+                acted[t->order[i]]++;
+        snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder, t->norder - from);
+        for (int i = 0; i < t->n; i++)
+            if (acted[i])
+                fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
+        fan_append(t->text, sizeof t->text,
+                   "): a thread that waits forever, or a scenario that needs more steps (steps=)");
+        sched_give_up(t, FAN_DEADLOCKED);
+    }
     uint32_t mask = sched_enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
         int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
@@ -252,7 +208,26 @@ static void sched_hand_on(fan_host_sched *t)
         for (int i = 0; i < t->n; i++)
             left |= t->actors[i].state != ENDED;
         if (left && atomic_load(&t->given_up) == FAN_GOING) {
-            sched_explain(t);
+            snprintf(t->text, sizeof t->text, "deadlock:");
+            const char *sep = " ";
+            for (int i = 0; i < t->n; i++) {
+                const actor *a = &t->actors[i];
+                if (a->state != READY && a->state != WAITING)
+                    continue;
+                fan_append(t->text, sizeof t->text, "%shost thread %d", sep, i);
+                sep = "; ";
+                if (a->state == READY) {
+                    fan_append(t->text, sizeof t->text, " polls for a change that no other thread makes");
+                    continue;
+                }
+                int other = sched_holder(t, a->mutex);
+                fan_append(t->text, sizeof t->text, "%s%s%s waits for ", a->call_site[0] ? " (" : "", a->call_site,
+                           a->call_site[0] ? ")" : "");
+                if (other == NO_ACTOR)
+                    fan_append(t->text, sizeof t->text, "a change that no other thread makes");
+                else
+                    fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
+            }
             sched_give_up(t, FAN_DEADLOCKED);
         }
         mask = sched_enabled(t); /* an actor whose query failed may continue now */
@@ -271,7 +246,7 @@ static void sched_hand_on(fan_host_sched *t)
         (void)pthread_cond_broadcast(&t->done);
         return;
     }
-    t->turn = sched_lowest(mask);
+    t->turn = __builtin_ctz(mask);
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
@@ -411,17 +386,10 @@ void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_host_sched_not_ready(fan_host_sched *t, int me)
+void fan_host_sched_polled(fan_host_sched *t, int me, bool in_vain)
 {
     (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked++;
-    (void)pthread_mutex_unlock(&t->lock);
-}
-
-void fan_host_sched_busy(fan_host_sched *t, int me)
-{
-    (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked = 0;
+    t->actors[me].asked = in_vain ? t->actors[me].asked + 1 : 0;
     (void)pthread_mutex_unlock(&t->lock);
 }
 

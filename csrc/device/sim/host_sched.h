@@ -3,7 +3,7 @@
  * An actor is one such thread. It acts from one yield to the next: that is a step. At a yield the chooser selects the
  * next actor. An actor that waits for a mutex held by another one cannot be chosen until the mutex is free; one that
  * waits on a condition cannot be chosen until another actor has changed state under the condition's mutex. It is a
- * deadlock if no actor can be chosen, and also if one polls again and again (fan_host_sched_not_ready) while no other
+ * deadlock if no actor can be chosen, and also if one polls again and again (fan_host_sched_polled) while no other
  * acts.
  *
  * Title: Giving up. A run ends early if its chooser abandons it, or in a deadlock. From then on the chooser is not
@@ -59,10 +59,9 @@ void fan_host_sched_yield(fan_host_sched *t, int actor);
 /* fan_host_sched_wait: blocks the acting actor: another one holds `mutex`, or it waits for a change made under it.
  * `call_site`: the line of user code. Returns when it may check again. */
 void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *call_site);
-/* fan_host_sched_not_ready: counts a poll of the actor that was answered "not yet". fan_host_sched_busy: resets the
- * count after any other act. */
-void fan_host_sched_not_ready(fan_host_sched *t, int actor);
-void fan_host_sched_busy(fan_host_sched *t, int actor);
+/* fan_host_sched_polled: counts a poll of the actor that was answered "not yet"; in_vain false: resets the count after
+ * any other act. */
+void fan_host_sched_polled(fan_host_sched *t, int actor, bool in_vain);
 /* fan_host_sched_pick: returns the answer, 0 to n - 1, that the hooks choose; it becomes part of the schedule. -1: no
  * choice. */
 int fan_host_sched_pick(fan_host_sched *t, int n);

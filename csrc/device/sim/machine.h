@@ -6,11 +6,52 @@
 #include "array/extents.h"
 #include "device/event.h"
 #include "device/job.h"
-#include "device/sim/arena.h"
+#include "device/backend.h"
 #include "device/sim/capture.h"
 #include "device/sim/host_sched.h"
 #include "device/sim/race_check.h"
 #include "device/sim/sim.h"
+
+/* arena: addresses of one mapping, allocated first-fit: the lowest free block first, so that freed memory is reused at
+ * once.
+ *
+ * Blocks begin at multiples of 64 bytes. With `poison`, free memory is filled with 0xA5, which shows up in work that
+ * reads memory it must not read. Not thread-safe. */
+#define FAN_ARENA_ALIGN 64
+
+typedef struct fan_block {
+    uintptr_t lo, hi;
+    bool used;
+    bool automatic; /* meaning defined by the arena's owner, as of the next three */
+    bool left;
+    uint32_t graphs;
+    uint64_t name;
+} fan_block;
+
+typedef struct fan_arena {
+    uintptr_t base;
+    size_t bytes; /* mapped; a multiple of 64 */
+    bool poison;
+    fan_block *blocks; /* sorted, contiguous from base on; after the last, memory that was never allocated */
+    size_t n, cap;
+    size_t hint;         /* no block before it is free */
+    size_t live, in_use; /* used blocks, their bytes */
+} fan_arena;
+
+/* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the system refuses. */
+int fan_arena_init(fan_arena *a, size_t bytes, bool poison);
+void fan_arena_fini(fan_arena *a);
+/* fan_arena_alloc: returns the new block, valid until the next alloc or free, or NULL: no room, or, with *host, no host
+ * memory for the block table. */
+fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host);
+/* fan_arena_find: returns the used block that contains `address`; NULL if none. */
+fan_block *fan_arena_find(fan_arena *a, uintptr_t address);
+void fan_arena_free(fan_arena *a, uintptr_t lo);
+
+#ifdef FAN_TEST
+/* fan_arena_reset: frees every block, and poisons it if configured. */
+void fan_arena_reset(fan_arena *a);
+#endif
 
 typedef struct fan_sim_queue fan_sim_queue;
 
@@ -183,7 +224,6 @@ typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *w
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write);
 bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write);
-bool fan__visit_read(const void *what, size_t i, const fan_array **a, bool *write);
 
 fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
@@ -304,10 +344,6 @@ void fan__sim_keep_race(fan_sim *m, const fan_race *race);
 
 /* memory: memory of the simulated devices: the table's entries. */
 
-fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
-void fan__sim_free(fan_device *d, void *data, size_t bytes);
-void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n);
-fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
 
 /* queue: a stream's queue, and the waits in it. Call with the machine's lock held. */
 
@@ -322,9 +358,6 @@ fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking
 void fan__queue_drop(fan_sim_queue *q);
 /* fan__queue_sweep: frees the empty queues that no stream, event or wait refers to. */
 void fan__queue_sweep(fan_sim *m);
-void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op);
-/* fan__queue_pop: removes the head; the caller frees it. */
-fan_sim_op *fan__queue_pop(fan_sim_queue *q);
 /* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the clocks. */
 fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
 /* fan__queue_drop_work: removes every op without running it. */
@@ -333,6 +366,7 @@ void fan__queue_drop_work(fan_sim *m);
 /* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 
+void fan__graph_free(fan_sim_graph *g);
 /* recording: the state of a capture in progress, and the calls that it forbids. Call with the machine's lock held. */
 
 void fan__recording_drop(fan_sim_recording *r);
@@ -349,7 +383,6 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
 /* fan__recording_wait: handles a wait if q or the event is captured; *done false: neither is. */
 fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err);
 
-void fan__graph_free(fan_sim_graph *g);
 /* fan__recording_drop_all: drops those that were never ended. */
 void fan__recording_drop_all(fan_sim *m);
 
@@ -380,11 +413,6 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err);
 
 /* stream: streams of a machine: the table's entries, and the barriers of the legacy default stream. */
 
-fan_stream *fan__sim_current(fan_device *d);
-fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
-void fan__sim_stream_fini(fan_stream *s);
-fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err);
-fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
 
 /* fan__stream_barrier: A7: orders work on the legacy default stream after all that its device's blocking streams have
  * queued; and work on a blocking stream after all that the legacy stream has. FAN_ERR_NOMEM may leave extra waits,
@@ -392,17 +420,5 @@ fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out,
 fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err);
 
 /* event: events of a machine: the table's entries. */
-fan_status fan__sim_event_init(fan_event *e, fan_error *err);
-void fan__sim_event_fini(fan_event *e);
-fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err);
-/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no barrier of the legacy
- * stream, and no other ordering. */
-fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err);
-fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err);
-void fan__sim_elided(fan_stream *s, fan_event *e);
-fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err);
-bool fan__sim_peek(fan_event *e);
-fan_status fan__sim_sync(fan_stream *s, fan_error *err);
-fan_status fan__sim_event_sync(fan_event *e, fan_error *err);
 
 #endif

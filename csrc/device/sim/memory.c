@@ -1,205 +1,344 @@
+/* The memory of simulated devices: addresses, allocated first-fit; and what operations access, reported to the search
+ * and checked against happens-before. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#include "array/nditer.h"
+#include "array/overlap.h"
+#include "base/mem.h"
+#include "base/search.h"
+#include "device/memory.h"
 #include "device/sim/machine.h"
 
-#include "array/nditer.h"
-#include "base/mem.h"
-#include "device/memory.h"
+#include <assert.h>
+#include <string.h>
+#include <sys/mman.h>
 
-fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+static bool round_up(size_t bytes, size_t *out)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan_arena *a = &m->parts[d->index].arena;
-    bool host = false;
-    (void)stream;
-    fan__sim_lock(m);
-    fan_status status = fan__sim_enter(m, "alloc", err);
-    m->parts[d->index].given += bytes + 128;
-    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
-                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
-    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
-    if (b) {
-        b->name = fan__sim_new_name(m, OF_BLOCK);
-        b->left = false;
-        b->graphs = 0;
-        fan_race_check_forget(m->race_check, b->lo, b->hi);
-        *out = (void *)b->lo;
-    } else if (status == FAN_OK) {
-        status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
-                                 d->index)
-                      : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
-                                      "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use", d->index,
-                                      bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
-    }
-    fan__sim_unlock(m);
-    return status;
+    size_t whole;
+    if (__builtin_add_overflow(bytes ? bytes : 1, (size_t)FAN_ARENA_ALIGN - 1, &whole))
+        return false;
+    *out = whole - whole % FAN_ARENA_ALIGN;
+    return true;
 }
 
-void fan__sim_free(fan_device *d, void *data, size_t bytes)
+int fan_arena_init(fan_arena *a, size_t bytes, bool poison)
 {
-    fan_sim *m = fan__sim_machine(d);
-    (void)bytes;
-    fan__sim_lock(m);
-    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
-    fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
-    if (b && b->graphs)
-        b->left = true; /* K3 */
-    else
-        fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
-    fan__sim_unlock(m);
+    memset(a, 0, sizeof *a);
+    if (!round_up(bytes, &a->bytes))
+        return -1;
+    void *p = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        a->bytes = 0;
+        return -1;
+    }
+    a->base = (uintptr_t)p;
+    a->poison = poison;
+    return 0;
 }
 
-/* Lanes whose clocks the next step must contain. */
-typedef struct lane_list {
-    uint32_t *list;
-    size_t n, cap;
-    bool short_of_memory;
-} lane_list;
-
-static void lane_list_add(lane_list *l, uint32_t lane)
+void fan_arena_fini(fan_arena *a)
 {
-    if (fan_grow((void **)&l->list, &l->cap, l->n + 1, sizeof *l->list))
-        l->short_of_memory = true;
-    else
-        l->list[l->n++] = lane;
+    if (a->base)
+        (void)munmap((void *)a->base, a->bytes);
+    fan_free(a->blocks);
+    memset(a, 0, sizeof *a);
 }
 
-/* memory_keepers: collects the queues of the graphs that use a block: it stays until their work has run. */
-static void memory_keepers(const fan_sim *m, const fan_block *b, lane_list *l)
+static void arena_spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
 {
-    for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
-        bool uses = false;
-        for (size_t i = 0; i < g->nblocks && !uses; i++)
-            uses = g->blocks[i] == b->lo;
-        for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
-            if (g->queues[i])
-                lane_list_add(l, g->queues[i]->lane);
-    }
+    if (a->poison)
+        memset((void *)lo, FAN_POISON, hi - lo);
 }
 
-void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
+static uintptr_t arena_top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
+
+fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {
-    fan_sim *m = fan__sim_machine(d);
-    lane_list after = {0};
-    fan_race race;
-    char call_site[FAN__SITE];
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    fan__access_take_back(m, fan_extent_flat(data, bytes));
-    if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
-        goto done;
-    for (size_t i = 0; i < n; i++) {
-        lane_list_add(&after, fan__queue_of(streams[i])->lane);
-        fan__sim_access(m, fan__queue_of(streams[i])->name, false);
+    size_t need;
+    *host = false;
+    if (!round_up(bytes, &need) || need > a->bytes)
+        return NULL;
+    if (fan_grow((void **)&a->blocks, &a->cap, a->n + 1, sizeof *a->blocks)) {
+        *host = true;
+        return NULL;
     }
-    /* The threads that held the memory have dropped it before, so what they waited for is over. */
-    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-        if (m->has_lane[i]) {
-            lane_list_add(&after, m->host_lane[i]);
-            fan__sim_access(m, FAN__NAME(OF_WAITED, i), false);
-        }
-    const fan_block *b = fan__access_block(m, data);
-    if (b) {
-        fan__sim_access(m, b->name, true);
-        memory_keepers(m, b, &after);
+    size_t i = a->hint, first = SIZE_MAX;
+    for (; i < a->n; i++) {
+        const fan_block *b = &a->blocks[i];
+        if (b->used)
+            continue;
+        if (first == SIZE_MAX)
+            first = i;
+        if (b->hi - b->lo >= need)
+            break;
     }
-    if (after.short_of_memory)
-        goto done;
-    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
-                          fan_race *) =
-        b && b->graphs ? fan_race_check_let_go
-                       : fan_race_check_release; /* a graph that uses the block may be launched again */
-    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
-                call_site, &race) == FAN_ERR_RACE) {
-        fan__sim_keep_race(m, &race);
-        if (!m->has_pending) {
-            m->pending = race;
-            m->has_pending = true;
-        }
+    if (i == a->n) {
+        uintptr_t lo = arena_top(a), was = lo;
+        bool last = a->n > 0 && !a->blocks[a->n - 1].used; /* free and too small: it grows */
+        if (last)
+            lo = a->blocks[a->n - 1].lo;
+        if (a->base + a->bytes - lo < need)
+            return NULL;
+        i = last ? a->n - 1 : a->n++;
+        a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
+        arena_spoil(a, was, lo + need);
+    } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
+        memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
+        a->n++;
+        a->blocks[i].hi = a->blocks[i + 1].lo = a->blocks[i].lo + need;
     }
-done:
-    fan__sim_unlock(m);
-    fan_free(after.list);
+    fan_block *b = &a->blocks[i];
+    b->used = true;
+    b->automatic = false;
+    b->name = 0;
+    a->hint = first == SIZE_MAX || first == i ? i + 1 : first;
+    a->live++;
+    a->in_use += need;
+    return b;
 }
 
-fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+/* arena_at: returns the index of the block that contains `address`; a->n if none. */
+static size_t arena_at(const fan_arena *a, uintptr_t address)
 {
-    fan_sim *m = fan__sim_machine(s->device);
-    fan_sim_queue *q = fan__queue_of(s);
-    fan_race race;
-    char call_site[FAN__SITE];
-    fan_status status, found;
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    FAN_GO(fan__sim_enter(m, "read", err));
-    FAN_GO(fan__sim_raise_pending(m, err));
-    FAN_GO(fan__recording_none(q, "read", err));
-    FAN_GO(fan__stream_barrier(m, q, err));
-    fan__sim_access(m, q->name, true);
-    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__access_report(m, fan__visit_read, src);
-    /* a copy on q that the host waits for */
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, fan__visit_read, src, &race, err);
-    if (found != FAN_OK && found != FAN_ERR_RACE) {
-        status = found;
-        goto done;
-    }
-    FAN_GO(fan__run_finish(m, q, err));
-    m->host_us[fan__sim_host(m)] +=
-        (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
-    if (found == FAN_ERR_RACE)
-        status = fan__sim_raise(m, &race, err);
-done:
-    fan__sim_unlock(m);
-    if (status == FAN_OK) {
-        if (m->config.run_work)
-            fan_array_copy(dst, src);
-        else
-            fan_fill_zero(dst);
-        fan_sync_trace(s->device, s, NULL);
-    }
-    return status;
+    size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
+    return i < a->n && a->blocks[i].lo <= address ? i : a->n;
 }
 
-fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
-                         fan_array **out, fan_error *err)
+fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
 {
-    *out = NULL;
-    if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
-    fan_array *a;
-    if (init)
-        FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
-    FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
-    fan__sim_lock(m);
-    fan_block *b = fan__access_block(m, a->storage->data);
-    if (b)
-        b->automatic = true;
-    if (init)
-        m->host_us[fan__sim_host(m)] +=
-            (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
-    fan__sim_unlock(m);
-    if (init && m->config.run_work)
-        fan_array_copy(a, init); /* at once: the memory is new to everyone, and its earlier users have passed */
-    *out = a;
-    return FAN_OK;
+    size_t i = arena_at(a, address);
+    return i < a->n && a->blocks[i].used ? &a->blocks[i] : NULL;
+}
+
+void fan_arena_free(fan_arena *a, uintptr_t lo)
+{
+    size_t i = arena_at(a, lo);
+    assert(i < a->n && a->blocks[i].used && a->blocks[i].lo == lo);
+    if (i >= a->n || !a->blocks[i].used)
+        return;
+    fan_block *b = &a->blocks[i];
+    arena_spoil(a, b->lo, b->hi);
+    b->used = false;
+    a->live--;
+    a->in_use -= b->hi - b->lo;
+    /* Merge free neighbours. */
+    size_t from = i > 0 && !a->blocks[i - 1].used ? i - 1 : i;
+    size_t to = i + 1 < a->n && !a->blocks[i + 1].used ? i + 1 : i;
+    if (to > from) {
+        a->blocks[from].hi = a->blocks[to].hi;
+        memmove(&a->blocks[from + 1], &a->blocks[to + 1], (a->n - to - 1) * sizeof *a->blocks);
+        a->n -= to - from;
+    }
+    if (from < a->hint)
+        a->hint = from;
 }
 
 #ifdef FAN_TEST
-fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err)
+void fan_arena_reset(fan_arena *a)
 {
-    fan_stream *on = NULL;
-    if (s) {
-        on = fan_stream_hold(s);
-    } else {
-        fan_sim_device_part *p = a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
-        if (!p)
-            return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
-        on = fan_stream_current(&p->device);
-        if (!on)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned on allocation. */
+    uintptr_t hi = arena_top(a);
+    a->n = 0;
+    if (hi > a->base && a->poison) {
+        arena_spoil(a, a->base, hi);
+        a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
     }
-    fan_yield();
-    fan_status status = fan__sim_read(on, dst, a, err);
-    fan_stream_drop(on);
-    return status;
+    a->hint = a->live = a->in_use = 0;
 }
 #endif
+
+bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_job *job = what;
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the checker does not track host memory */
+    *write = false;
+    if (i < reads) {
+        *a = job->in[i].array;
+        return true;
+    }
+    i -= reads;
+    if (job->stats_out) {
+        const fan_stats_out *g = job->stats_out;
+        size_t more = g->before ? 2 : 1;
+        *write = i == more - 1;
+        *a = *write ? g->words : g->before;
+        if (i < more)
+            return true;
+        i -= more;
+    }
+    *write = false;
+    if (job->kind == FAN_JOB_SCATTER && i < 4) {
+        const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
+        *a = parts[i];
+        return true;
+    }
+    *write = true;
+    *a = job->out;
+    return i == (job->kind == FAN_JOB_SCATTER ? 4u : 0u);
+}
+
+bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_sim_kernel *k = what;
+    *write = i >= k->nreads;
+    if (i >= k->nreads + k->nwrites)
+        return false;
+    *a = *write ? k->writes[i - k->nreads] : k->reads[i];
+    return true;
+}
+
+fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address)
+{
+    for (int i = 0; i < m->config.devices; i++)
+        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
+            return &m->parts[i];
+    return NULL;
+}
+
+fan_block *fan__access_block(fan_sim *m, const void *address)
+{
+    fan_sim_device_part *p = fan__access_part(m, (uintptr_t)address);
+    return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
+}
+
+void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
+{
+    const fan_array *a = NULL;
+    bool write;
+    if (!fan__sim_here.m || !fan__sim_here.m->has_chooser)
+        return;
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        const fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
+        if (b)
+            fan__sim_access(m, b->name, write);
+    }
+}
+
+/* ---- donated memory ---- */
+
+/* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
+static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write, fan_race *race)
+{
+    for (const fan_sim_donation *g = a && a->size ? m->donations : NULL; g; g = g->next) {
+        fan_region one = fan_region_of(g->what), two = fan_region_of(a);
+        fan_verdict verdict;
+        int64_t lo, hi;
+        /* A6: an undecided overlap counts as one. */
+        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK && verdict == FAN_OVERLAP_DISJOINT)
+            continue;
+        fan_array_reach(a, &lo, &hi);
+        if (race)
+            *race = (fan_race){.first = g->op,
+                               .second = *op,
+                               .first_writes = true,
+                               .second_writes = write,
+                               .donated = true,
+                               .lo = (uintptr_t)(a->data + lo),
+                               .hi = (uintptr_t)(a->data + hi)};
+        return true;
+    }
+    return false;
+}
+
+void fan__access_take_back(fan_sim *m, fan_extent bytes)
+{
+    for (fan_sim_donation **at = &m->donations, *g; (g = *at);) {
+        if (fan_extents_may_overlap(fan_extent_of(g->what), bytes)) {
+            *at = g->next;
+            fan_free(g);
+        } else {
+            at = &g->next;
+        }
+    }
+}
+
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan_sim_donation *g = NULL;
+    char call_site[FAN__SITE];
+    fan_race race;
+    uint64_t op;
+    if (!a->size)
+        return FAN_OK;
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    const fan_block *b = fan__access_block(m, a->data);
+    if (!m->checking || m->dying || !b)
+        goto done;
+    fan__sim_access(m, b->name, donate);
+    if (!donate && !m->donations)
+        goto done;
+    if (donate) {
+        fan_array *one = (fan_array *)(uintptr_t)a;
+        fan__packer p = {NULL, 0};
+        fan__pack(&p, sizeof *g);
+        (void)fan__pack_arrays(&p, &one, 1);
+        if (!(g = fan_calloc(p.used)))
+            FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
+        p = (fan__packer){(char *)g, 0};
+        fan__pack(&p, sizeof *g);
+        g->what = fan__pack_arrays(&p, &one, 1)[0];
+    }
+    uint32_t host = fan__sim_lane(m);
+    FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
+    if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {
+        fan__sim_keep_race(m, &race);
+        status = fan__sim_raise(m, &race, err);
+    } else if (donate) {
+        g->op = *fan_race_check_op(m->race_check, op);
+        g->next = m->donations;
+        m->donations = g;
+        g = NULL;
+    }
+done:
+    fan__sim_unlock(m);
+    fan_free(g);
+    return status;
+}
+
+void fan__sim_returned(fan_device *d, const fan_array *a)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_of(a));
+    fan__sim_unlock(m);
+}
+
+/* ---- judged ---- */
+
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
+                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err)
+{
+    const fan_array *a = NULL;
+    bool write;
+    uint64_t op;
+    fan_status worst = FAN_OK;
+    if (!m->checking)
+        return FAN_OK;
+    for (size_t i = 0; next(what, i, &a, &write); i++)
+        if (a)
+            fan_race_check_plan(m->race_check, a);
+    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
+    if (kept != KEPT_BY_NONE)
+        fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        fan_status status =
+            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        if (status == FAN_ERR_NOMEM)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+        if (status == FAN_OK && worst == FAN_OK && by_user && m->donations &&
+            access_is_donated(m, fan_race_check_op(m->race_check, op), a, write, race))
+            status = FAN_ERR_RACE;
+        if (status != FAN_OK)
+            worst = status;
+    }
+    if (worst == FAN_ERR_RACE)
+        fan__sim_keep_race(m, race);
+    return worst;
+}

@@ -92,10 +92,61 @@ struct fan_race_check {
     fan_clock gate; /* the G of a release; kept for its memory */
 };
 
-/* fan__runs_next: moves to the next run; false: there is none. */
-static bool fan__runs_next(fan__runs *r);
+static void fan__runs_of(const fan_array *a, fan__runs *out)
+{
+    out->base = (uintptr_t)a->data;
+    out->bytes = fan_dtype_size(a->dtype);
+    out->n = 0;
+    /* Axes with a width, strides made positive, narrowest first. */
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t extent = a->shape[i], stride = a->strides[i];
+        if (extent == 0) {
+            out->bytes = 0;
+            return;
+        }
+        if (extent == 1 || stride == 0)
+            continue;
+        if (stride < 0) {
+            out->base -= (uintptr_t)(-stride) * (uintptr_t)(extent - 1);
+            stride = -stride;
+        }
+        int k = out->n++;
+        for (; k > 0 && out->stride[k - 1] > stride; k--) {
+            out->stride[k] = out->stride[k - 1];
+            out->extent[k] = out->extent[k - 1];
+        }
+        out->stride[k] = stride;
+        out->extent[k] = extent;
+    }
+    /* An axis whose step is no wider than the run makes the run longer. */
+    int kept = 0;
+    for (int i = 0; i < out->n; i++) {
+        if (kept == 0 && (uintptr_t)out->stride[i] <= out->bytes) {
+            out->bytes += (uintptr_t)out->stride[i] * (uintptr_t)(out->extent[i] - 1);
+            continue;
+        }
+        out->stride[kept] = out->stride[i];
+        out->extent[kept] = out->extent[i];
+        kept++;
+    }
+    out->n = kept;
+    for (int i = 0; i < kept; i++)
+        out->at[i] = 0;
+}
 
-static void fan__runs_of(const fan_array *a, fan__runs *out);
+/* fan__runs_next: moves to the next run; false: there is none. */
+static bool fan__runs_next(fan__runs *r)
+{
+    for (int i = 0; i < r->n; i++) {
+        if (++r->at[i] < r->extent[i]) {
+            r->base += (uintptr_t)r->stride[i];
+            return true;
+        }
+        r->base -= (uintptr_t)r->stride[i] * (uintptr_t)(r->extent[i] - 1);
+        r->at[i] = 0;
+    }
+    return false;
+}
 
 static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
 {
@@ -118,23 +169,6 @@ static void fan__history_drop_op(fan_race_check *o, uint32_t at)
     o->lanes[o->ops[at].op.lane].ops--;
     o->ops[at].next = o->free_op;
     o->free_op = at;
-}
-
-/* fan__history_take_op: takes a free one, for the lane `of`. */
-static int fan__history_take_op(fan_race_check *o, uint32_t of, uint32_t *out)
-{
-    if (o->free_op != FAN__NONE) {
-        *out = o->free_op;
-        o->free_op = o->ops[*out].next;
-    } else {
-        if (o->nops + 1 >= FAN__NONE || fan_grow((void **)&o->ops, &o->ops_cap, o->nops + 1, sizeof *o->ops))
-            return -1;
-        *out = (uint32_t)o->nops++;
-    }
-    o->ops[*out].refs = 1;
-    o->ops[*out].op.lane = of;
-    o->lanes[of].ops++;
-    return 0;
 }
 
 static uint32_t history_take_read(fan_race_check *o)
@@ -395,11 +429,6 @@ static void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op
     r->released = released;
 }
 
-static fan__range history_bare_range(uintptr_t lo, uintptr_t hi)
-{
-    return (fan__range){.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
-}
-
 /* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
 static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
 {
@@ -416,30 +445,9 @@ static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo
             fan__history_erase(o, fan__history_after(o, p), hi);
         return;
     }
-    fan__range r = history_bare_range(lo, hi);
+    fan__range r = {.lo = lo, .hi = hi, .op = FAN__NONE, .reads = FAN__NONE};
     fan__history_set_write(o, &r, op, released);
     history_insert(o, p, &r);
-}
-
-/* fan__history_note_read: notes a read on every range in [lo, hi), and makes new ranges in the gaps. The room must
- * exist. */
-static void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi)
-{
-    fan__history_cut(o, lo);
-    fan__history_cut(o, hi);
-    fan__place p = fan__history_find(o, lo);
-    for (uintptr_t x = lo; x < hi;) {
-        uintptr_t next = fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi ? hi : fan__history_at(o, p)->lo;
-        if (next > x) {
-            fan__range gap = history_bare_range(x, next);
-            fan__history_add_read(o, &gap, now, op);
-            p = history_insert(o, p, &gap);
-        } else {
-            fan__history_add_read(o, fan__history_at(o, p), now, op);
-        }
-        x = fan__history_at(o, p)->hi;
-        p = fan__history_after(o, p);
-    }
 }
 
 /* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
@@ -582,25 +590,6 @@ static fan__lock *lock_place(fan__lock *table, size_t cap, uint64_t id)
     return &table[i];
 }
 
-static int lock_widen(fan_race_check *o)
-{
-    size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
-    fan__lock *table = fan_calloc(cap * sizeof *table);
-    if (!table)
-        return -1;
-    for (size_t i = 0; i < cap; i++)
-        fan_clock_init(&table[i].clock);
-    for (size_t i = 0; i < o->mutexes_cap; i++)
-        if (o->mutexes[i].id)
-            *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i]; /* the clock moves with its heap */
-        else
-            fan_clock_fini(&o->mutexes[i].clock);
-    fan_free(o->mutexes);
-    o->mutexes = table;
-    o->mutexes_cap = cap;
-    return 0;
-}
-
 fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
 {
     if (o->nmutexes == 0)
@@ -611,8 +600,22 @@ fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
 
 fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t id)
 {
-    if (2 * (o->nmutexes + 1) > o->mutexes_cap && lock_widen(o))
-        return FAN_ERR_NOMEM;
+    if (2 * (o->nmutexes + 1) > o->mutexes_cap) {
+        size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
+        fan__lock *table = fan_calloc(cap * sizeof *table);
+        if (!table)
+            return FAN_ERR_NOMEM;
+        for (size_t i = 0; i < cap; i++)
+            fan_clock_init(&table[i].clock);
+        for (size_t i = 0; i < o->mutexes_cap; i++)
+            if (o->mutexes[i].id)
+                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i]; /* the clock moves with its heap */
+            else
+                fan_clock_fini(&o->mutexes[i].clock);
+        fan_free(o->mutexes);
+        o->mutexes = table;
+        o->mutexes_cap = cap;
+    }
     fan__lock *m = lock_place(o->mutexes, o->mutexes_cap, id);
     if (fan__lane_room(&m->clock, o->lanes[host].clock.n))
         return FAN_ERR_NOMEM;
@@ -752,10 +755,26 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
         return FAN_ERR_NOMEM;
     for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
         raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
-    if (write)
+    if (write) {
         fan__history_note_write(o, op, lo, hi, false);
-    else
-        fan__history_note_read(o, op, now, lo, hi);
+    } else { /* on every range in [lo, hi); the gaps become new ranges */
+        fan__history_cut(o, lo);
+        fan__history_cut(o, hi);
+        p = fan__history_find(o, lo);
+        for (uintptr_t x = lo; x < hi;) {
+            uintptr_t next =
+                fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi ? hi : fan__history_at(o, p)->lo;
+            if (next > x) {
+                fan__range gap = {.lo = x, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
+                fan__history_add_read(o, &gap, now, op);
+                p = history_insert(o, p, &gap);
+            } else {
+                fan__history_add_read(o, fan__history_at(o, p), now, op);
+            }
+            x = fan__history_at(o, p)->hi;
+            p = fan__history_after(o, p);
+        }
+    }
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
@@ -783,8 +802,17 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
         fan__lane_room_to_join(o, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (new_ == FAN__NONE || o->ops[new_].refs > 1) {
-        if (fan__history_take_op(o, at, &new_))
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+        if (o->free_op != FAN__NONE) {
+            new_ = o->free_op;
+            o->free_op = o->ops[new_].next;
+        } else {
+            if (o->nops + 1 >= FAN__NONE || fan_grow((void **)&o->ops, &o->ops_cap, o->nops + 1, sizeof *o->ops))
+                return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+            new_ = (uint32_t)o->nops++;
+        }
+        o->ops[new_].refs = 1;
+        o->ops[new_].op.lane = at;
+        l->ops++;
         fan__history_drop_op(o, l->open);
         l->open = new_;
     }
@@ -925,58 +953,3 @@ size_t fan_race_check_ranges(const fan_race_check *o)
     return n;
 }
 #endif
-
-static void fan__runs_of(const fan_array *a, fan__runs *out)
-{
-    out->base = (uintptr_t)a->data;
-    out->bytes = fan_dtype_size(a->dtype);
-    out->n = 0;
-    /* Axes with a width, strides made positive, narrowest first. */
-    for (int i = 0; i < a->ndim; i++) {
-        int64_t extent = a->shape[i], stride = a->strides[i];
-        if (extent == 0) {
-            out->bytes = 0;
-            return;
-        }
-        if (extent == 1 || stride == 0)
-            continue;
-        if (stride < 0) {
-            out->base -= (uintptr_t)(-stride) * (uintptr_t)(extent - 1);
-            stride = -stride;
-        }
-        int k = out->n++;
-        for (; k > 0 && out->stride[k - 1] > stride; k--) {
-            out->stride[k] = out->stride[k - 1];
-            out->extent[k] = out->extent[k - 1];
-        }
-        out->stride[k] = stride;
-        out->extent[k] = extent;
-    }
-    /* An axis whose step is no wider than the run makes the run longer. */
-    int kept = 0;
-    for (int i = 0; i < out->n; i++) {
-        if (kept == 0 && (uintptr_t)out->stride[i] <= out->bytes) {
-            out->bytes += (uintptr_t)out->stride[i] * (uintptr_t)(out->extent[i] - 1);
-            continue;
-        }
-        out->stride[kept] = out->stride[i];
-        out->extent[kept] = out->extent[i];
-        kept++;
-    }
-    out->n = kept;
-    for (int i = 0; i < kept; i++)
-        out->at[i] = 0;
-}
-
-static bool fan__runs_next(fan__runs *r)
-{
-    for (int i = 0; i < r->n; i++) {
-        if (++r->at[i] < r->extent[i]) {
-            r->base += (uintptr_t)r->stride[i];
-            return true;
-        }
-        r->base -= (uintptr_t)r->stride[i] * (uintptr_t)(r->extent[i] - 1);
-        r->at[i] = 0;
-    }
-    return false;
-}

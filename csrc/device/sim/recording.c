@@ -1,6 +1,6 @@
-#include "device/sim/machine.h"
-
+/* Captures of streams that are in progress. */
 #include "base/mem.h"
+#include "device/sim/machine.h"
 
 #include <string.h>
 
@@ -84,23 +84,6 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
     return FAN_OK;
 }
 
-/* recording_pull_in: makes q a member of the capture whose event it waits for. */
-static fan_status recording_pull_in(fan_sim_queue *q, const fan_sim_event *ev, fan_error *err)
-{
-    fan_sim_recording *r = ev->recording;
-    fan_sim_graph *g = r->graph;
-    if (q->legacy)
-        return fan__recording_refuse(q, fan_capture_break(&r->capture, FAN_CAPTURE_IMPLICIT), "wait", err);
-    if (fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device))
-        return fan__recording_refuse(q, -1, "wait", err);
-    FAN_TRY(fan__recording_refuse(q, fan_capture_pull(&r->capture, &ev->place, &q->member), "wait", err));
-    g->device[g->members++] = q->device;
-    q->recording = r;
-    r->refs++;
-    q->refs++; /* until the capture ends */
-    return FAN_OK;
-}
-
 fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err)
 {
     fan_sim_recording *mine = q->recording, *theirs = ev->recording;
@@ -120,20 +103,29 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
         fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
         return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE), "wait", err);
     }
+    fan_sim_graph *g = theirs->graph;
     fan_sim_command *c = fan__command_new(sizeof *c);
-    if (!c)
-        return fan__recording_refuse(q, -1, "wait", err);
-    fan_status status =
-        mine ? fan__recording_refuse(q, fan_capture_wait(&mine->capture, q->member, &ev->place), "wait", err)
-             : recording_pull_in(q, ev, err);
-    if (status != FAN_OK) {
+    int code = -1;
+    if (c && mine)
+        code = fan_capture_wait(&mine->capture, q->member, &ev->place);
+    else if (c && q->legacy)
+        code = fan_capture_break(&theirs->capture, FAN_CAPTURE_IMPLICIT);
+    else if (c && fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device) == 0)
+        code = fan_capture_pull(&theirs->capture, &ev->place, &q->member);
+    if (code) {
         fan_free(c);
-        return status;
+        return fan__recording_refuse(q, code, "wait", err);
+    }
+    if (!mine) { /* q has become a member of the capture whose event it waits for */
+        g->device[g->members++] = q->device;
+        q->recording = theirs;
+        theirs->refs++;
+        q->refs++; /* until the capture ends */
     }
     c->kind = FAN_COMMAND_WAIT;
     c->member = q->member;
     c->event = ev->number;
-    fan__command_put(theirs->graph, c);
+    fan__command_put(g, c);
     return FAN_OK;
 }
 

@@ -1,11 +1,573 @@
-/* The backend's table; makes and ends machines; the machines that a thread has entered. */
+/* The backend's entries and its table; makes and ends machines; the machines that a thread has entered. */
 #define _POSIX_C_SOURCE 200809L
+#include "array/nditer.h"
 #include "base/mem.h"
-#include "device/sim/machine.h"
 #include "device/memory.h"
+#include "device/sim/machine.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+
+/* ---- memory ---- */
+
+static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_arena *a = &m->parts[d->index].arena;
+    bool host = false;
+    (void)stream;
+    fan__sim_lock(m);
+    fan_status status = fan__sim_enter(m, "alloc", err);
+    m->parts[d->index].given += bytes + 128;
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
+                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
+    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
+    if (b) {
+        b->name = fan__sim_new_name(m, OF_BLOCK);
+        b->left = false;
+        b->graphs = 0;
+        fan_race_check_forget(m->race_check, b->lo, b->hi);
+        *out = (void *)b->lo;
+    } else if (status == FAN_OK) {
+        status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
+                                 d->index)
+                      : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
+                                      "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use", d->index,
+                                      bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
+    }
+    fan__sim_unlock(m);
+    return status;
+}
+
+static void fan__sim_free(fan_device *d, void *data, size_t bytes)
+{
+    fan_sim *m = fan__sim_machine(d);
+    (void)bytes;
+    fan__sim_lock(m);
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
+    fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
+    if (b && b->graphs)
+        b->left = true; /* K3 */
+    else
+        fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
+    fan__sim_unlock(m);
+}
+
+/* Lanes whose clocks the next step must contain. */
+typedef struct lane_list {
+    uint32_t *list;
+    size_t n, cap;
+    bool short_of_memory;
+} lane_list;
+
+static void lane_list_add(lane_list *l, uint32_t lane)
+{
+    if (fan_grow((void **)&l->list, &l->cap, l->n + 1, sizeof *l->list))
+        l->short_of_memory = true;
+    else
+        l->list[l->n++] = lane;
+}
+
+static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
+{
+    fan_sim *m = fan__sim_machine(d);
+    lane_list after = {0};
+    fan_race race;
+    char call_site[FAN__SITE];
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_flat(data, bytes));
+    if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
+        goto done;
+    for (size_t i = 0; i < n; i++) {
+        lane_list_add(&after, fan__queue_of(streams[i])->lane);
+        fan__sim_access(m, fan__queue_of(streams[i])->name, false);
+    }
+    /* The threads that held the memory have dropped it before, so what they waited for is over. */
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+        if (m->has_lane[i]) {
+            lane_list_add(&after, m->host_lane[i]);
+            fan__sim_access(m, FAN__NAME(OF_WAITED, i), false);
+        }
+    const fan_block *b = fan__access_block(m, data);
+    if (b) {
+        fan__sim_access(m, b->name, true);
+        for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
+            bool uses = false;
+            for (size_t i = 0; i < g->nblocks && !uses; i++)
+                uses = g->blocks[i] == b->lo;
+            for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
+                if (g->queues[i])
+                    lane_list_add(&after, g->queues[i]->lane);
+        }
+    }
+    if (after.short_of_memory)
+        goto done;
+    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
+                          fan_race *) =
+        b && b->graphs ? fan_race_check_let_go
+                       : fan_race_check_release; /* a graph that uses the block may be launched again */
+    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
+                call_site, &race) == FAN_ERR_RACE) {
+        fan__sim_keep_race(m, &race);
+        if (!m->has_pending) {
+            m->pending = race;
+            m->has_pending = true;
+        }
+    }
+done:
+    fan__sim_unlock(m);
+    fan_free(after.list);
+}
+
+static bool visit_read(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    *a = what;
+    *write = false;
+    return i == 0;
+}
+
+static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_race race;
+    char call_site[FAN__SITE];
+    fan_status status, found;
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "read", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__recording_none(q, "read", err));
+    FAN_GO(fan__stream_barrier(m, q, err));
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__access_report(m, visit_read, src);
+    /* a copy on q that the host waits for */
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, visit_read, src, &race, err);
+    if (found != FAN_OK && found != FAN_ERR_RACE) {
+        status = found;
+        goto done;
+    }
+    FAN_GO(fan__run_finish(m, q, err));
+    m->host_us[fan__sim_host(m)] +=
+        (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
+    if (found == FAN_ERR_RACE)
+        status = fan__sim_raise(m, &race, err);
+done:
+    fan__sim_unlock(m);
+    if (status == FAN_OK) {
+        if (m->config.run_work)
+            fan_array_copy(dst, src);
+        else
+            fan_fill_zero(dst);
+        fan_sync_trace(s->device, s, NULL);
+    }
+    return status;
+}
+
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
+                         fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+    fan_array *a;
+    if (init)
+        FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
+    FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+    fan__sim_lock(m);
+    fan_block *b = fan__access_block(m, a->storage->data);
+    if (b)
+        b->automatic = true;
+    if (init)
+        m->host_us[fan__sim_host(m)] +=
+            (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
+    fan__sim_unlock(m);
+    if (init && m->config.run_work)
+        fan_array_copy(a, init); /* at once: the memory is new to everyone, and its earlier users have passed */
+    *out = a;
+    return FAN_OK;
+}
+
+#ifdef FAN_TEST
+fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err)
+{
+    fan_stream *on = NULL;
+    if (s) {
+        on = fan_stream_hold(s);
+    } else {
+        fan_sim_device_part *p = a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
+        if (!p)
+            return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
+        on = fan_stream_current(&p->device);
+        if (!on)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    fan_yield();
+    fan_status status = fan__sim_read(on, dst, a, err);
+    fan_stream_drop(on);
+    return status;
+}
+#endif
+
+/* ---- streams and events ---- */
+
+static fan_stream *fan__sim_current(fan_device *d)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_sim_device_part *p = &m->parts[d->index];
+    fan__sim_lock(m);
+    fan_stream *s = p->current ? fan_stream_hold(p->current) : fan_stream_new(d, 1, p->legacy);
+    if (s && !p->current) {
+        p->legacy->refs++;
+        if (p->current_id)
+            s->id = p->current_id; /* the object is new, the stream is the same */
+        else
+            p->current_id = s->id;
+        if (m->users)
+            p->current = fan_stream_hold(s);
+    }
+    fan__sim_unlock(m);
+    return s;
+}
+
+static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
+{
+    char text[32];
+    if (handle <= FAN_LEGACY) {
+        *out = fan__sim_current(d);
+        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    fan_sim *m = fan__sim_machine(d);
+    fan_stream *found = NULL;
+    fan__sim_lock(m);
+    for (size_t i = 0; i < m->nqueues && !found; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->stream && q->device == d->index && q->handle == handle)
+            found = fan_stream_try_hold(q->stream);
+    }
+    fan__sim_unlock(m);
+    *out = found;
+    return found ? FAN_OK
+                 : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
+                            fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+}
+
+static void fan__sim_stream_fini(fan_stream *s)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan__sim_lock(m);
+    if (fan__queue_of(s)->stream == s)
+        fan__queue_of(s)->stream = NULL;
+    fan__queue_drop(fan__queue_of(s));
+    fan__queue_sweep(m);
+    fan__sim_unlock(m);
+}
+
+static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
+{
+    (void)err;
+    *id = 0;
+    fan__sim_access(fan__sim_machine(s->device), FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
+    if (atomic_load_explicit(&fan__sim_machine(s->device)->captures, memory_order_relaxed))
+        (void)fan_sim_capture_state(fan__sim_machine(s->device), s, id, NULL);
+    return FAN_OK;
+}
+
+static fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
+{
+    (void)id; /* a new number each time: numbers are free here */
+    return fan_sim_stream(fan__sim_machine(d), d->index, false, out, err);
+}
+
+void fan_sim_list(fan_sim *m, fan_stream *s)
+{
+    fan__sim_lock(m);
+    fan__queue_of(s)->stream = s;
+    fan__sim_unlock(m);
+}
+
+fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err)
+{
+    fan__sim_lock(m);
+    fan_stream **all = fan_alloc((m->nqueues + 1) * sizeof(fan_stream *));
+    *n = 0;
+    *out = all;
+    for (size_t i = 0; all && i < m->nqueues; i++)
+        if (m->queues[i]->stream && fan_stream_try_hold(m->queues[i]->stream))
+            all[(*n)++] = m->queues[i]->stream;
+    fan__sim_unlock(m);
+    return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
+}
+
+static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim_event *ev = fan_calloc(sizeof *ev);
+    if (!ev)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    fan_clock_init(&ev->clock);
+    fan_clock_init(&ev->place);
+    fan__sim_lock(m);
+    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING ? fan__sim_enter(m, "event_init", err)
+                                                                            : FAN_OK; /* as in fan__sim_record */
+    if (status == FAN_OK)
+        ev->name = fan__sim_new_name(m, OF_EVENT);
+    fan__sim_unlock(m);
+    if (status == FAN_OK)
+        e->impl = ev;
+    else
+        fan_free(ev);
+    return status;
+}
+
+static void fan__sim_event_fini(fan_event *e)
+{
+    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim_event *ev = e->impl;
+    fan__sim_lock(m);
+    fan__queue_drop(ev->point.queue);
+    fan__recording_drop(ev->recording);
+    fan__queue_sweep(m);
+    fan__sim_unlock(m);
+    fan_clock_fini(&ev->place);
+    fan_clock_fini(&ev->clock);
+    fan_free(ev);
+}
+
+/* event_name: gives a reused pooled event a new name. Its first call is its maker's record. */
+static void event_name(fan_sim *m, const fan_event *e)
+{
+    fan_sim_event *ev = e->impl;
+    if (ev->id == e->id)
+        return;
+    if (ev->id)
+        ev->name = fan__sim_new_name(m, OF_EVENT);
+    ev->id = e->id;
+}
+
+/* event_set_point: makes ev represent all that q has queued, uncaptured. */
+static void event_set_point(fan_sim *m, fan_sim_event *ev, fan_sim_queue *q)
+{
+    fan__recording_drop(ev->recording);
+    ev->recording = NULL;
+    fan__queue_drop(ev->point.queue);
+    q->refs++;
+    ev->point = (fan_sim_point){q, q->queued};
+    ev->us = fan__later(q->end_us, m->host_us[fan__sim_host(m)]);
+}
+
+static fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_status status;
+    fan__sim_lock(m);
+    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING) {
+        status = FAN_OK; /* nothing runs any more, and memory must still be freed */
+        goto done;
+    }
+    FAN_GO(fan__sim_enter(m, "record", err));
+    event_name(m, e);
+    if (q->recording) {
+        status = fan__recording_record(ev, q, err);
+        goto done;
+    }
+    FAN_GO(fan__stream_barrier(m, q, err));
+    if (fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+        goto done;
+    }
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, ev->name, true);
+    event_set_point(m, ev, q);
+    ev->denied = 0;
+done:
+    fan__sim_unlock(m);
+    return status;
+}
+
+/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no barrier of the legacy
+ * stream, and no other ordering. */
+static fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_status status = FAN_OK;
+    fan__sim_lock(m);
+    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING)
+        goto done;
+    FAN_GO(fan__sim_enter(m, "record", err));
+    FAN_GO(fan__recording_none(q, "record", err));
+    event_name(m, e);
+    event_set_point(m, ev, q);
+    ev->clock.n = 0; /* it orders nothing */
+done:
+    fan__sim_unlock(m);
+    return status;
+}
+
+static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    const fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_status status;
+    bool never = false, captured;
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "wait", err));
+    if (fan__sim_machine(e->device) != m) {
+        status = fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
+        goto done;
+    }
+    event_name(m, e);
+    fan__sim_access(m, ev->name, false);
+    FAN_GO(fan__recording_wait(q, ev, &captured, err));
+    if (captured)
+        goto done;
+    never = !ev->point.queue;
+    if (never)
+        goto done;
+    FAN_GO(fan__stream_barrier(m, q, err));
+    FAN_GO(fan__queue_wait(m, q, ev->point, err));
+    /* The host's clock is not joined at a wait: an elided wait would not join it either. */
+    if (fan_race_check_sync(m->race_check, q->lane, &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        goto done;
+    }
+    fan__sim_access(m, q->name, true);
+    q->end_us = fan__later(q->end_us, ev->us);
+done:
+    fan__sim_unlock(m);
+    if (never && m->hooks.warn) {
+        char text[128];
+        snprintf(text, sizeof text, "stream %llu of sim:%d waits for an event that was never recorded: that is no wait",
+                 (unsigned long long)s->handle, s->device->index);
+        m->hooks.warn(m->hooks.ctx, text);
+    }
+    return status;
+}
+
+static void fan__sim_elided(fan_stream *s, fan_event *e)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    const fan_sim_event *ev = e->impl;
+    fan__sim_lock(m);
+    fan__sim_access(m, fan__queue_of(s)->name, false);
+    fan__sim_access(m, ev->name, false);
+    if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
+        m->unsound++;
+    fan__sim_unlock(m);
+}
+
+static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(e->device);
+    fan_sim_event *ev = e->impl;
+    fan_status status;
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "query", err));
+    FAN_GO(fan__recording_has_time(ev, e, "query", err));
+    fan__sim_access(m, ev->name, false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
+    fan__run_settle(m);
+    *done = true;
+    if (ev->point.queue) {
+        bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
+        *done = fan__run_has_passed(ev);
+        if (chosen && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
+            int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
+            if (said >= 0) {
+                *done = said == 1;
+                if (!*done)
+                    ev->denied++;
+                else
+                    FAN_GO(fan__run_for(m, ev->point, 0, done, err));
+                if (said == 1 && !*done)
+                    fan_sched_not_ready(); /* it never will, unless another thread acts */
+            }
+        }
+    }
+    if (*done && ev->point.queue)
+        status = fan__run_join(m, &ev->clock, err);
+done:
+    fan__sim_unlock(m);
+    return status;
+}
+
+static bool fan__sim_peek(fan_event *e)
+{
+    fan_sim *m = fan__sim_machine(e->device);
+    fan__sim_lock(m);
+    fan__run_settle(m);
+    const fan_sim_event *ev = e->impl;
+    bool done = (fan__run_has_passed(ev) && !ev->recording) || fan_host_sched_given_up(m->host_sched) != FAN_GOING;
+    fan__sim_unlock(m);
+    return done;
+}
+
+static fan_status fan__sim_sync(fan_stream *s, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(s->device);
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_status status;
+    if (m->dying)
+        return FAN_OK;
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "sync", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__recording_none(q, "synchronize", err));
+    FAN_GO(fan__stream_barrier(m, q, err));
+    fan__sim_access(m, q->name, q->blocking);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    FAN_GO(fan__run_finish(m, q, err));
+done:
+    fan__sim_unlock(m);
+    if (status == FAN_OK)
+        fan_sync_trace(s->device, s, NULL);
+    return status;
+}
+
+static fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(e->device);
+    const fan_sim_event *ev = e->impl;
+    fan_clock then;
+    fan_status status;
+    if (m->dying)
+        return FAN_OK;
+    fan_clock_init(&then);
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "event_sync", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__recording_has_time(ev, e, "synchronize", err));
+    fan__sim_access(m, ev->name, false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    double us = ev->us;
+    if (!ev->point.queue)
+        goto done;
+    if (fan_clock_copy(&then, &ev->clock)) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        goto done;
+    }
+    FAN_GO(fan__run_until(m, ev->point, err));
+    status = fan__run_join(m, &then, err);
+    m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
+done:
+    fan__sim_unlock(m);
+    fan_clock_fini(&then);
+    if (status == FAN_OK)
+        fan_sync_trace(e->device, NULL, e);
+    return status;
+}
+
+
+/* ---- the table; making and ending machines ---- */
 
 #define MEMORY ((size_t)1 << 30)
 #define LAUNCH_US 3.0
@@ -82,22 +644,10 @@ static const fan_backend fan_sim_backend = {
     .device_fini = sim_device_fini,
 };
 
-static void *sim_before_block(void *ctx)
-{
-    fan_sim *m = ctx;
-    return m->hooks.before_block ? m->hooks.before_block(m->hooks.ctx) : NULL;
-}
-
-static void sim_after_block(void *ctx, void *before_)
-{
-    fan_sim *m = ctx;
-    if (m->hooks.after_block)
-        m->hooks.after_block(m->hooks.ctx, before_);
-}
-
 static void sim_set_host_sched(fan_sim *m)
 {
-    fan_host_sched_hooks h = {.before_block = sim_before_block, .after_block = sim_after_block, .block_ctx = m};
+    fan_host_sched_hooks h = {
+        .before_block = m->hooks.before_block, .after_block = m->hooks.after_block, .block_ctx = m->hooks.ctx};
     if (m->has_chooser) {
         h.choose = m->chooser.choose;
         h.pick = m->chooser.pick;

@@ -1,10 +1,422 @@
-#include "device/sim/machine.h"
-
+/* The queues of streams, and the work in them. */
 #include "base/mem.h"
-#include "device/stream.h"
+#include "base/rng.h"
 #include "device/memory.h"
+#include "device/sim/machine.h"
+#include "device/stream.h"
 
 #include <stdio.h>
+#include <string.h>
+
+static fan_status queue_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
+{
+    FAN_TRY(fan_race_check_lane(m->race_check, out, err));
+    fan_race_check_name(m->race_check, *out, FAN_SIM_OWNER(device, handle));
+    return FAN_OK;
+}
+
+fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err)
+{
+    if (m->has_lane[host])
+        return FAN_OK;
+    FAN_TRY(queue_lane(m, -1, actor, &m->host_lane[host], err));
+    if (fan_race_check_host(m->race_check, m->host_lane[host]) != FAN_OK)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
+    m->has_lane[host] = true;
+    return FAN_OK;
+}
+
+fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
+                          fan_sim_queue **out, fan_error *err)
+{
+    fan_sim_queue *q = fan_calloc(sizeof *q);
+    if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
+        fan_free(q);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    fan_status status = FAN_OK;
+    if (seen && fan_race_check_reuse(m->race_check, seen, &q->lane))
+        fan_race_check_name(m->race_check, q->lane, FAN_SIM_OWNER(device, handle));
+    else
+        status = queue_lane(m, device, handle, &q->lane, err);
+    if (status != FAN_OK) {
+        fan_free(q);
+        return status;
+    }
+    q->refs = 1;
+    q->device = device;
+    q->handle = handle;
+    q->name = fan__sim_new_name(m, OF_STREAM);
+    q->legacy = handle == 1;
+    q->blocking = blocking || q->legacy;
+    q->tail = &q->head;
+    q->at = m->nqueues;
+    m->queues[m->nqueues++] = q;
+    *out = q;
+    return FAN_OK;
+}
+
+void fan__queue_drop(fan_sim_queue *q)
+{
+    if (q)
+        q->refs--; /* fan__queue_sweep frees it */
+}
+
+void fan__queue_sweep(fan_sim *m)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (q->refs == 0 && !q->head) {
+            fan_race_check_leave(m->race_check, q->lane);
+            fan_free(q);
+            continue;
+        }
+        q->at = kept;
+        m->queues[kept++] = q;
+    }
+    m->nqueues = kept;
+}
+
+static void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op)
+{
+    q->queued++;
+    if (!op)
+        return;
+    op->next = NULL;
+    op->number = m->number++;
+    *q->tail = op;
+    q->tail = &op->next;
+}
+
+/* fan__queue_pop: removes the head; the caller frees it. */
+static fan_sim_op *fan__queue_pop(fan_sim_queue *q)
+{
+    fan_sim_op *op = q->head;
+    q->head = op->next;
+    if (!q->head)
+        q->tail = &q->head;
+    q->done++;
+    return op;
+}
+
+fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err)
+{
+    if (point.queue == q || point.queue->done >= point.upto)
+        return FAN_OK;
+    fan_sim_op *op = NULL;
+    if (m->config.run_work) {
+        op = fan_calloc(sizeof *op);
+        if (!op)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        op->wait = point;
+        point.queue->refs++;
+    }
+    fan__queue_append(m, q, op);
+    return FAN_OK;
+}
+
+void fan__queue_drop_work(fan_sim *m)
+{
+    fan_sim_op *gone = NULL;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        while (q->head) {
+            fan_sim_op *op = fan__queue_pop(q);
+            fan__queue_drop(op->wait.queue);
+            op->next = gone;
+            gone = op;
+        }
+        q->done = q->queued;
+    }
+    for (fan_sim_op *op = gone; op; op = gone) { /* fini may sweep the queues */
+        gone = op->next;
+        if (op->fini)
+            op->fini(op->ctx);
+        fan_free(op);
+    }
+}
+
+fan_sim_op *fan__op_new(const fan_job *jobs, size_t n)
+{
+    fan__packer p = {NULL, 0};
+    fan__pack(&p, sizeof(fan_sim_op));
+    (void)fan__pack_jobs(&p, jobs, n);
+    fan_sim_op *op = fan_alloc(p.used);
+    if (!op)
+        return NULL;
+    p = (fan__packer){(char *)op, 0};
+    memset(fan__pack(&p, sizeof *op), 0, sizeof *op);
+    op->jobs = fan__pack_jobs(&p, jobs, n);
+    op->njobs = n;
+    return op;
+}
+
+void fan__run_settle(fan_sim *m)
+{
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t i = 0; i < m->nqueues; i++) {
+            fan_sim_queue *q = m->queues[i];
+            while (q->head && q->head->wait.queue && q->head->wait.queue->done >= q->head->wait.upto) {
+                fan_sim_op *op = fan__queue_pop(q);
+                fan__queue_drop(op->wait.queue);
+                fan_free(op);
+                moved = true;
+            }
+        }
+    }
+}
+
+/* run_goes_before: returns whether a named schedule runs queue a before queue b. */
+static bool run_goes_before(const fan_sim *m, const fan_sim_queue *a, const fan_sim_queue *b)
+{
+    switch (m->config.schedule) {
+    case FAN_SIM_LIFO:
+        return a->head->number > b->head->number;
+    case FAN_SIM_ROUND_ROBIN: /* the first after the one that ran last */
+        return (a->at > m->last) != (b->at > m->last) ? a->at > m->last : a->at < b->at;
+    case FAN_SIM_STARVE:
+        if ((a->handle == m->config.starve) != (b->handle == m->config.starve))
+            return b->handle == m->config.starve;
+        break;
+    case FAN_SIM_FIFO:
+    case FAN_SIM_SEEDED:
+        break;
+    }
+    return a->head->number < b->head->number;
+}
+
+fan_sim_queue *fan__run_pick(fan_sim *m)
+{
+    fan_sim_queue *best = NULL;
+    uint64_t n = 0;
+    fan__run_settle(m);
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (!q->head || q->head->wait.queue || q->running)
+            continue;
+        n++;
+        if (m->config.schedule == FAN_SIM_SEEDED ? fan_rng(&m->random) % n == 0 : !best || run_goes_before(m, q, best))
+            best = q;
+    }
+    return best;
+}
+
+fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_sim_op *op = q->head;
+    q->running = true;
+    q->refs++;
+    m->last = q->at;
+    m->executor = fan_thread_id();
+    m->depth++;
+    size_t begin = op->njobs > 1 ? fan_rng(&m->random) % op->njobs : 0;
+    fan__sim_unlock(m);
+
+    fan__sim_here.kernels++;
+    for (size_t i = 0; i < op->njobs; i++) /* a kernel has its device to itself, and its parts run in any order */
+        fan_job_run(&op->jobs[(begin + i) % op->njobs], false);
+    if (op->fn)
+        status = op->fn(op->ctx, err);
+    if (op->fini)
+        op->fini(op->ctx);
+    fan__sim_here.kernels--;
+
+    fan__sim_lock(m);
+    if (--m->depth == 0)
+        m->executor = 0;
+    fan_free(fan__queue_pop(q));
+    q->running = false;
+    q->refs--;
+    (void)pthread_cond_broadcast(&m->ran);
+    return status;
+}
+
+void fan__run_stand_by(fan_sim *m)
+{
+    void *let_go = NULL;
+    uint64_t other = m->executor;
+    if (m->hooks.before_block) {
+        fan__sim_unlock(m);
+        let_go = m->hooks.before_block(m->hooks.ctx);
+        fan__sim_lock(m);
+    }
+    if (m->executor == other)
+        (void)pthread_cond_wait(&m->ran, &m->lock);
+    if (m->hooks.after_block) {
+        fan__sim_unlock(m);
+        m->hooks.after_block(m->hooks.ctx, let_go);
+        fan__sim_lock(m);
+    }
+}
+
+static fan_status run_stuck(fan_sim *m, fan_error *err)
+{
+    char text[FAN_ERROR_TEXT] = "";
+    for (size_t i = 0; i < m->nqueues; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->head && q->running)
+            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the calling kernel",
+                       (unsigned long long)q->handle, q->device);
+        else if (q->head && q->head->wait.queue)
+            fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
+                       (unsigned long long)q->handle, q->device, (unsigned long long)q->head->wait.queue->handle,
+                       q->head->wait.queue->device);
+    }
+    return fan_fail(err, FAN_ERR_DEADLOCK, "no queued work can run%s", text);
+}
+
+fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (!m->config.run_work) {
+        for (size_t i = 0; i < m->nqueues; i++)
+            m->queues[i]->done = m->queues[i]->queued;
+        return FAN_OK;
+    }
+    if (point.queue)
+        point.queue->refs++;
+    while (status == FAN_OK) {
+        fan__run_settle(m);
+        bool over = !point.queue || point.queue->done >= point.upto;
+        for (size_t i = 0; !point.queue && over && i < m->nqueues; i++)
+            over = m->queues[i]->done >= m->queues[i]->queued;
+        if (over)
+            break;
+        if (m->executor && m->executor != fan_thread_id()) {
+            fan__run_stand_by(m);
+            continue;
+        }
+        fan_sim_queue *q = fan__run_pick(m);
+        status = q ? fan__run_one(m, q, err) : run_stuck(m, err);
+    }
+    fan__queue_drop(point.queue);
+    fan__queue_sweep(m);
+    return status;
+}
+
+fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err)
+{
+    fan__sim_access(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
+    return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+}
+
+fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_clock then;
+    fan_clock_init(&then);
+    double us = q->end_us;
+    fan_status status = fan_clock_copy(&then, fan_race_check_clock(m->race_check, q->lane))
+                            ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait")
+                            : FAN_OK;
+    if (status == FAN_OK)
+        status = fan__run_until(m, (fan_sim_point){q, q->queued}, err);
+    if (status == FAN_OK)
+        status = fan__run_join(m, &then, err);
+    fan_clock_fini(&then);
+    if (status == FAN_OK)
+        m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
+    return status;
+}
+
+bool fan__run_has_passed(const fan_sim_event *ev)
+{
+    return !ev->point.queue || ev->point.queue->done >= ev->point.upto;
+}
+
+fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_sim_queue *q = point.queue;
+    q->refs++;
+    for (fan__run_settle(m); status == FAN_OK && *can && q->done < point.upto; fan__run_settle(m)) {
+        if (m->executor && m->executor != fan_thread_id())
+            fan__run_stand_by(m);
+        else if (!q->head || q->running ||
+                 depth > m->nqueues) /* a chain of waits longer than the number of queues is a cycle */
+            *can = false;
+        else if (q->head->wait.queue)
+            status = fan__run_for(m, q->head->wait, depth + 1, can, err);
+        else
+            status = fan__run_one(m, q, err);
+    }
+    fan__queue_drop(q);
+    return status;
+}
+
+fan_status fan__sim_nudge(fan_device *d, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan__sim_lock(m);
+    bool chosen = m->has_chooser && m->chooser.pick;
+    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
+    if (q) {
+        status = fan__run_one(m, q, err);
+        fan__run_settle(m);
+        fan__queue_sweep(m);
+    } else if (!chosen) {
+        fan_sched_not_ready();
+    }
+    fan__sim_unlock(m);
+    return status;
+}
+
+fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = 0; q->legacy && m->recordings && i < m->nqueues; i++) {
+        const fan_sim_queue *other = m->queues[i];
+        if (other->recording && other->device == q->device && other->blocking)
+            status = fan__recording_refuse(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT),
+                                           "work", err);
+    }
+    FAN_TRY(status);
+    if (!q->blocking)
+        return FAN_OK;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *other = m->queues[i];
+        if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
+            continue;
+        fan__sim_access(m, other->name, false);
+        FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
+        /* The host's clock is not needed: a sync queues nothing. */
+        if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+        q->end_us = fan__later(q->end_us, other->end_us);
+    }
+    return FAN_OK;
+}
+
+fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err)
+{
+    fan_sim_queue *q = NULL;
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+    fan_yield();
+    fan__sim_lock(m);
+    fan_status status = fan__sim_alive(m, err);
+    if (status == FAN_OK)
+        status = fan__queue_new(m, device, m->handle + 1, blocking,
+                                fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
+    if (status == FAN_OK) {
+        fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_COUNT);
+        m->handle++;
+        *out = fan_stream_new(&m->parts[device].device, q->handle, q);
+        if (!*out) {
+            fan__queue_drop(q);
+            fan__queue_sweep(m);
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        }
+    }
+    fan__sim_unlock(m);
+    return status;
+}
 
 #define KERNEL_US 1.0 /* at least */
 
@@ -27,11 +439,6 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     w->end = q->end_us = w->start + w->us;
     m->device_us = fan__later(m->device_us, w->end);
     return status == FAN_ERR_RACE ? fan__sim_raise(m, &race, err) : FAN_OK;
-}
-
-static double work_us(const fan_sim *m, uint64_t bytes)
-{
-    return fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
 }
 
 /* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing changed. */
@@ -115,7 +522,7 @@ static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, call, err));
     FAN_GO(fan__sim_raise_pending(m, err));
-    w->us = k && k->us >= 0 ? k->us : work_us(m, bytes);
+    w->us = k && k->us >= 0 ? k->us : fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
     if (q->recording) {
         status = work_record(m, q, k, jobs, n, w, call_site, err);
         if (kept)
@@ -148,14 +555,18 @@ fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_er
     return status;
 }
 
-/* work_as_kernel: combines the accesses of several sums as one kernel; a->reads is the room for all. FAN_ERR_NOMEM. */
-static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, uint64_t *bytes, fan_error *err)
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+                             fan_error *err)
 {
+    char label[FAN_TRACE_LABEL];
+    for (size_t i = 0; i < n; i++)
+        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
+            return FAN_OK;
     size_t reads = 0, at = 0;
-    *bytes = 0;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         reads += jobs[i].n;
-        *bytes += fan_job_bytes(&jobs[i]);
+        bytes += fan_job_bytes(&jobs[i]);
     }
     fan_array **all = fan_alloc((reads + n) * sizeof *all);
     if (!all)
@@ -165,20 +576,7 @@ static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *
             all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
         all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
     }
-    *k = (fan_sim_kernel){.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    return FAN_OK;
-}
-
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
-                             fan_error *err)
-{
-    char label[FAN_TRACE_LABEL];
-    fan_sim_kernel k;
-    uint64_t bytes;
-    for (size_t i = 0; i < n; i++)
-        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
-            return FAN_OK;
-    FAN_TRY(work_as_kernel(jobs, n, &k, &bytes, err));
+    fan_sim_kernel k = {.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
     fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = fan__visit_kernel, .what = &k};
     fan_status status = work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
     fan_free((void *)(uintptr_t)k.reads);
@@ -189,15 +587,20 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     return status;
 }
 
-/* work_mark_automatic: marks the user's own arrays (D31) as used on the stream of a kernel that accesses them. */
-static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
+fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
+    bool kept = false;
+    if (s->device->self != m)
+        return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
+    fan_yield();
     const fan_array *a = NULL;
     bool write;
+    uint64_t bytes = 0;
     for (size_t i = 0; fan__visit_kernel(k, i, &a, &write); i++) {
+        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
         fan__sim_lock(m);
         const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
-        bool automatic = b && b->automatic;
+        bool automatic = b && b->automatic; /* memory of the user (D31) is marked as used on the kernel's stream */
         fan__sim_unlock(m);
         if (!automatic)
             continue;
@@ -205,46 +608,21 @@ static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_k
             fan_memory_set_stream(a->storage, s);
         FAN_TRY(fan_memory_record_stream(a->storage, s, err));
     }
-    return FAN_OK;
-}
-
-static uint64_t work_kernel_bytes(const fan_sim_kernel *k)
-{
-    const fan_array *a = NULL;
-    bool write;
-    uint64_t bytes = 0;
-    for (size_t i = 0; fan__visit_kernel(k, i, &a, &write); i++)
-        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
-    return bytes;
-}
-
-static void work_trace_kernel(const fan_stream *s, const fan__work *w, uint64_t bytes)
-{
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                           .device = (int16_t)s->device->index,
-                           .slot = -1,
-                           .key = -1,
-                           .stream = s->handle,
-                           .bytes = bytes,
-                           .start_us = w->start,
-                           .end_us = w->end};
-    snprintf(line.label, sizeof line.label, "%s", w->name);
-    fan_trace_put(&line);
-}
-
-fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
-{
-    bool kept = false;
-    if (s->device->self != m)
-        return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
-    fan_yield();
-    FAN_TRY(work_mark_automatic(m, s, k, err));
-    uint64_t bytes = work_kernel_bytes(k);
     fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k, .by_user = true};
     fan_status status = work_submit(m, s, "launch", k, NULL, 0, bytes, &w, &kept, err);
     if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */
-    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on())
-        work_trace_kernel(s, &w, bytes);
+    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
+        fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                               .device = (int16_t)s->device->index,
+                               .slot = -1,
+                               .key = -1,
+                               .stream = s->handle,
+                               .bytes = bytes,
+                               .start_us = w.start,
+                               .end_us = w.end};
+        snprintf(line.label, sizeof line.label, "%s", w.name);
+        fan_trace_put(&line);
+    }
     return status;
 }

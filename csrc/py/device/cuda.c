@@ -3,7 +3,7 @@
 #include "py/base/handles.h"
 #include "py/device/backends.h"
 
-#include "device/cuda/driver.h"
+#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,16 +33,23 @@ static int put_kernels(PyObject *kernels, int index, const char *words)
     return code;
 }
 
-/* describe_cuda: what is there, as a dict: {"why": text} where nothing is. */
-static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
+static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_open(&c, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    const fan_cuda_api *api = fan_cuda_driver(c);
     PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(), *made = NULL;
     for (int i = 0; kernels && i < fan_cuda_count(c); i++)
         if (fan_cuda_kernels(c, i) && put_kernels(kernels, i, fan_cuda_kernels(c, i)) < 0)
             Py_CLEAR(kernels);
     for (int i = 0; devices && i < fan_cuda_count(c); i++) {
         char text[256];
-        fan_error err = {0};
         if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
             snprintf(text, sizeof text, "%.250s", err.text);
         fan_list_add(&devices, PyUnicode_FromString(text));
@@ -60,21 +67,6 @@ static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
     Py_XDECREF(devices);
     Py_XDECREF(kernels);
     Py_XDECREF(missing);
-    return made;
-}
-
-static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    fan_cuda *c = NULL;
-    fan_error err = {0};
-    fan_status status;
-    PyObject *made;
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_driver_open(&c, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
-    made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
     return made;
 }

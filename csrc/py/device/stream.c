@@ -33,22 +33,12 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
 
 FAN_DEALLOC(stream_dealloc, fan_stream_drop(fan_stream_of(o)))
 
-static fan_status wait_stream(fan_stream *s, fan_stream *other, fan_error *err)
-{
-    fan_event *e = NULL;
-    fan_status status;
-    FAN_TRY(fan_event_record(other, &e, err));
-    status = fan_stream_wait(s, e, NULL, err);
-    fan_event_drop(e);
-    return status;
-}
-
 static PyObject *stream_wait(PyObject *o, PyObject *arg)
 {
     fan_stream *s = fan_stream_of(o), *other = NULL;
-    fan_event *e = fan_event_arg(arg);
+    fan_event *e = fan_event_arg(arg), *made = NULL;
     fan_error err = {0};
-    fan_status status;
+    fan_status status = FAN_OK;
     if (fan_stream_open(s) < 0)
         return NULL;
     if (!e) {
@@ -66,7 +56,11 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
             return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-        status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+        if (other)
+            status = fan_event_record(other, &made, &err);
+        if (status == FAN_OK)
+            status = fan_stream_wait(s, other ? made : e, NULL, &err);
+        fan_event_drop(made);
         fan_stream_drop(other);
     Py_END_ALLOW_THREADS
     return fan_done(status, &err);

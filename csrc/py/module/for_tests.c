@@ -1,6 +1,6 @@
 /* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of them. */
 #include "py/buffer/buffer_object.h"
-#include "device/cuda/driver.h"
+#include "device/cuda/cuda.h"
 #include "py/arrays/dlpack.h"
 #include "py/sim/machine_object.h"
 #include "py/base/args.h"

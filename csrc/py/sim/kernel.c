@@ -53,14 +53,6 @@ static void kernel_fini(void *ctx)
 
 static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
 
-static PyObject *owner_new(fan_kernel *k)
-{
-    PyObject *made = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
-    if (!made)
-        fan_sim_drop(k->m);
-    return made;
-}
-
 /* kept: the first view whose owner has other references (Kept views), or -1. */
 static Py_ssize_t kept(PyObject *owners)
 {
@@ -174,9 +166,12 @@ static PyObject *kernel_call(fan_kernel *k)
     args = PyTuple_New((Py_ssize_t)k->n);
     owners = PyTuple_New((Py_ssize_t)k->n);
     for (size_t i = 0; args && owners && i < k->n; i++) {
-        PyObject *owner = owner_new(k), *view = owner ? fan_ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
+        PyObject *owner = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
+        PyObject *view = owner ? fan_ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
         if (owner)
             PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
+        else
+            fan_sim_drop(k->m);
         if (!view)
             Py_CLEAR(args);
         else
@@ -274,36 +269,6 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
     return NULL;
 }
 
-/* queue_kernel: k is the machine's from now on, or gone; -1 with an exception. */
-static int queue_kernel(machine_object *self, fan_stream *s, fan_kernel *k, fan_array **arrays, double us)
-{
-    fan_error err = {0};
-    fan_status status;
-    k->owner = self;
-    k->next = self->kernels;
-    if (k->next)
-        k->next->prev = k;
-    self->kernels = k;
-    fan_sim_kernel job = {.name = PyUnicode_AsUTF8(k->name),
-                          .fn = kernel_run,
-                          .fini = kernel_fini,
-                          .ctx = k,
-                          .reads = arrays,
-                          .nreads = k->reads,
-                          .writes = arrays + k->reads,
-                          .nwrites = k->n - k->reads,
-                          .us = us};
-    Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_launch(self->m, s, &job, &err);
-    Py_END_ALLOW_THREADS
-    if (status == FAN_OK)
-        return 0;
-    fan_kernel_unlink(k);
-    fan_raise(status, &err);
-    kernel_free(k);
-    return -1;
-}
-
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);
@@ -319,8 +284,26 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
     } else if ((k = operands_of(self, a[2], a[3], &arrays))) {
         k->fn = Py_NewRef(a[1]);
         k->name = Py_NewRef(title);
-        if (queue_kernel(self, s, k, arrays, us) == 0)
+        k->owner = self;
+        k->next = self->kernels;
+        if (k->next)
+            k->next->prev = k;
+        self->kernels = k;
+        fan_sim_kernel job = {.name = PyUnicode_AsUTF8(k->name),
+                              .fn = kernel_run,
+                              .fini = kernel_fini,
+                              .ctx = k,
+                              .reads = arrays,
+                              .nreads = k->reads,
+                              .writes = arrays + k->reads,
+                              .nwrites = k->n - k->reads,
+                              .us = us};
+        if (FAN_CHECK_UNLOCKED(fan_sim_launch(self->m, s, &job, &err)) == 0) { /* which has k from now on */
             result = Py_NewRef(Py_None);
+        } else {
+            fan_kernel_unlink(k);
+            kernel_free(k);
+        }
     }
     fan_free(arrays);
     fan_stream_drop(s);

@@ -1,4 +1,4 @@
-/* machine_object: what the files of the simulated machine share: the machine, its kernels, graphs and searches. */
+/* machine_object: what the files of the simulated machine share: the machine, its kernels and graphs. */
 #ifndef FAN_PY_MACHINE_OBJECT_H
 #define FAN_PY_MACHINE_OBJECT_H
 
@@ -40,12 +40,5 @@ static inline machine_object *fan_machine_self(PyObject *o) { return (machine_ob
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
 void fan_kernel_unlink(fan_kernel *k);
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a);
-
-/* ---- search.c ---- */
-
-/* fan_search_of: what a capsule of explore_new holds. fan_text_filled: a string of unknown length from a function that
- * truncates. */
-fan_explore *fan_search_of(PyObject *capsule);
-PyObject *fan_text_filled(void (*fill)(const void *from, char *buf, size_t size), const void *from);
 
 #endif
