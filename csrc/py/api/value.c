@@ -2,7 +2,6 @@
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 #include "py/device/backends.h"
-#include "py/arrays/dlpack_export.h"
 
 #include "array/overlap.h"
 #include "base/mem.h"
@@ -260,15 +259,6 @@ static void managed_gone(void *ctx)
 
 static void managed_gone_host(fan_storage *st) { managed_gone(st->ctx); }
 
-/* managed_storage: over no memory yet; its end deletes the tensor. */
-static fan_status managed_storage(fan_dl_versioned *m, fan_device *d, fan_storage **out, fan_error *err)
-{
-    if (d->backend->has_streams)
-        return fan_memory_wrap(d, NULL, managed_gone, m, out, err);
-    *out = fan_storage_wrap(NULL, 0, managed_gone_host, m);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-}
-
 /* managed_check: what can be refused before the tensor is ours. */
 static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
 {
@@ -293,7 +283,7 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
         return fan_api_fail(why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
     fan_status status = managed_check(m, &d, &err);
     if (status == FAN_OK)
-        status = managed_storage(m, d, &st, &err);
+        status = fan_dl_storage(d, managed_gone_host, managed_gone, m, &st, &err);
     if (status == FAN_OK)
         status = fan_dl_view(&m->tensor, !(m->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)), st, d, &a, &err);
     fan_api_show(a, d, out);

@@ -1,4 +1,5 @@
-#include "py/arrays/dlpack_export.h"
+/* dlpack_export: arrays of ours for other libraries. */
+#include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/base/args.h"
 #include "py/device/backends.h"
@@ -29,22 +30,9 @@ static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
 /* The capsule was not consumed: calls the deleter; the live exception stays. */
 static void capsule_gone(PyObject *capsule)
 {
-    PyObject *live;
-    fan_dl_versioned *v;
-    fan_dl_managed *m;
-    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        v = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-        live = fan_exception_take();
-        if (v && v->deleter)
-            v->deleter(v);
-        fan_exception_put(live);
-    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
-        m = PyCapsule_GetPointer(capsule, "dltensor");
-        live = fan_exception_take();
-        if (m && m->deleter)
-            m->deleter(m);
-        fan_exception_put(live);
-    }
+    bool versioned = PyCapsule_IsValid(capsule, "dltensor_versioned");
+    if (versioned || PyCapsule_IsValid(capsule, "dltensor"))
+        fan_dl_delete(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)), versioned);
 }
 
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)

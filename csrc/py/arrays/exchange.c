@@ -1,8 +1,7 @@
 /* exchange: functions for fanin._interop and fanin.slots: exchange tables, dtypes. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
-#include "py/arrays/dlpack_export.h"
-#include "py/arrays/library.h"
+#include "py/arrays/dlpack.h"
 #include "py/device/backends.h"
 
 /* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */

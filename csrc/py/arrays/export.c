@@ -3,8 +3,7 @@
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
-#include "py/arrays/dlpack_export.h"
-#include "py/arrays/library.h"
+#include "py/arrays/dlpack.h"
 
 
 #include <string.h>

@@ -6,7 +6,6 @@
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
-#include "py/arrays/library.h"
 
 #include "base/interrupt.h"
 #include "base/mem.h"
@@ -16,14 +15,12 @@
 
 /* ---- memory ---- */
 
-static void release_object(fan_storage *s) { fan_object_drop(s->ctx); }
-
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};
+    const fan_storage of = {.data = PyArray_DATA(a), .release = fan_release_object, .ctx = a};
     fan_status status =
         fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
                           (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
@@ -61,7 +58,8 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     Py_ssize_t refs = 1;
     if (v) { /* its storage has it, too, or an array over it; other code may have that, so it cannot be counted */
         const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
-        if (!st || st->release != release_object || atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
+        if (!st || st->release != fan_release_object || atomic_load(&v->array->refs) != 1 ||
+            atomic_load(&st->refs) != 1)
             return 0;
         Py_VISIT((PyObject *)st->ctx);
         refs += st->ctx == o;
@@ -85,7 +83,7 @@ static bool is_array(PyObject *o) { return o && Py_TYPE(o) == fan_state_get()->a
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
-    if (!st || st->release != release_object || !PyArray_Check((PyObject *)st->ctx))
+    if (!st || st->release != fan_release_object || !PyArray_Check((PyObject *)st->ctx))
         return true;
     PyArrayObject *nd = st->ctx;
     int64_t lo, hi;

@@ -1,4 +1,5 @@
-#include "py/arrays/library.h"
+/* library: C calls to and from libraries that own arrays on CUDA devices: exchange tables, current streams,
+ * allocators, and the streams that used what leaves us. */
 #include "py/arrays/arrays.h"
 
 #include "py/device/backends.h"
