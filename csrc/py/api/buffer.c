@@ -171,25 +171,20 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     return FAN_OK;
 }
 
-/* exception_text: a thread that had no interpreter cannot keep an exception: its text is all that is returned. */
-static void exception_text(fan_error *err)
-{
-    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
-    const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-    if (e)
-        (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(e);
-}
-
 static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
 {
     if (!b->python) {
         fan_api_exit(&b->lock, &fan_api_here, call->was);
     } else {
-        if (status == FAN_ERR_EXTERN && call->gil.taken)
-            exception_text(err);
+        PyObject *e = status == FAN_ERR_EXTERN && call->gil.taken ? fan_exception_take() : NULL;
+        if (e) { /* a thread that had no interpreter cannot keep an exception: its text is all that is returned */
+            PyObject *text = PyObject_Str(e);
+            const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+            (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
+            PyErr_Clear();
+            Py_XDECREF(text);
+            Py_DECREF(e);
+        }
         fan_gil_leave(&call->gil);
     }
     if (call->turn)

@@ -60,10 +60,11 @@ bool fan_value_is_unchanged(const fan_value *v);
  * call and may be meant again; NULL: none. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with an exception. Two
- * references are left then: the value's, and that of the storage, which outlives the value. fan_shape_tuple: a tuple of
- * ints that fanin itself made or checked; its length, -1 with an exception. */
+ * references are left then: the value's, and that of the storage, which outlives the value. fan_dims_tuple,
+ * fan_shape_tuple: a tuple of ints that fanin itself made or checked; its length, -1 with an exception. */
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
-int fan_shape_tuple(PyObject *o, int64_t *shape);
+int fan_dims_tuple(const char *what, PyObject *o, int64_t *dims);
+static inline int fan_shape_tuple(PyObject *o, int64_t *shape) { return fan_dims_tuple("a shape", o, shape); }
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */

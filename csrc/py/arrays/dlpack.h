@@ -188,6 +188,7 @@ bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dt
 /* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v);
-PyObject *fan_hold_for(PyObject *owner, PyObject *streams);
+/* fan_dl_order: work that is queued on `on` from now on runs after what was queued on `from`. */
+fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err);
 
 #endif

@@ -194,13 +194,7 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
     fan_status status = FAN_OK;
     fan_stream *user;
     for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
-        fan_event *e = NULL;
-        if (user != s) {
-            status = fan_event_record(user, &e, err);
-            if (status == FAN_OK)
-                status = fan_stream_wait(s, e, NULL, err);
-            fan_event_drop(e);
-        }
+        status = fan_dl_order(s, user, err);
         fan_stream_drop(user);
     }
     return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
@@ -308,24 +302,16 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
     return capsule;
 }
 
-/* typestr: "<f4"; false for what NumPy's letters do not name. */
-static bool typestr(fan_dtype d, char *buf, size_t size)
-{
-    if (fan_dtype_of_ml_dtypes(d))
-        return false;
-    snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
-    return true;
-}
-
 PyObject *fan_interface_export(fan_array *a, fan_device *d)
 {
     char type[8], text[32];
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
-    PyObject *shape, *strides;
-    if (!d->backend->cuda_protocols || !typestr(a->dtype, type, sizeof type))
+    if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype))
         return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
+    size_t item = fan_dtype_size(a->dtype);
+    snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
     fan_stream *s = fan_stream_current(d);
     Py_BEGIN_ALLOW_THREADS
         if (s)
@@ -335,15 +321,9 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    shape = fan_ints(a->ndim, a->shape);
-    strides = shape ? fan_ints(a->ndim, a->strides) : NULL;
-    if (!strides) {
-        Py_XDECREF(shape);
-        return NULL;
-    }
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data",
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape), "typestr", type, "data",
                          (unsigned long long)(uintptr_t)(a->size ? a->data : NULL), a->writable ? Py_False : Py_True,
-                         "strides", strides, "version", 3, "stream", handle);
+                         "strides", fan_ints(a->ndim, a->strides), "version", 3, "stream", handle);
 }
 
 /* ---- _Exporter: offers a host array of ours by __dlpack__ ---- */

@@ -207,6 +207,48 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     return PyLong_FromVoidPtr(stream);
 }
 
-static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a) { return fan_hold_for(a[0], a[1]); }
+/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
+static void holder_gone(PyObject *capsule)
+{
+    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
+    PyObject *live = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+        fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
+}
+
+static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *owner = a[0], *streams = a[1];
+    PyObject *capsule = NULL;
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    fan_stream *s = NULL;
+    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
+        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
+            goto done;
+        if (!s) {
+            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
+            goto done;
+        }
+        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
+            Py_INCREF(owner);
+        if (status == FAN_OK)
+            status = fan_memory_record_stream(st, s, &err);
+        fan_stream_drop(s);
+    }
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    else if (!st)
+        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
+    else
+        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
+done:
+    if (!capsule)
+        fan_storage_drop(st);
+    return capsule;
+}
 
 #include "py/declared/exchange.h"

@@ -120,9 +120,7 @@ static bool is_not_summed(PyObject *o)
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
 }
 
-/* ints_of: a tuple of ints that fanin itself made or checked, a shape or strides. Returns the rank, -1 with an
- * exception. */
-static int ints_of(const char *what, PyObject *o, int64_t *shape)
+int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM)
@@ -139,8 +137,6 @@ static int ints_of(const char *what, PyObject *o, int64_t *shape)
     }
     return (int)n;
 }
-
-int fan_shape_tuple(PyObject *o, int64_t *shape) { return ints_of("a shape", o, shape); }
 
 /* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError
  * where there is none. */
@@ -188,7 +184,7 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
         fan_dtype_parse(dtype, &d) < 0)
         return -1;
     ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || (strides != Py_None && ints_of("strides", strides, steps) != ndim))
+    if (ndim < 0 || (strides != Py_None && fan_dims_tuple("strides", strides, steps) != ndim))
         return PyErr_Occurred()
                    ? -1
                    : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
@@ -309,17 +305,6 @@ static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
     return result;
 }
 
-static int too_long(PyObject *o)
-{
-    PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-    int result =
-        bits ? fan_refuse(PyExc_OverflowError,
-                          "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits)
-             : -1;
-    Py_XDECREF(bits);
-    return result;
-}
-
 /* import_python_scalar: 1 if `o` is one (D5), 0 if not, -1 with an exception. */
 static int import_python_scalar(PyObject *o, fan_value *out)
 {
@@ -340,8 +325,14 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     } else if (PyLong_CheckExact(o)) {
         dtype = FAN_DT_INT64;
         x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
-        if (overflow)
-            return too_long(o);
+        if (overflow) {
+            PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
+            if (bits)
+                fan_refuse(PyExc_OverflowError,
+                           "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits);
+            Py_XDECREF(bits);
+            return -1;
+        }
     } else if (PyBool_Check(o)) {
         dtype = FAN_DT_BOOL;
         x.b = o == Py_True;

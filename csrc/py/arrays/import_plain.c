@@ -252,8 +252,6 @@ bool fan_plain_is_detached(void *o)
     return grad == Py_False;
 }
 
-/* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;

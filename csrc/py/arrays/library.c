@@ -112,8 +112,6 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
     return NULL;
 }
 
-/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with
- * an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
     long how = reads_by_table(o);
@@ -181,10 +179,8 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
     return *out ? 0 : -1;
 }
 
-/* fan_release_library_array: an array that a library allocated for a sum. */
 void fan_release_library_array(void *ctx) { fan_object_drop(ctx); }
 
-/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
                        const int64_t *strides)
 {
@@ -218,9 +214,7 @@ static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype
     return object;
 }
 
-/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the
- * same memory comes first. */
-static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
+fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err)
 {
     fan_event *e = NULL;
     if (on == from)
@@ -254,15 +248,6 @@ done:
     return scope;
 }
 
-static void allocator_back(PyObject *scope)
-{
-    PyObject *done = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
-    if (scope && !done)
-        PyErr_WriteUnraisable(scope);
-    Py_XDECREF(done);
-    Py_XDECREF(scope);
-}
-
 static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype,
                              int ndim, int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out,
                              fan_error *err)
@@ -277,7 +262,11 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
                            ? allocated(api, d, dtype, ndim, shape, strides, &is)
                            : NULL;
     PyErr_Clear();
-    allocator_back(scope);
+    PyObject *left = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    if (scope && !left)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(left);
+    Py_XDECREF(scope);
     if (!object)
         return FAN_OK;
     status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object, &st, err);
@@ -287,7 +276,7 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
     }
     FAN_GO(d->backend->find_stream(d, (uint64_t)(uintptr_t)current, &from, err));
     fan_memory_set_stream(st, from);
-    FAN_GO(order_behind(on, from, err));
+    FAN_GO(fan_dl_order(on, from, err)); /* what ran there before on the same memory comes first */
     FAN_GO(fan_memory_record_stream(st, on, err));
     FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
 done:
@@ -328,8 +317,6 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
-/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
- * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {
     fan_array *own[3];
@@ -355,47 +342,4 @@ void fan_leaves(PyObject *object, const fan_value *v)
         PyErr_WriteUnraisable(object);
     Py_XDECREF(done);
     Py_XDECREF(streams);
-}
-
-/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
-static void holder_gone(PyObject *capsule)
-{
-    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
-    PyObject *live = fan_exception_take();
-    Py_BEGIN_ALLOW_THREADS
-        fan_storage_drop(st);
-    Py_END_ALLOW_THREADS
-    fan_exception_put(live);
-}
-
-PyObject *fan_hold_for(PyObject *owner, PyObject *streams)
-{
-    PyObject *capsule = NULL;
-    fan_storage *st = NULL;
-    fan_error err = {0};
-    fan_status status = FAN_OK;
-    fan_stream *s = NULL;
-    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
-        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
-            goto done;
-        if (!s) {
-            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
-            goto done;
-        }
-        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
-            Py_INCREF(owner);
-        if (status == FAN_OK)
-            status = fan_memory_record_stream(st, s, &err);
-        fan_stream_drop(s);
-    }
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    else if (!st)
-        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
-    else
-        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
-done:
-    if (!capsule)
-        fan_storage_drop(st);
-    return capsule;
 }

@@ -17,15 +17,6 @@ static void note(Py_ssize_t i)
     fan_exception_put(e);
 }
 
-static int add_any(fan_buffer *core, PyObject *array, int64_t key)
-{
-    fan_contribution c = {.key = key};
-    int bad = fan_import(array, false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
-    if (c.value.form != FAN_FORM_UNDEFINED)
-        fan_value_drop(&fan_python, &c.value);
-    return bad ? -1 : 0;
-}
-
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
@@ -35,7 +26,13 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
         int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
         if (added == 0)
             added = fan_plain_add_only(core, array, key);
-        if (added < 0 || (added == 0 && add_any(core, array, key) < 0)) {
+        if (added == 0) {
+            fan_contribution c = {.key = key};
+            added = fan_import(array, false, false, &c.value) < 0 ? -1 : fan_add_on(core, 0, &c);
+            if (c.value.form != FAN_FORM_UNDEFINED)
+                fan_value_drop(&fan_python, &c.value);
+        }
+        if (added < 0) {
             note(i);
             return -1;
         }
@@ -95,15 +92,6 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     return sum;
 }
 
-/* pair_of: both are given up. */
-static PyObject *pair_of(PyObject *sum, PyObject *stats)
-{
-    PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
-    Py_DECREF(sum);
-    Py_XDECREF(stats);
-    return pair;
-}
-
 /* The arguments of add_n as they come; NULL: not given. */
 typedef struct add_n_args {
     PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
@@ -149,13 +137,6 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
     return sum;
 }
 
-/* sum_in: by a buffer of its own. */
-static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
-{
-    PyObject *sum = add_all(core, items, keys) == 0 ? take_sum(core, a) : NULL;
-    return sum && stats ? pair_of(sum, fan_stats_wrap(core, 0)) : sum;
-}
-
 static PyObject *add_n_any(const add_n_args *a)
 {
     PyObject *items = NULL, *keys = NULL, *sum = NULL;
@@ -167,8 +148,10 @@ static PyObject *add_n_any(const add_n_args *a)
     fan_error_context_push(&w);
     if (operands_of(a, &items, &keys) == 0 &&
         fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
-        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0)
-            sum = sum_in(core, items, keys, a, config.stats);
+        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0 && add_all(core, items, keys) == 0)
+            sum = take_sum(core, a);
+        if (sum && config.stats)
+            sum = Py_BuildValue("(NN)", sum, fan_stats_wrap(core, 0));
     }
     fan_error_context_pop(&w);
     if (core) {

@@ -86,15 +86,6 @@ static int add_errors(PyObject *m, fan_state *st)
                      PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError), FAN_DOC_DTypeError);
 }
 
-static int add_constants(PyObject *m)
-{
-    return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
-               ? -1
-               : 0;
-}
-
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
@@ -125,7 +116,12 @@ static int module_exec(PyObject *m)
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
-    return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 || fan_c_api_add(m) < 0 ? -1 : 0;
+    return add_errors(m, st) < 0 || add_types(m, st) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0 || fan_c_api_add(m) < 0
+               ? -1
+               : 0;
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)
@@ -143,7 +139,8 @@ static int module_clear(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     fan_buffer_freelist_free(st);
-    fan_call_site_forget(st);
+    for (size_t i = 0; i < FAN_CALL_SITES; i++)
+        Py_CLEAR(st->call_sites[i].code);
 #define X(type, field) Py_CLEAR(st->field);
     FAN_STATE_LIST(X)
 #undef X
