@@ -214,26 +214,11 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
     return status;
 }
 
-/* to_host: dl_device=(1, 0): a copy, there when the call returns. */
-static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
-{
-    fan_stream *s = fan_stream_current(d);
-    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    if (status == FAN_OK)
-        status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
-    if (status == FAN_OK)
-        status = d->backend->read(s, *out, a, err);
-    fan_stream_drop(s);
-    if (status != FAN_OK) {
-        fan_array_drop(*out);
-        *out = NULL;
-    }
-    return status;
-}
-
+/* export_to_host: dl_device=(1, 0): a copy, there when the call returns. */
 static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_request *q)
 {
     fan_array *copied = NULL;
+    fan_error err = {0};
     if (q->stream != Py_None)
         return PyErr_Format(PyExc_ValueError,
                             "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
@@ -241,9 +226,17 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    if (FAN_CHECK_UNLOCKED(to_host(a, d, &copied, &err)) < 0)
-        return NULL;
-    PyObject *capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
+    PyThreadState *left = PyEval_SaveThread();
+    fan_stream *s = fan_stream_current(d);
+    fan_status status = s ? await_users(a, s, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+    if (status == FAN_OK)
+        status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, copied, a, &err);
+    fan_stream_drop(s);
+    PyEval_RestoreThread(left);
+    PyObject *capsule = status == FAN_OK ? dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true)
+                                         : fan_raise(status, &err);
     fan_array_drop(copied);
     return capsule;
 }

@@ -10,22 +10,9 @@ static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kin
     return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
 }
 
-/* is_no_args: a builtin function without arguments. */
-static bool is_no_args(PyObject *f) { return PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS; }
-
 static bool is_getter(PyObject *type, PyObject *descriptor)
 {
     return is_own(type, descriptor, &PyGetSetDescr_Type) && ((PyGetSetDescrObject *)descriptor)->d_getset->get;
-}
-
-/* is_plain_table: what fan_tensor_look reads: a function, then pairs of a getter and its value. */
-static bool is_plain_table(PyObject *type, PyObject *plain)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(plain);
-    bool good = n % 2 == 1 && is_no_args(PyTuple_GET_ITEM(plain, 0));
-    for (Py_ssize_t i = 1; good && i < n; i += 2)
-        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
-    return good;
 }
 
 /* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this for the first one.
@@ -38,9 +25,15 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (fan_number_arg(a[6], "quick_tensors: origin", &origin) < 0)
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(a[1]);
-    if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
-        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
-        !is_plain_table(type, plain))
+    /* What fan_tensor_look reads: a function without arguments, then pairs of a getter and its value. */
+    Py_ssize_t n = PyTuple_GET_SIZE(plain);
+    PyObject *f = n % 2 == 1 ? PyTuple_GET_ITEM(plain, 0) : NULL;
+    bool good = api && !st->torch_api && is_own(type, is_neg, &PyMethodDescr_Type) &&
+                ((PyMethodDescrObject *)is_neg)->d_method->ml_flags == METH_NOARGS && is_getter(type, requires_grad) &&
+                f && PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS;
+    for (Py_ssize_t i = 1; good && i < n; i += 2)
+        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
+    if (!good)
         Py_RETURN_FALSE;
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);

@@ -7,6 +7,7 @@
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
 
+#include "array/overlap.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
@@ -553,36 +554,10 @@ int fan_import_object(PyObject *o, fan_value *out)
     return -1;
 }
 
-/* may_overlap_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do;
- * else yes. */
-static bool may_overlap_itself(const fan_array *a)
-{
-    uint64_t span = fan_dtype_size(a->dtype), done = 0;
-    if (a->size == 0)
-        return false;
-    for (int i = 0; i < a->ndim; i++) {
-        int next = -1;
-        uint64_t step = UINT64_MAX;
-        for (int k = 0; k < a->ndim; k++) {
-            uint64_t s = a->strides[k] < 0 ? 0 - (uint64_t)a->strides[k] : (uint64_t)a->strides[k];
-            if (!(done >> k & 1) && a->shape[k] > 1 && s < step) {
-                next = k;
-                step = s;
-            }
-        }
-        if (next < 0)
-            break;
-        if (step < span)
-            return true;
-        span += step * (uint64_t)(a->shape[next] - 1); /* the reach was checked when `a` was made */
-        done |= UINT64_C(1) << next;
-    }
-    return false;
-}
-
 int fan_import_out(PyObject *o, fan_value *out)
 {
     const char *why = NULL;
+    fan_verdict v = FAN_OVERLAP_DISJOINT;
     if (PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
         return fan_refuse(fan_state_get()->dtype_error,
                           "out: expected an array of a dtype that is summed, as np.empty(shape, 'float64'), got %S",
@@ -595,9 +570,14 @@ int fan_import_out(PyObject *o, fan_value *out)
         fan_value_release(out);
         return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s", FAN_TYPE_TEXT(o));
     }
+    const fan_region r = fan_region_of(out->array);
+    if (FAN_CHECK(fan_overlap_itself(&r, 0, NULL, NULL, &v, &err)) < 0) {
+        fan_value_release(out);
+        return -1;
+    }
     if (!out->array->writable)
         why = "is read-only";
-    else if (may_overlap_itself(out->array))
+    else if (v != FAN_OVERLAP_DISJOINT)
         why = "overlaps itself";
     else if (out->object != o)
         why = "is read through a detached copy or view: give x.detach()"; /* a write might not reach `o` */

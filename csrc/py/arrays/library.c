@@ -32,14 +32,6 @@ static bool answers_false(PyObject *o, PyObject *name, bool method)
     return said == Py_False;
 }
 
-/* holds_its_value: whether the memory in a table's record holds the value of this array (dlpack.h, fan_dl_api). */
-static bool holds_its_value(PyObject *o)
-{
-    const fan_state *st = fan_state_get();
-    return answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
-           answers_false(o, st->str_is_conj, true);
-}
-
 bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
     const fan_state *st = fan_state_get();
@@ -89,7 +81,10 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o))) {
+    /* A table's record lacks whether its memory holds the value of the array (dlpack.h, fan_dl_api). */
+    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) ||
+        (asks_value && !(answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
+                         answers_false(o, st->str_is_conj, true)))) {
         PyErr_Clear();
         return NULL;
     }
@@ -138,44 +133,35 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     return 1;
 }
 
-/* handle_of_library: the handle of the current stream, on a CUDA device, of the library that owns an object: 1: it is
- * in *handle; 0: it has none; -1 with an exception. */
-static int handle_of_library(PyObject *o, const fan_device *d, unsigned long long *handle)
-{
-    long how = reads_by_table(o);
-    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
-    void *stream = NULL;
-    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
-        *handle = (unsigned long long)(uintptr_t)stream;
-        return 1;
-    }
-    PyErr_Clear();
-    PyObject *arrays = fan_arrays();
-    PyObject *said = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", o, d->index) : NULL;
-    if (!said || said == Py_None) {
-        Py_XDECREF(said);
-        return said ? 0 : -1;
-    }
-    *handle = PyLong_AsUnsignedLongLong(said);
-    Py_DECREF(said);
-    return *handle == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 1;
-}
-
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 {
-    unsigned long long handle = 0;
+    fan_device *d = v->device;
+    unsigned long long handle;
+    void *stream = NULL;
     *out = NULL;
-    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(v->device))
+    if (!d || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(d))
         return 0;
-    fan_stream *pushed = fan_stream_pushed(v->device);
+    fan_stream *pushed = fan_stream_pushed(d);
     fan_stream_drop(pushed);
     if (pushed)
         return 0;
-    int answer = handle_of_library((PyObject *)v->object, v->device, &handle);
-    if (answer <= 0)
-        return answer;
-    bool same = last && last->device == v->device && last->handle == (handle ? handle : FAN_LEGACY);
-    *out = same ? fan_stream_hold(last) : fan_backend_stream(v->device, handle);
+    long how = reads_by_table(v->object);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
+    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
+        handle = (unsigned long long)(uintptr_t)stream;
+    } else {
+        PyErr_Clear();
+        PyObject *arrays = fan_arrays();
+        PyObject *current =
+            arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, d->index) : NULL;
+        bool none = current == Py_None;
+        handle = current && !none ? PyLong_AsUnsignedLongLong(current) : 0;
+        Py_XDECREF(current);
+        if (!current || none || (handle == (unsigned long long)-1 && PyErr_Occurred()))
+            return none ? 0 : -1;
+    }
+    bool same = last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY);
+    *out = same ? fan_stream_hold(last) : fan_backend_stream(d, handle);
     return *out ? 0 : -1;
 }
 

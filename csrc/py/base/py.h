@@ -294,6 +294,5 @@ void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_for_tests_functions[];
 #endif
-int fan_c_api_add(PyObject *m); /* api/engine.c; -1 with an exception */
 
 #endif
