@@ -247,18 +247,6 @@ static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config
     return fan_api_stream(o->stream, NULL, &c->stream, err);
 }
 
-static fan_status buffer_specs(const fanin_slot *slots, size_t n, fan_slot_spec **out, fan_error *err)
-{
-    fan_slot_spec *specs = *out = slots && n ? fan_calloc(n * sizeof *specs) : NULL;
-    if (!slots || !n)
-        return FAN_OK;
-    if (!specs)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; i < n; i++) /* each is as long as its author's version had it */
-        FAN_TRY(slot_spec((const void *)((const char *)slots + i * slots->struct_size), &specs[i], err));
-    return FAN_OK;
-}
-
 fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
                                 fanin_failure *why)
 {
@@ -278,8 +266,10 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
         status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
     if (status == FAN_OK)
         status = buffer_config(&o, &config, &err);
-    if (status == FAN_OK)
-        status = buffer_specs(o.slots, slots, &specs, &err);
+    if (status == FAN_OK && o.slots && slots && !(specs = fan_calloc(slots * sizeof *specs)))
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; specs && status == FAN_OK && i < slots; i++) /* each is as long as its author's version had it */
+        status = slot_spec((const void *)((const char *)o.slots + i * o.slots->struct_size), &specs[i], &err);
     if (status == FAN_OK) {
         config.specs = specs;
         config.total = &b->total;

@@ -164,29 +164,24 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
 
 const char *fan_text_arg(PyObject *text)
 {
-    Py_ssize_t n;
-    const char *words = PyUnicode_AsUTF8AndSize(text, &n);
-    if (words && strlen(words) == (size_t)n)
+    const char *words = fan_word_of(text);
+    if (words && (words[0] || PyUnicode_GET_LENGTH(text) == 0))
         return words;
-    if (!words && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+    if (words) {
+        fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
+    } else if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
         PyErr_Clear();
         fan_refuse(PyExc_ValueError, "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
     }
-    if (!words)
-        return NULL;
-    fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
     return NULL;
 }
 
 int fan_is_bare(PyObject *o)
 {
-    PyObject *arrays, *answer;
-    int bare;
     if (PyList_Check(o) || PyTuple_Check(o))
         return 0;
-    arrays = fan_arrays();
-    answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
-    bare = answer ? PyObject_IsTrue(answer) : -1;
+    PyObject *arrays = fan_arrays(), *answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    int bare = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return bare;
 }

@@ -121,15 +121,15 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     return 0;
 }
 
-/* take_sum: what the buffer's one slot holds. */
+/* take_sum: the sum of the buffer's one slot. */
 static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
-    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None, *outs, *list;
+    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None;
     PyObject *sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
-    outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
-    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
+    PyObject *outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
+    PyObject *list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
