@@ -28,6 +28,16 @@ static PyObject *const *ml_types(void)
     return st->ml_types;
 }
 
+/* of_type: not inlined, so that the fast path saves no registers for it. */
+__attribute__((noinline)) static fan_dtype of_type(PyTypeObject *t)
+{
+    PyObject *const *types = ml_types();
+    for (int d = 0; t && d < FAN_DT_COUNT; d++)
+        if (types[d] == (PyObject *)t)
+            return (fan_dtype)d;
+    return FAN_DT_NONE;
+}
+
 /* SIZED, INTEGER: a type of C, and its unsigned one, by size. */
 #define SIZED(type, what)                    \
     (sizeof(type) == 1   ? FAN_DT_##what##8  \
@@ -47,11 +57,7 @@ fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
         return FAN_DT_NONE;
     if (d->type_num >= 0 && d->type_num < NPY_USERDEF)
         return more_by_one[d->type_num] ? (fan_dtype)(more_by_one[d->type_num] - 1) : FAN_DT_NONE;
-    PyObject *const *types = ml_types();
-    for (int k = 0; d->typeobj && k < FAN_DT_COUNT; k++)
-        if (types[k] == (PyObject *)d->typeobj)
-            return (fan_dtype)k;
-    return FAN_DT_NONE;
+    return of_type(d->typeobj);
 }
 
 bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return fan_dtype_of_ml_dtypes(d) && !ml_types()[d]; }

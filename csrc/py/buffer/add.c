@@ -133,7 +133,8 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
 }
 
 /* add_entry: 1: added; 0: it is for the general path; -1 with an exception. */
-static inline int add_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind, fan_entry *one)
+static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind,
+                                                           fan_entry *one)
 {
     FAN_UNINITIALIZED fan_error err;
     bool added;
