@@ -139,7 +139,7 @@ static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, siz
     FAN_UNINITIALIZED fan_error err;
     bool added;
     fan_error_clear(&err);
-    fan_status status = fan_plain_add(core, slot, one->object ? kind : NULL, one, &added, &err);
+    fan_status status = fan_plain_add(core, slot, kind, one, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);
@@ -160,7 +160,7 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, false);
     one.copy = t.copy;
     one.alone = gradient && fan_alone(gradient, 1);
-    return add_entry(self->core, (size_t)slot, &kind, &one);
+    return add_entry(self->core, (size_t)slot, gradient ? &kind : NULL, &one);
 }
 
 int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
@@ -171,7 +171,7 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
     if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import_as(defined, true, &kind, &data)))
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
-    return add_entry(core, 0, &kind, &one);
+    return add_entry(core, 0, defined ? &kind : NULL, &one);
 }
 
 /* ---- all others ---- */
