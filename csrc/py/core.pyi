@@ -45,15 +45,15 @@ class InputBuffer:
     slots : int, or sequence of arrays and fanin.Slot
         A number of slots; or for each slot an example array, whose shape, dtype and device it declares, or a Slot.
     budget : int, math.inf or "auto"
-        Bytes of contributions that may wait to be summed; 0 sums at each arrival. "auto" counts what the buffer alone
-        keeps alive against a part of the second-level cache, and what has other references against 64 MiB. The bits of
+        Bytes of contributions that may wait to be summed; 0 sums at each add. "auto" limits memory that the buffer
+        alone keeps alive to a part of the second-level cache, and memory with other references to 64 MiB. The bits of
         the sums do not depend on it. Default: `set_options(budget=)`, which is "auto" at first.
     accumulate : dtype or "exact", optional
         The dtype in which sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself. "exact"
         sums floats as real numbers and rounds once, so the order does not matter; a gradient that is summed to the
         slot's shape is summed in the usual way before that.
     stats : bool
-        Compute norms, largest elements and numbers of non-finite elements of what is taken, for `stats()`.
+        Compute the norm, largest element and number of non-finite elements of each sum, for `stats()`.
     stream : stream, optional
         The consumer's stream.
     leaf : bool
@@ -229,7 +229,7 @@ class InputBuffer:
         False
         """
     def ready(self, slot: int, /) -> bool:  # step
-        """Whether all contributions that `expect` announced were added; ValueError without expect."""
+        """Return whether all contributions that `expect` announced were added; ValueError without expect."""
     @overload
     def take(
         self,
@@ -248,8 +248,8 @@ class InputBuffer:
         Parameters
         ----------
         stream : stream, optional
-            Where the sums are ready to be used. Default: the buffer's stream, else the stream that was current at the
-            slot's first gradient (rule S5).
+            The stream on which the sums are ready. Default: the buffer's stream, else the stream that was current at
+            the slot's first gradient (rule S5).
         slot : int, optional
             Take only this slot, and return its sum instead of a list; the others keep their contributions.
         out : list of arrays or None, optional
@@ -312,7 +312,7 @@ class InputBuffer:
     def clear(self) -> None:  # step
         """Drop all contributions and sums, also of poisoned slots: for passes that failed."""
     def explain(self, slot: int, /) -> str:  # step
-        """Return what was and will be decided for a slot, in sentences with the numbers of the rules.
+        """Explain past and next decisions for a slot, in sentences with the numbers of the rules.
 
         >>> buf = fanin.InputBuffer(1, name="w1")
         >>> print(buf.explain(0))
@@ -1122,16 +1122,16 @@ class Array(_OfNumPy):
         """The address of its first element."""
     @property
     def users(self) -> tuple[Stream, ...]:  # step
-        """The streams that its memory is marked as used on, its owner first."""
+        """The streams that used its memory, its owner first."""
     def numpy(self) -> NDArray:  # step
-        """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
+        """Wait for the device's current stream alone, and copy the values to a new ndarray."""
     def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
     def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
     def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...  # python
     def _view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], /) -> Array: ...
     def _broadcast(self, shape: tuple[int, ...], /) -> Array: ...
     def record_stream(self, stream: Stream, /) -> None:  # step
-        """Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."""
+        """Keep the memory, after the last reference to it, until all work now queued on `stream` has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
@@ -1165,10 +1165,10 @@ def stream_pushed(device: str, /) -> Stream | None:
     """The innermost stream pushed for a device on this thread; None: none."""
 
 def stream_push(stream: Stream, /) -> None:
-    """Make it the current stream of its device on this thread."""
+    """Make `stream` the current stream of its device on this thread."""
 
 def stream_pop(stream: Stream, /) -> None:
-    """Take off the innermost push of it."""
+    """Undo the innermost stream_push of `stream`."""
 
 def build_info() -> dict[str, str]:
     """How this library was built."""
@@ -1212,7 +1212,7 @@ def kernels_source() -> bytes:
     """kernels.cu and the headers that it includes: zlib of JSON, {name: text}."""
 
 def kernels_made() -> str:
-    """What nvcc made of them when the package was built; "": it was built without."""
+    """The output of nvcc for them when the package was built; "" without nvcc."""
 
 # ---------------------------------------------------------------- kernels on the CPU
 
@@ -1250,7 +1250,7 @@ def recording_operand(recording: object, array: NDArray, /) -> bool:
     """
 
 def recording_knows(recording: object, array: NDArray, /) -> bool:
-    """Whether a kernel may use it."""
+    """Whether a kernel may use the array."""
 
 def recording_empty(like: NDArray, /) -> NDArray:
     """A new array in the memory of this thread's recording, with the dtype, shape and strides of `like`."""
@@ -1307,13 +1307,13 @@ class Machine:
     ) -> Self: ...
     @property
     def devices(self) -> int:
-        """How many devices it has."""
+        """The number of its devices."""
     @property
     def seed(self) -> int:
-        """The seed that picks what runs next."""
+        """The seed by which it picks the next work to run."""
     @property
     def races(self) -> int:  # step
-        """How many races were found."""
+        """The number of races that it found."""
     @property
     def host_us(self) -> float:  # step
         """The clock of the host, in microseconds."""
@@ -1325,7 +1325,7 @@ class Machine:
         """True after _give_up()."""
     @property
     def host_schedule(self) -> str:  # step
-        """Which host thread acted, step by step: one character each."""
+        """The host thread that ran each step: one character each."""
     @property
     def streams(self) -> tuple[Stream, ...]:  # step
         """The streams of the machine that are referenced."""
@@ -1459,11 +1459,11 @@ class Trace:
     def __new__(cls, capacity: int) -> Trace: ...
     @property
     def dropped(self) -> int:
-        """How many lines were pushed out by newer ones."""
+        """The number of lines that newer ones replaced."""
     def begin(self) -> None:
-        """Record what this thread does from now on."""
+        """Start to record the work of this thread."""
     def end(self) -> None:
-        """Record no more."""
+        """Stop recording."""
     def lines(self) -> list[_TraceLine]:
         """The lines, oldest first, as tuples."""
     def __len__(self) -> int: ...
@@ -1495,13 +1495,13 @@ def set_options(
     detect: bool | None,
     /,
 ) -> _Options:  # step
-    """Set those that are not None; returns the options of before, as a dict."""
+    """Set the options that are not None; return the previous options, as a dict."""
 
 def counters() -> ProcessCounters:  # step
-    """The work of all buffers of this process so far: a fanin.Counters."""
+    """Return the work of all buffers of this process so far: a fanin.ProcessCounters."""
 
 def workers() -> int:  # step
-    """How many threads make a large sum together."""
+    """Return the number of threads that make a large sum together."""
 
 def trim() -> int:  # step
     """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number
@@ -1539,10 +1539,10 @@ def read_by_table(type: type, origin: int, asks_value: bool, /) -> None:
     """
 
 def table_take(table: object, x: object, /) -> object:
-    """A capsule over x by its exchange table: nothing waits for anything."""
+    """Return a capsule over x by its exchange table; no stream waits."""
 
 def table_give(table: object, capsule: object, /) -> object:
-    """A library's array over what a capsule holds."""
+    """Return a library's array over the memory of a capsule's tensor."""
 
 def table_stream(table: object, device: int, /) -> int:
     """The handle of a library's current stream on a CUDA device."""
@@ -1670,12 +1670,12 @@ def window_round(window: object, out: object, scale: complex | None, /) -> None:
 
 @final
 class EventCount:
-    """A number that only grows, for which threads wait. A step of explored schedules waits by it without polling."""
+    """A number that only grows; threads wait until it is large enough, a step of explored schedules without polling."""
     def __new__(cls) -> EventCount: ...
     def advance(self) -> None:
         """Add one."""
     def end(self) -> None:
-        """No wait blocks from now on."""
+        """Release all threads that wait, now and later."""
     def wait(self, n: int, timeout: float | None = None, /) -> bool:
         """Wait until the number is at least `n`, until `end`, or for `timeout` seconds; return whether it is."""
     @property

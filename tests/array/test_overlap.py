@@ -721,3 +721,12 @@ def test_comparing_verdicts_leaves_nothing_behind() -> None:
     for _ in range(5000):
         assert one == two
     assert sys.getallocatedblocks() - before < 1000
+
+
+def test_a_sum_is_written_into_interleaved_axes_unless_two_elements_share_bytes() -> None:
+    memory = np.zeros(8)
+    term, interleaved = np.arange(6.0).reshape(3, 2), as_strided(memory, (3, 2), (16, 24))
+    assert fanin.add_n([term, term], out=interleaved) is interleaved
+    assert memory.tolist() == [0, 0, 4, 2, 8, 6, 0, 10]
+    with pytest.raises(BufferError, match=r"can be written.*overlaps itself"):
+        fanin.add_n([term, term], out=as_strided(memory, (3, 2), (8, 16)))

@@ -180,7 +180,7 @@ NEAR = {
         "buffer/test_declared_slots.py",
         "buffer/test_error_fields.py",
     ],
-    "py/buffer/view": ["buffer/test_doors.py", "buffer/test_budget.py"],
+    "py/buffer/buffer": ["buffer/test_doors.py", "buffer/test_budget.py"],
     "py/buffer/add_many": ["buffer/test_many.py"],
     "py/buffer/slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
     "py/buffer/take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],

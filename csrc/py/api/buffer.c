@@ -171,25 +171,20 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     return FAN_OK;
 }
 
-/* exception_text: a thread that had no interpreter cannot keep an exception: its text is all that is returned. */
-static void exception_text(fan_error *err)
-{
-    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
-    const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-    if (e)
-        (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(e);
-}
-
 static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
 {
     if (!b->python) {
         fan_api_exit(&b->lock, &fan_api_here, call->was);
     } else {
-        if (status == FAN_ERR_EXTERN && call->gil.taken)
-            exception_text(err);
+        PyObject *e = status == FAN_ERR_EXTERN && call->gil.taken ? fan_exception_take() : NULL;
+        if (e) { /* a thread that had no interpreter cannot keep an exception: its text is all that is returned */
+            PyObject *text = PyObject_Str(e);
+            const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+            (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
+            PyErr_Clear();
+            Py_XDECREF(text);
+            Py_DECREF(e);
+        }
         fan_gil_leave(&call->gil);
     }
     if (call->turn)
@@ -252,18 +247,6 @@ static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config
     return fan_api_stream(o->stream, NULL, &c->stream, err);
 }
 
-static fan_status buffer_specs(const fanin_slot *slots, size_t n, fan_slot_spec **out, fan_error *err)
-{
-    fan_slot_spec *specs = *out = slots && n ? fan_calloc(n * sizeof *specs) : NULL;
-    if (!slots || !n)
-        return FAN_OK;
-    if (!specs)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; i < n; i++) /* each is as long as its author's version had it */
-        FAN_TRY(slot_spec((const void *)((const char *)slots + i * slots->struct_size), &specs[i], err));
-    return FAN_OK;
-}
-
 fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
                                 fanin_failure *why)
 {
@@ -283,8 +266,10 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
         status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
     if (status == FAN_OK)
         status = buffer_config(&o, &config, &err);
-    if (status == FAN_OK)
-        status = buffer_specs(o.slots, slots, &specs, &err);
+    if (status == FAN_OK && o.slots && slots && !(specs = fan_calloc(slots * sizeof *specs)))
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; specs && status == FAN_OK && i < slots; i++) /* each is as long as its author's version had it */
+        status = slot_spec((const void *)((const char *)o.slots + i * o.slots->struct_size), &specs[i], &err);
     if (status == FAN_OK) {
         config.specs = specs;
         config.total = &b->total;

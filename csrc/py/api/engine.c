@@ -3,17 +3,6 @@
 #include "py/api/api.h"
 #include "py/engine/node_object.h"
 
-/* options_of: 0, or -1 with an exception. */
-static int options_of(const fanin_pass_options *given, fanin_pass_options *o)
-{
-    FAN_UNINITIALIZED fan_error err;
-    fan_error_clear(&err);
-    fan_status status = fan_api_options(given, sizeof *o, sizeof *o, "fanin_pass_options", o, &err);
-    if (status == FAN_OK)
-        status = fan_api_flags(o->flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err);
-    return fan_check(status, &err);
-}
-
 /* root_of: (node, slot, gradient); new reference. */
 static PyObject *root_of(const fanin_root *given)
 {
@@ -32,25 +21,6 @@ static PyObject *root_of(const fanin_root *given)
     return gradient ? Py_BuildValue("(OIN)", r.node ? (PyObject *)r.node : Py_None, (unsigned)r.slot, gradient) : NULL;
 }
 
-static PyObject *roots_of(const fanin_root *roots, size_t n)
-{
-    PyObject *all = PyList_New(0);
-    for (size_t i = 0; all && i < n; i++) /* each is as long as its author's version had it */
-        fan_list_add(&all, root_of((const void *)((const char *)roots + i * roots->struct_size)));
-    return all;
-}
-
-static PyObject *inputs_of(const fanin_pass_options *o)
-{
-    if (!o->inputs)
-        return Py_NewRef(Py_None);
-    PyObject *all = PyList_New(0);
-    for (size_t i = 0; all && i < o->ninputs; i++)
-        fan_list_add(&all, Py_BuildValue("(OI)", o->inputs[i].next ? (PyObject *)o->inputs[i].next : Py_None,
-                                         (unsigned)o->inputs[i].slot));
-    return all;
-}
-
 /* pass_begin: NULL with an exception. */
 static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n, const fanin_pass_options *given,
                                 size_t *nwanted)
@@ -60,10 +30,17 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
     PyObject *a[ALL] = {NULL};
     fanin_pass_options o;
     fan_backward *p = NULL;
-    if (options_of(given, &o) < 0)
+    if (FAN_CHECK(fan_api_options(given, sizeof o, sizeof o, "fanin_pass_options", &o, &err)) < 0 ||
+        FAN_CHECK(fan_api_flags(o.flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err)) < 0)
         return NULL;
-    a[ROOTS] = roots_of(roots, n);
-    a[INPUTS] = a[ROOTS] ? inputs_of(&o) : NULL;
+    a[ROOTS] = PyList_New(0);
+    for (size_t i = 0; a[ROOTS] && i < n; i++) /* each is as long as its author's version had it */
+        fan_list_add(&a[ROOTS], root_of((const void *)((const char *)roots + i * roots->struct_size)));
+    if (a[ROOTS])
+        a[INPUTS] = o.inputs ? PyList_New(0) : Py_NewRef(Py_None);
+    for (size_t i = 0; a[INPUTS] && o.inputs && i < o.ninputs; i++)
+        fan_list_add(&a[INPUTS], Py_BuildValue("(OI)", o.inputs[i].next ? (PyObject *)o.inputs[i].next : Py_None,
+                                               (unsigned)o.inputs[i].slot));
     a[WORKERS] = a[INPUTS] ? PyLong_FromUnsignedLong(o.workers ? o.workers : 1) : NULL;
     a[KEEP_GRAPH] = o.flags & FANIN_PASS_KEEP_GRAPH ? Py_True : Py_None;
     a[DETECT] = o.flags & FANIN_PASS_DETECT ? Py_True : Py_None;

@@ -128,9 +128,12 @@ uint64_t fan_api_machine_races(fanin_machine *m)
 
 /* ---- streams, memory, work ---- */
 
-/* machine_keep: takes the hold of a stream. */
-static fan_status machine_keep(fanin_machine *m, fan_stream *s, fan_error *err)
+static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fan_error *err)
 {
+    fan_stream *s = NULL;
+    FAN_TRY(fan_sim_stream(m->m, device, true, &s, err));
+    fan_sim_list(m->m, s);
+    out->handle = (uintptr_t)s->handle;
     (void)pthread_mutex_lock(&m->lock);
     fan_stream **more = fan_realloc(m->streams, (m->nstreams + 1) * sizeof *more);
     if (more) {
@@ -142,15 +145,6 @@ static fan_status machine_keep(fanin_machine *m, fan_stream *s, fan_error *err)
         return FAN_OK;
     fan_stream_drop(s);
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-}
-
-static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fan_error *err)
-{
-    fan_stream *s = NULL;
-    FAN_TRY(fan_sim_stream(m->m, device, true, &s, err));
-    fan_sim_list(m->m, s);
-    out->handle = (uintptr_t)s->handle;
-    return machine_keep(m, s, err);
 }
 
 fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why)

@@ -2,7 +2,6 @@
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 #include "py/device/backends.h"
-#include "py/arrays/dlpack_export.h"
 
 #include "array/overlap.h"
 #include "base/mem.h"
@@ -127,37 +126,23 @@ static fanin_status status_of(fan_status status, const fan_error *from, fanin_er
     return fan_api_status(status);
 }
 
-static fanin_status no_dtype(fanin_dtype dtype, fanin_error *err)
+/* check_given: FAN_ERR_TYPE: there is no such dtype; FAN_ERR_VALUE: there are axes and no shape. */
+static fan_status check_given(fanin_dtype dtype, int ndim, const int64_t *shape, fan_error *err)
 {
-    if (err)
-        snprintf(err->text, sizeof err->text, "there is no dtype %d", (int)dtype);
-    return FANIN_ERR_TYPE;
-}
-
-/* shape_given: false, with a message: there are axes and no shape. */
-static bool shape_given(int ndim, const int64_t *shape, fanin_error *err)
-{
-    if (ndim <= 0 || shape)
-        return true;
-    if (err)
-        snprintf(err->text, sizeof err->text, "expected a shape of %d extents, got NULL", ndim);
-    return false;
+    fan_error_clear(err);
+    if ((unsigned)dtype >= FAN_DT_COUNT)
+        return fan_fail(err, FAN_ERR_TYPE, "there is no dtype %d", (int)dtype);
+    return ndim <= 0 || shape ? FAN_OK : fan_fail(err, FAN_ERR_VALUE, "expected a shape of %d extents, got NULL", ndim);
 }
 
 fanin_status fan_api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
 {
     FAN_UNINITIALIZED fan_error e;
-    fan_array *a;
-    fan_status status;
-    fan_c_show(NULL, out);
-    if ((unsigned)dtype >= FAN_DT_COUNT)
-        return no_dtype(dtype, err);
-    if (!shape_given(ndim, shape, err))
-        return FANIN_ERR_VALUE;
-    fan_error_clear(&e);
-    status = fan_array_new((fan_dtype)dtype, ndim, shape, NULL, &a, &e);
+    fan_array *a = NULL;
+    fan_status status = check_given(dtype, ndim, shape, &e);
     if (status == FAN_OK)
-        fan_c_show(a, out);
+        status = fan_array_new((fan_dtype)dtype, ndim, shape, NULL, &a, &e);
+    fan_c_show(status == FAN_OK ? a : NULL, out);
     return status_of(status, &e, err);
 }
 
@@ -208,14 +193,10 @@ fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t
     wrapped *w = NULL;
     fan_storage *s = NULL;
     fan_array *a = NULL;
-    fan_status status;
+    fan_status status = check_given(dtype, ndim, shape, &e);
     fan_c_show(NULL, out);
-    if ((unsigned)dtype >= FAN_DT_COUNT)
-        return no_dtype(dtype, err);
-    if (!shape_given(ndim, shape, err))
-        return FANIN_ERR_VALUE;
-    fan_error_clear(&e);
-    status = fan_shape_check(ndim, shape, fan_dtype_size((fan_dtype)dtype), &size, &e);
+    if (status == FAN_OK)
+        status = fan_shape_check(ndim, shape, fan_dtype_size((fan_dtype)dtype), &size, &e);
     if (status == FAN_OK) {
         w = fan_alloc(sizeof *w);
         s = w ? fan_storage_wrap(data, 0, wrapped_gone, w) : NULL;
@@ -260,15 +241,6 @@ static void managed_gone(void *ctx)
 
 static void managed_gone_host(fan_storage *st) { managed_gone(st->ctx); }
 
-/* managed_storage: over no memory yet; its end deletes the tensor. */
-static fan_status managed_storage(fan_dl_versioned *m, fan_device *d, fan_storage **out, fan_error *err)
-{
-    if (d->backend->has_streams)
-        return fan_memory_wrap(d, NULL, managed_gone, m, out, err);
-    *out = fan_storage_wrap(NULL, 0, managed_gone_host, m);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-}
-
 /* managed_check: what can be refused before the tensor is ours. */
 static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
 {
@@ -293,7 +265,7 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
         return fan_api_fail(why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
     fan_status status = managed_check(m, &d, &err);
     if (status == FAN_OK)
-        status = managed_storage(m, d, &st, &err);
+        status = fan_dl_storage(d, managed_gone_host, managed_gone, m, &st, &err);
     if (status == FAN_OK)
         status = fan_dl_view(&m->tensor, !(m->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)), st, d, &a, &err);
     fan_api_show(a, d, out);

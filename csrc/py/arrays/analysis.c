@@ -26,19 +26,6 @@ static void layout_free(PyObject *capsule)
     fan_free(self);
 }
 
-/* layout_places: (capsule, components, offsets). */
-static PyObject *layout_places(PyObject *capsule)
-{
-    const recorded *self = layout_of(capsule);
-    size_t n = self->was.n;
-    PyObject *components = PyList_New(0), *offsets = PyList_New(0);
-    for (size_t i = 0; components && offsets && i < n; i++) {
-        fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->l, i)));
-        fan_list_add(&offsets, PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i)));
-    }
-    return Py_BuildValue("(ONN)", capsule, fan_tuple_of(components), fan_tuple_of(offsets));
-}
-
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     PyObject *capsule, *made = NULL;
@@ -55,20 +42,17 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
     Py_CLEAR(self->was.tuple);
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
         goto done;
-    if (FAN_CHECK_UNLOCKED(fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0)
-        made = layout_places(capsule);
+    if (FAN_CHECK_UNLOCKED(fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0) {
+        PyObject *components = PyList_New(0), *offsets = PyList_New(0);
+        for (size_t i = 0; components && offsets && i < self->was.n; i++) {
+            fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->l, i)));
+            fan_list_add(&offsets, PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i)));
+        }
+        made = Py_BuildValue("(ONN)", capsule, fan_tuple_of(components), fan_tuple_of(offsets));
+    }
 done:
     Py_DECREF(capsule);
     return made;
-}
-
-/* same_dtypes: ndarrays' dtypes that are equal, but other objects, get the number of those recorded. */
-static void same_dtypes(const recorded *self, fan_regions *is)
-{
-    for (size_t i = 0; i < is->n; i++)
-        if (is->descrs[i] && self->was.descrs[i] && is->descrs[i] != self->was.descrs[i] &&
-            PyArray_EquivTypes(is->descrs[i], self->was.descrs[i]))
-            is->items[i].dtype = self->was.items[i].dtype;
 }
 
 static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -84,16 +68,19 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
         fan_regions_fini(&is);
         return NULL;
     }
-    same_dtypes(self, &is);
+    for (size_t i = 0; i < is.n; i++) { /* equal dtypes that are other objects get the number of those recorded */
+        PyArray_Descr *one = is.descrs[i], *two = self->was.descrs[i];
+        if (one && two && one != two && PyArray_EquivTypes(one, two))
+            is.items[i].dtype = self->was.items[i].dtype;
+    }
     int bad = FAN_CHECK(fan_layout_check(self->l, is.items, self->budget, &d, &err));
     fan_regions_fini(&is);
     if (bad)
         return NULL;
     if (d.what == FAN_CHANGE_SAME)
         Py_RETURN_NONE;
-    if (d.other == FAN_NO_OTHER)
-        return Py_BuildValue("(nsO)", (Py_ssize_t)d.index, fan_change_word(d.what), Py_None);
-    return Py_BuildValue("(nsn)", (Py_ssize_t)d.index, fan_change_word(d.what), (Py_ssize_t)d.other);
+    return Py_BuildValue("(nsN)", (Py_ssize_t)d.index, fan_change_word(d.what),
+                         d.other == FAN_NO_OTHER ? Py_NewRef(Py_None) : PyLong_FromSize_t(d.other));
 }
 
 /* ---- snapshots ---- */
@@ -240,14 +227,6 @@ static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *const *a)
     return i < 0 ? NULL : PyLong_FromUnsignedLongLong(fan_snapshot_data(self->s, (size_t)i));
 }
 
-/* is_there: whether two regions are one place and one geometry. */
-static bool is_there(const fan_region *a, const fan_region *b)
-{
-    size_t n = (size_t)a->ndim * sizeof *a->shape;
-    return a->data == b->data && a->itemsize == b->itemsize && a->ndim == b->ndim &&
-           (n == 0 || (memcmp(a->shape, b->shape, n) == 0 && memcmp(a->strides, b->strides, n) == 0));
-}
-
 static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     PyObject *found;
@@ -257,8 +236,11 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
         return NULL;
     found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
-        const fan_layout_item *was = &self->was.items[i], *is = &now.items[i];
-        if (!is_there(&is->region, &was->region) || is->dtype != was->dtype)
+        const fan_region *was = &self->was.items[i].region, *is = &now.items[i].region;
+        size_t n = (size_t)is->ndim * sizeof *is->shape;
+        if (is->data != was->data || is->itemsize != was->itemsize || is->ndim != was->ndim ||
+            now.items[i].dtype != self->was.items[i].dtype ||
+            (n && (memcmp(is->shape, was->shape, n) != 0 || memcmp(is->strides, was->strides, n) != 0)))
             fan_list_add(&found, PyLong_FromSize_t(i));
     }
     fan_regions_fini(&now);

@@ -3,7 +3,7 @@
 #include "py/base/args.h"
 #include "py/base/handles.h"
 #include "py/arrays/arrays.h"
-#include "py/arrays/dlpack_export.h"
+#include "py/arrays/dlpack.h"
 
 #include "device/cpu/recording.h"
 
@@ -164,7 +164,9 @@ static PyObject *array_repr(PyObject *o)
 #define GETTER(name, value)                                                  \
     static PyObject *array_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
     {                                                                        \
-        const fan_array *a = fan_array_self(o)->a;                           \
+        const fan_array_object *self = fan_array_self(o);                    \
+        const fan_array *a = self->a;                                        \
+        (void)a;                                                             \
         return value;                                                        \
     }
 GETTER(shape, fan_ints(a->ndim, a->shape))
@@ -175,11 +177,7 @@ GETTER(size, PyLong_FromLongLong(a->size))
 GETTER(itemsize, PyLong_FromSize_t(fan_dtype_size(a->dtype)))
 GETTER(nbytes, PyLong_FromLongLong(a->size *(int64_t)fan_dtype_size(a->dtype)))
 GETTER(address, PyLong_FromVoidPtr(a->data))
-
-static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_device_name(fan_array_self(o)->d);
-}
+GETTER(device, fan_device_name(self->d))
 
 static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 {

@@ -29,24 +29,24 @@ static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **da
 {
     return fan_plain_import_as(o, false, kind, data);
 }
-bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data);
+bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *data);
 /* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
  * fan_plain_is_detached: whether it requires no gradient of its own. */
-bool fan_plain_has_own_value(PyObject *o);
-bool fan_plain_is_detached(PyObject *o);
+bool fan_plain_has_own_value(void *o);
+bool fan_plain_is_detached(void *o);
 /* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
  * false: it is none, or complex. */
 bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
 /* fan_plain_writable: whether its memory may be written. */
-bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind);
+bool fan_plain_writable(void *o, const fan_plain_kind *kind);
 /* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:
  * with an exception, or, without one, it is no plain one. */
-PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **data);
+void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data);
 /* fan_plain_number: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new reference. */
-PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value);
+void *fan_plain_number(const fan_plain_kind *kind, const char *value);
 /* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short
  * way. */
-PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
+void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data);
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
@@ -60,10 +60,11 @@ bool fan_value_is_unchanged(const fan_value *v);
  * call and may be meant again; NULL: none. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with an exception. Two
- * references are left then: the value's, and that of the storage, which outlives the value. fan_shape_tuple: a tuple of
- * ints that fanin itself made or checked; its length, -1 with an exception. */
+ * references are left then: the value's, and that of the storage, which outlives the value. fan_dims_tuple,
+ * fan_shape_tuple: a tuple of ints that fanin itself made or checked; its length, -1 with an exception. */
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
-int fan_shape_tuple(PyObject *o, int64_t *shape);
+int fan_dims_tuple(const char *what, PyObject *o, int64_t *dims);
+static inline int fan_shape_tuple(PyObject *o, int64_t *shape) { return fan_dims_tuple("a shape", o, shape); }
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
@@ -102,6 +103,7 @@ extern const fan_frontend fan_python; /* the frontend of every buffer made from 
  * that has the interpreter. fan_value_release: all that a value holds; the live exception stays. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);
+void fan_release_object(fan_storage *s); /* of a host storage whose ctx is such a reference */
 void fan_object_hold_here(void *object);
 void fan_object_drop_here(void *object);
 void fan_value_release(fan_value *v);

@@ -48,9 +48,7 @@ typedef struct taken {
     PyObject *producer; /* held where there is no deleter */
 } taken;
 
-/* delete: the producer's deleter, with the live exception set aside; what it leaves behind goes to sys.unraisablehook.
- * Needs the GIL. */
-static void delete (void *managed, bool versioned)
+void fan_dl_delete(void *managed, bool versioned)
 {
     PyObject *live = fan_exception_take();
     if (versioned) {
@@ -74,7 +72,7 @@ static void release_taken(void *ctx)
     /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
     if (fan_finalizing() || !fan_gil_enter(&gil))
         return;
-    delete (t->managed, t->versioned);
+    fan_dl_delete(t->managed, t->versioned);
     Py_XDECREF(t->producer);
     fan_free(t);
     fan_gil_leave(&gil);
@@ -82,19 +80,13 @@ static void release_taken(void *ctx)
 
 static void release_host(fan_storage *s) { release_taken(s->ctx); }
 
-/* storage_for: over no memory yet; where that is on a device with streams, `release` waits for those that used it. NULL
- * with an exception. */
-static fan_storage *storage_for(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx)
+fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx,
+                          fan_storage **out, fan_error *err)
 {
-    fan_storage *st = NULL;
-    fan_error err = {0};
-    if (!d->backend->has_streams)
-        st = fan_storage_wrap(NULL, 0, host, ctx);
-    else
-        (void)fan_memory_wrap(d, NULL, release, ctx, &st, &err);
-    if (!st)
-        PyErr_NoMemory();
-    return st;
+    if (d->backend->has_streams)
+        return fan_memory_wrap(d, NULL, release, ctx, out, err);
+    *out = fan_storage_wrap(NULL, 0, host, ctx);
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
 /* device_words: "CUDA device 1", for messages. */
@@ -118,30 +110,25 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
     return buf;
 }
 
-/* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can
- * read them. */
-static fan_status inside(const fan_array *a, const fan_device *d, fan_error *err)
+/* keep_if_inside: drops *out unless all of it lies in the address space, and, on a device, its elements where the
+ * device can read them. */
+static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
 {
+    const fan_array *a = *out;
+    fan_status status = FAN_OK;
     uintptr_t at = (uintptr_t)a->data, end;
     size_t item = fan_dtype_size(a->dtype), align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
     bool aligned = at % align == 0;
     int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
-    if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
-        return fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
     for (int i = 0; i < a->ndim; i++)
         aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
-    if (d->backend->has_streams && a->size > 0 && !aligned)
-        return fan_fail(
+    if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
+        status = fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
+    else if (d->backend->has_streams && a->size > 0 && !aligned)
+        status = fan_fail(
             err, FAN_ERR_BUFFER,
             "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
-    return FAN_OK;
-}
-
-/* keep_if_inside: on failure *out is dropped. */
-static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
-{
-    fan_status status = inside(*out, d, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -188,16 +175,6 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
     return keep_if_inside(out, d, err);
 }
 
-/* geometry: fan_dl_view, with an exception. */
-static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
-{
-    fan_error err = {0};
-    fan_status status = fan_dl_view(t, writable, st, d, out, &err);
-    if (status == FAN_ERR_TYPE)
-        return fan_refuse(fan_state_get()->dtype_error, "%s", err.text);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
-}
-
 /* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
 static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
 {
@@ -214,14 +191,18 @@ static int check_device(const fan_dl_device *at, const fan_dl_device *said, cons
     return 0;
 }
 
-/* ours: takes the capsule's content, which from then on is the caller's. One of two takers wins, with or without a GIL.
- */
+/* ours: takes the capsule's content, which from then on is the caller's; NULL with an exception. One of two takers
+ * wins, with or without a GIL. */
 static void *ours(PyObject *capsule, bool *versioned)
 {
     static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
     const char *name;
     void *managed = NULL;
     int status = 0;
+    if (!PyCapsule_CheckExact(capsule)) {
+        fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
+        return NULL;
+    }
     pthread_mutex_lock(&taking);
     name = PyCapsule_GetName(capsule);
     *versioned = name && strcmp(name, "dltensor_versioned") == 0;
@@ -242,22 +223,29 @@ static void *ours(PyObject *capsule, bool *versioned)
     return NULL;
 }
 
+/* tensor_of: NULL with BufferError: a version of which nothing after the flags may be read. */
+static const fan_dl_tensor *tensor_of(const void *managed, bool versioned)
+{
+    const fan_dl_versioned *m = managed;
+    if (!versioned)
+        return &((const fan_dl_managed *)managed)->tensor;
+    if (m->major == FAN_DL_MAJOR)
+        return &m->tensor;
+    fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+               (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
+    return NULL;
+}
+
 int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
                      fan_device *d, fan_array **out)
 {
     const fan_dl_versioned *new_form = versioned ? managed : NULL;
-    const fan_dl_managed *old_form = versioned ? NULL : managed;
-    bool has_deleter = new_form ? new_form->deleter != NULL : old_form->deleter != NULL;
+    bool has_deleter = new_form ? new_form->deleter != NULL : ((const fan_dl_managed *)managed)->deleter != NULL;
+    const fan_dl_tensor *tensor = tensor_of(managed, versioned);
     fan_storage *st = NULL;
+    fan_error err = {0};
     taken *t = NULL;
-    if (new_form && new_form->major != FAN_DL_MAJOR) {
-        /* Nothing behind the flags may be read. */
-        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
-                   (unsigned)new_form->major, (unsigned)new_form->minor, FAN_DL_MAJOR);
-        goto refuse;
-    }
-    fan_dl_tensor tensor = new_form ? new_form->tensor : old_form->tensor;
-    if (check_device(&tensor.device, said, d) < 0)
+    if (!tensor || check_device(&tensor->device, said, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
@@ -266,20 +254,20 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
     bool writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
                                                !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
     t = fan_alloc(sizeof *t);
-    if (!t)
+    if (!t || fan_dl_storage(d, release_host, release_taken, t, &st, &err) != FAN_OK) {
         PyErr_NoMemory();
-    st = t ? storage_for(d, release_host, release_taken, t) : NULL;
-    if (!st) {
         fan_free(t);
         goto refuse;
     }
     *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
     /* From here on the storage's release calls the deleter. */
-    int result = geometry(&tensor, writable, st, d, out);
+    fan_status status = fan_dl_view(tensor, writable, st, d, out, &err);
     fan_storage_drop(st);
-    return result;
+    if (status == FAN_ERR_TYPE)
+        return fan_refuse(fan_state_get()->dtype_error, "%s", err.text);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 refuse:
-    delete (managed, versioned);
+    fan_dl_delete(managed, versioned);
     return -1;
 }
 
@@ -287,10 +275,7 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
                     fan_device *d, fan_array **out)
 {
     bool versioned;
-    void *managed;
-    if (!PyCapsule_CheckExact(capsule))
-        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
-    managed = ours(capsule, &versioned);
+    void *managed = ours(capsule, &versioned);
     return managed ? fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out) : -1;
 }
 
@@ -318,29 +303,15 @@ static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
 int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags)
 {
     bool versioned;
-    int result = -1;
-    void *managed;
-    if (!PyCapsule_CheckExact(capsule))
-        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
-    managed = ours(capsule, &versioned);
+    void *managed = ours(capsule, &versioned);
+    const fan_dl_tensor *t = managed ? tensor_of(managed, versioned) : NULL;
+    int result = t ? peek_at(t, dims, out) : -1;
     if (!managed)
         return -1;
-    *flags = 0;
-    if (!versioned) {
-        result = peek_at(&((const fan_dl_managed *)managed)->tensor, dims, out);
-    } else if (((const fan_dl_versioned *)managed)->major == FAN_DL_MAJOR) {
-        *flags = ((const fan_dl_versioned *)managed)->flags;
-        result = peek_at(&((const fan_dl_versioned *)managed)->tensor, dims, out);
-    } else {
-        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
-                   (unsigned)((const fan_dl_versioned *)managed)->major,
-                   (unsigned)((const fan_dl_versioned *)managed)->minor, FAN_DL_MAJOR);
-    }
-    delete (managed, versioned);
+    *flags = t && versioned ? ((const fan_dl_versioned *)managed)->flags : 0;
+    fan_dl_delete(managed, versioned);
     return result;
 }
-
-static void release_host_owner(fan_storage *s) { fan_object_drop(s->ctx); }
 
 int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                      bool writable, PyObject *owner, fan_device *d, fan_array **out)
@@ -348,7 +319,7 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     int64_t dense[FAN_MAX_NDIM], size = 0;
     fan_error err = {0};
     fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
-    fan_storage *st;
+    fan_storage *st = NULL;
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     if (size > 0 && !address)
@@ -359,15 +330,15 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
         fan_dense_strides(ndim, shape, fan_dtype_size(dtype), NULL, dense);
         strides = dense;
     }
-    st = storage_for(d, release_host_owner, fan_object_drop, owner);
-    if (!st)
+    if (fan_dl_storage(d, fan_release_object, fan_object_drop, owner, &st, &err) != FAN_OK) {
+        PyErr_NoMemory();
         return -1;
+    }
     Py_INCREF(owner);
     st->data = (void *)(uintptr_t)address;
     status = fan_array_view(st, st->data, dtype, ndim, shape, strides, writable, out, &err);
     fan_storage_drop(st);
-    if (status != FAN_OK)
-        return fan_refuse_error(status, &err);
-    status = keep_if_inside(out, d, &err);
+    if (status == FAN_OK)
+        status = keep_if_inside(out, d, &err);
     return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 }

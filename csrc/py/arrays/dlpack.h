@@ -146,5 +146,49 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
  * given back at once. shape and strides (NULL where it has none) point into `dims`, which has room for 2 *
  * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
 int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags);
+/* fan_dl_storage: over no memory yet, which `release` gets `ctx` to end; where that is on a device with streams, after
+ * those that used it. `host` is the same for a host storage. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx,
+                          fan_storage **out, fan_error *err);
+/* fan_dl_delete: calls the producer's deleter with the live exception set aside; sys.unraisablehook reports an
+ * exception that it leaves. Needs the GIL. */
+void fan_dl_delete(void *managed, bool versioned);
+
+/* ---- export (dlpack_export.c): a host array is offered by an exporter, an object with __dlpack__ and
+ * __dlpack_device__; an array on a device offers itself ---- */
+
+/* fan_dlpack_send: an array as a tensor that holds it, without a capsule and without the interpreter. FAN_ERR_NOMEM,
+ * FAN_ERR_BUFFER. */
+fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err);
+/* fan_dlpack_capsule: a capsule over a tensor that it takes over, unless NULL comes back. */
+PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
+
+/* fan_dlpack_export: __dlpack__ of an array on a device with streams. Whatever stream the consumer names waits for all
+ * that used the memory, and is marked. */
+PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values);
+PyObject *fan_dlpack_device(const fan_device *d);
+/* fan_interface_export: __cuda_array_interface__ of it: a dict; AttributeError where it cannot have one. */
+PyObject *fan_interface_export(fan_array *a, fan_device *d);
+
+/* fan_exporter_new: an object that offers `a` (a host array; a hold of its own) by __dlpack__. */
+PyObject *fan_exporter_new(fan_array *a);
+
+/* ---- C calls to libraries that own arrays on CUDA devices (library.c) ---- */
+
+#define FAN_ASKS_VALUE 256 /* beside a type's origin: what its table lacks is read of the array (torch) */
+/* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's exchange table:
+ * nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with an exception. */
+int fan_import_by_table(PyObject *o, fan_value *out);
+bool fan_tensor_has(PyObject *o, const fan_array *a); /* whether a torch tensor's memory is the array's */
+/* fan_release_library_array: of the storage of an array that a library allocated for a sum. fan_is_dense_like: whether
+ * a library's tensor is gap-free and as requested. */
+void fan_release_library_array(void *ctx);
+bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
+                       const int64_t *strides);
+/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
+ * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
+void fan_leaves(PyObject *object, const fan_value *v);
+/* fan_dl_order: work that is queued on `on` from now on runs after what was queued on `from`. */
+fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err);
 
 #endif

@@ -1,4 +1,5 @@
-#include "py/arrays/dlpack_export.h"
+/* dlpack_export: arrays of ours for other libraries. */
+#include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/base/args.h"
 #include "py/device/backends.h"
@@ -29,22 +30,9 @@ static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
 /* The capsule was not consumed: calls the deleter; the live exception stays. */
 static void capsule_gone(PyObject *capsule)
 {
-    PyObject *live;
-    fan_dl_versioned *v;
-    fan_dl_managed *m;
-    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        v = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-        live = fan_exception_take();
-        if (v && v->deleter)
-            v->deleter(v);
-        fan_exception_put(live);
-    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
-        m = PyCapsule_GetPointer(capsule, "dltensor");
-        live = fan_exception_take();
-        if (m && m->deleter)
-            m->deleter(m);
-        fan_exception_put(live);
-    }
+    bool versioned = PyCapsule_IsValid(capsule, "dltensor_versioned");
+    if (versioned || PyCapsule_IsValid(capsule, "dltensor"))
+        fan_dl_delete(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)), versioned);
 }
 
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)
@@ -206,13 +194,7 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
     fan_status status = FAN_OK;
     fan_stream *user;
     for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
-        fan_event *e = NULL;
-        if (user != s) {
-            status = fan_event_record(user, &e, err);
-            if (status == FAN_OK)
-                status = fan_stream_wait(s, e, NULL, err);
-            fan_event_drop(e);
-        }
+        status = fan_dl_order(s, user, err);
         fan_stream_drop(user);
     }
     return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
@@ -232,26 +214,11 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
     return status;
 }
 
-/* to_host: dl_device=(1, 0): a copy, there when the call returns. */
-static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
-{
-    fan_stream *s = fan_stream_current(d);
-    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    if (status == FAN_OK)
-        status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
-    if (status == FAN_OK)
-        status = d->backend->read(s, *out, a, err);
-    fan_stream_drop(s);
-    if (status != FAN_OK) {
-        fan_array_drop(*out);
-        *out = NULL;
-    }
-    return status;
-}
-
+/* export_to_host: dl_device=(1, 0): a copy, there when the call returns. */
 static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_request *q)
 {
     fan_array *copied = NULL;
+    fan_error err = {0};
     if (q->stream != Py_None)
         return PyErr_Format(PyExc_ValueError,
                             "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
@@ -259,9 +226,17 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    if (FAN_CHECK_UNLOCKED(to_host(a, d, &copied, &err)) < 0)
-        return NULL;
-    PyObject *capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
+    PyThreadState *left = PyEval_SaveThread();
+    fan_stream *s = fan_stream_current(d);
+    fan_status status = s ? await_users(a, s, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+    if (status == FAN_OK)
+        status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, copied, a, &err);
+    fan_stream_drop(s);
+    PyEval_RestoreThread(left);
+    PyObject *capsule = status == FAN_OK ? dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true)
+                                         : fan_raise(status, &err);
     fan_array_drop(copied);
     return capsule;
 }
@@ -320,24 +295,16 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
     return capsule;
 }
 
-/* typestr: "<f4"; false for what NumPy's letters do not name. */
-static bool typestr(fan_dtype d, char *buf, size_t size)
-{
-    if (fan_dtype_of_ml_dtypes(d))
-        return false;
-    snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
-    return true;
-}
-
 PyObject *fan_interface_export(fan_array *a, fan_device *d)
 {
     char type[8], text[32];
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
-    PyObject *shape, *strides;
-    if (!d->backend->cuda_protocols || !typestr(a->dtype, type, sizeof type))
+    if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype))
         return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
+    size_t item = fan_dtype_size(a->dtype);
+    snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
     fan_stream *s = fan_stream_current(d);
     Py_BEGIN_ALLOW_THREADS
         if (s)
@@ -347,15 +314,9 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    shape = fan_ints(a->ndim, a->shape);
-    strides = shape ? fan_ints(a->ndim, a->strides) : NULL;
-    if (!strides) {
-        Py_XDECREF(shape);
-        return NULL;
-    }
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data",
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape), "typestr", type, "data",
                          (unsigned long long)(uintptr_t)(a->size ? a->data : NULL), a->writable ? Py_False : Py_True,
-                         "strides", strides, "version", 3, "stream", handle);
+                         "strides", fan_ints(a->ndim, a->strides), "version", 3, "stream", handle);
 }
 
 /* ---- _Exporter: offers a host array of ours by __dlpack__ ---- */

@@ -1,8 +1,7 @@
 /* exchange: functions for fanin._interop and fanin.slots: exchange tables, dtypes. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
-#include "py/arrays/dlpack_export.h"
-#include "py/arrays/library.h"
+#include "py/arrays/dlpack.h"
 #include "py/device/backends.h"
 
 /* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */
@@ -11,22 +10,9 @@ static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kin
     return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
 }
 
-/* is_no_args: a builtin function without arguments. */
-static bool is_no_args(PyObject *f) { return PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS; }
-
 static bool is_getter(PyObject *type, PyObject *descriptor)
 {
     return is_own(type, descriptor, &PyGetSetDescr_Type) && ((PyGetSetDescrObject *)descriptor)->d_getset->get;
-}
-
-/* is_plain_table: what fan_tensor_look reads: a function, then pairs of a getter and its value. */
-static bool is_plain_table(PyObject *type, PyObject *plain)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(plain);
-    bool good = n % 2 == 1 && is_no_args(PyTuple_GET_ITEM(plain, 0));
-    for (Py_ssize_t i = 1; good && i < n; i += 2)
-        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
-    return good;
 }
 
 /* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this for the first one.
@@ -39,9 +25,15 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (fan_number_arg(a[6], "quick_tensors: origin", &origin) < 0)
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(a[1]);
-    if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
-        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
-        !is_plain_table(type, plain))
+    /* What fan_tensor_look reads: a function without arguments, then pairs of a getter and its value. */
+    Py_ssize_t n = PyTuple_GET_SIZE(plain);
+    PyObject *f = n % 2 == 1 ? PyTuple_GET_ITEM(plain, 0) : NULL;
+    bool good = api && !st->torch_api && is_own(type, is_neg, &PyMethodDescr_Type) &&
+                ((PyMethodDescrObject *)is_neg)->d_method->ml_flags == METH_NOARGS && is_getter(type, requires_grad) &&
+                f && PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS;
+    for (Py_ssize_t i = 1; good && i < n; i += 2)
+        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
+    if (!good)
         Py_RETURN_FALSE;
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);
@@ -208,6 +200,48 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     return PyLong_FromVoidPtr(stream);
 }
 
-static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a) { return fan_hold_for(a[0], a[1]); }
+/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
+static void holder_gone(PyObject *capsule)
+{
+    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
+    PyObject *live = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+        fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
+}
+
+static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a)
+{
+    PyObject *owner = a[0], *streams = a[1];
+    PyObject *capsule = NULL;
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    fan_stream *s = NULL;
+    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
+        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
+            goto done;
+        if (!s) {
+            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
+            goto done;
+        }
+        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
+            Py_INCREF(owner);
+        if (status == FAN_OK)
+            status = fan_memory_record_stream(st, s, &err);
+        fan_stream_drop(s);
+    }
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    else if (!st)
+        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
+    else
+        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
+done:
+    if (!capsule)
+        fan_storage_drop(st);
+    return capsule;
+}
 
 #include "py/declared/exchange.h"

@@ -3,8 +3,7 @@
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
-#include "py/arrays/dlpack_export.h"
-#include "py/arrays/library.h"
+#include "py/arrays/dlpack.h"
 
 
 #include <string.h>
@@ -76,33 +75,20 @@ static PyObject *export_dense(const fan_value *v)
 static PyObject *export_sparse(const fan_value *v)
 {
     const fan_sparse *s = v->sparse;
-    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL, *values = NULL, *o = NULL;
-    if (!arrays)
-        return NULL;
-    shape = fan_ints(s->ndim, s->shape);
-    indices = shape ? export_part(s->indices, v->device) : NULL;
-    pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
-    values = pointers ? export_part(s->values, v->device) : NULL;
-    if (values)
-        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape,
-                                indices, pointers, values, s->coalesced ? Py_True : Py_False);
-    Py_XDECREF(shape);
-    Py_XDECREF(indices);
-    Py_XDECREF(pointers);
-    Py_XDECREF(values);
-    return o;
+    PyObject *arrays = fan_arrays();
+    return arrays ? PyObject_CallMethod(arrays, "export_sparse", "isNNNNO", (int)v->origin, fan_format_name(s->format),
+                                        fan_ints(s->ndim, s->shape), export_part(s->indices, v->device),
+                                        s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None),
+                                        export_part(s->values, v->device), s->coalesced ? Py_True : Py_False)
+                  : NULL;
 }
 
 static PyObject *export_zero(const fan_value *v)
 {
     fan_state *st = fan_state_get();
-    PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero"), *shape, *o;
-    if (!type)
-        return NULL;
-    shape = fan_ints(v->array->ndim, v->array->shape);
-    o = shape ? PyObject_CallFunction(type, "Os", shape, fan_dtype_name(v->dtype)) : NULL;
-    Py_XDECREF(shape);
-    return o;
+    PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero");
+    return type ? PyObject_CallFunction(type, "Ns", fan_ints(v->array->ndim, v->array->shape), fan_dtype_name(v->dtype))
+                : NULL;
 }
 
 PyObject *fan_export(fan_value *v)

@@ -153,14 +153,6 @@ static bool plain_drop_if_shared(void *object)
     return true;
 }
 
-static bool plain_is_unchanged(void *object, const fan_plain_kind *kind, const char *data)
-{
-    return fan_plain_is_unchanged(object, kind, data);
-}
-
-static bool plain_has_own_value(void *object) { return fan_plain_has_own_value(object); }
-static bool plain_is_detached(void *object) { return fan_plain_is_detached(object); }
-
 static bool plain_nobody_else_has(void *object)
 {
     if (fan_is_unboxed(object))
@@ -171,17 +163,6 @@ static bool plain_nobody_else_has(void *object)
 }
 
 static bool plain_unshared(void *object) { return fan_only_ours(object, 1); }
-
-static bool plain_writable(void *object, const fan_plain_kind *kind) { return fan_plain_writable(object, kind); }
-
-static void *plain_fresh(void *like, const fan_plain_kind *kind, char **data)
-{
-    return fan_plain_fresh(like, kind, data);
-}
-
-static void *plain_copy(void *of, const fan_plain_kind *kind, char **data) { return fan_plain_copy(of, kind, data); }
-
-static void *plain_number(const fan_plain_kind *kind, const char *value) { return fan_plain_number(kind, value); }
 
 /* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
 static bool plain_wrote(void *object)
@@ -197,15 +178,15 @@ static bool plain_wrote(void *object)
 static const fan_plain_frontend plain = {
     .hold = fan_object_hold_here,
     .drop_if_shared = plain_drop_if_shared,
-    .is_unchanged = plain_is_unchanged,
-    .has_own_value = plain_has_own_value,
-    .is_detached = plain_is_detached,
+    .is_unchanged = fan_plain_is_unchanged,
+    .has_own_value = fan_plain_has_own_value,
+    .is_detached = fan_plain_is_detached,
     .nobody_else_has = plain_nobody_else_has,
     .unshared = plain_unshared,
-    .writable = plain_writable,
-    .fresh = plain_fresh,
-    .copy = plain_copy,
-    .number = plain_number,
+    .writable = fan_plain_writable,
+    .fresh = fan_plain_fresh,
+    .copy = fan_plain_copy,
+    .number = fan_plain_number,
     .wrote = plain_wrote,
 };
 

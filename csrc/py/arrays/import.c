@@ -6,8 +6,8 @@
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
-#include "py/arrays/library.h"
 
+#include "array/overlap.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
@@ -16,14 +16,12 @@
 
 /* ---- memory ---- */
 
-static void release_object(fan_storage *s) { fan_object_drop(s->ctx); }
-
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};
+    const fan_storage of = {.data = PyArray_DATA(a), .release = fan_release_object, .ctx = a};
     fan_status status =
         fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
                           (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
@@ -61,7 +59,8 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     Py_ssize_t refs = 1;
     if (v) { /* its storage has it, too, or an array over it; other code may have that, so it cannot be counted */
         const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
-        if (!st || st->release != release_object || atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
+        if (!st || st->release != fan_release_object || atomic_load(&v->array->refs) != 1 ||
+            atomic_load(&st->refs) != 1)
             return 0;
         Py_VISIT((PyObject *)st->ctx);
         refs += st->ctx == o;
@@ -85,7 +84,7 @@ static bool is_array(PyObject *o) { return o && Py_TYPE(o) == fan_state_get()->a
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
-    if (!st || st->release != release_object || !PyArray_Check((PyObject *)st->ctx))
+    if (!st || st->release != fan_release_object || !PyArray_Check((PyObject *)st->ctx))
         return true;
     PyArrayObject *nd = st->ctx;
     int64_t lo, hi;
@@ -122,9 +121,7 @@ static bool is_not_summed(PyObject *o)
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
 }
 
-/* ints_of: a tuple of ints that fanin itself made or checked, a shape or strides. Returns the rank, -1 with an
- * exception. */
-static int ints_of(const char *what, PyObject *o, int64_t *shape)
+int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM)
@@ -141,8 +138,6 @@ static int ints_of(const char *what, PyObject *o, int64_t *shape)
     }
     return (int)n;
 }
-
-int fan_shape_tuple(PyObject *o, int64_t *shape) { return ints_of("a shape", o, shape); }
 
 /* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError
  * where there is none. */
@@ -190,7 +185,7 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
         fan_dtype_parse(dtype, &d) < 0)
         return -1;
     ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || (strides != Py_None && ints_of("strides", strides, steps) != ndim))
+    if (ndim < 0 || (strides != Py_None && fan_dims_tuple("strides", strides, steps) != ndim))
         return PyErr_Occurred()
                    ? -1
                    : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
@@ -311,17 +306,6 @@ static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
     return result;
 }
 
-static int too_long(PyObject *o)
-{
-    PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-    int result =
-        bits ? fan_refuse(PyExc_OverflowError,
-                          "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits)
-             : -1;
-    Py_XDECREF(bits);
-    return result;
-}
-
 /* import_python_scalar: 1 if `o` is one (D5), 0 if not, -1 with an exception. */
 static int import_python_scalar(PyObject *o, fan_value *out)
 {
@@ -342,8 +326,14 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     } else if (PyLong_CheckExact(o)) {
         dtype = FAN_DT_INT64;
         x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
-        if (overflow)
-            return too_long(o);
+        if (overflow) {
+            PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
+            if (bits)
+                fan_refuse(PyExc_OverflowError,
+                           "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits);
+            Py_XDECREF(bits);
+            return -1;
+        }
     } else if (PyBool_Check(o)) {
         dtype = FAN_DT_BOOL;
         x.b = o == Py_True;
@@ -564,36 +554,10 @@ int fan_import_object(PyObject *o, fan_value *out)
     return -1;
 }
 
-/* may_overlap_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do;
- * else yes. */
-static bool may_overlap_itself(const fan_array *a)
-{
-    uint64_t span = fan_dtype_size(a->dtype), done = 0;
-    if (a->size == 0)
-        return false;
-    for (int i = 0; i < a->ndim; i++) {
-        int next = -1;
-        uint64_t step = UINT64_MAX;
-        for (int k = 0; k < a->ndim; k++) {
-            uint64_t s = a->strides[k] < 0 ? 0 - (uint64_t)a->strides[k] : (uint64_t)a->strides[k];
-            if (!(done >> k & 1) && a->shape[k] > 1 && s < step) {
-                next = k;
-                step = s;
-            }
-        }
-        if (next < 0)
-            break;
-        if (step < span)
-            return true;
-        span += step * (uint64_t)(a->shape[next] - 1); /* the reach was checked when `a` was made */
-        done |= UINT64_C(1) << next;
-    }
-    return false;
-}
-
 int fan_import_out(PyObject *o, fan_value *out)
 {
     const char *why = NULL;
+    fan_verdict v = FAN_OVERLAP_DISJOINT;
     if (PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
         return fan_refuse(fan_state_get()->dtype_error,
                           "out: expected an array of a dtype that is summed, as np.empty(shape, 'float64'), got %S",
@@ -606,9 +570,14 @@ int fan_import_out(PyObject *o, fan_value *out)
         fan_value_release(out);
         return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s", FAN_TYPE_TEXT(o));
     }
+    const fan_region r = fan_region_of(out->array);
+    if (FAN_CHECK(fan_overlap_itself(&r, 0, NULL, NULL, &v, &err)) < 0) {
+        fan_value_release(out);
+        return -1;
+    }
     if (!out->array->writable)
         why = "is read-only";
-    else if (may_overlap_itself(out->array))
+    else if (v != FAN_OVERLAP_DISJOINT)
         why = "overlaps itself";
     else if (out->object != o)
         why = "is read through a detached copy or view: give x.detach()"; /* a write might not reach `o` */

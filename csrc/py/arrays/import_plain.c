@@ -154,7 +154,7 @@ static bool kind_of_numpy_scalar(PyObject *o, fan_plain_kind *kind, char **data)
     return false;
 }
 
-PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value)
+void *fan_plain_number(const fan_plain_kind *kind, const char *value)
 {
     union {
         double f;
@@ -233,7 +233,7 @@ bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t *
     return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
 }
 
-bool fan_plain_has_own_value(PyObject *o)
+bool fan_plain_has_own_value(void *o)
 {
     PyObject *neg = ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
     if (!neg)
@@ -242,7 +242,7 @@ bool fan_plain_has_own_value(PyObject *o)
     return neg == Py_False;
 }
 
-bool fan_plain_is_detached(PyObject *o)
+bool fan_plain_is_detached(void *o)
 {
     const PyGetSetDef *asks = ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
     PyObject *grad = asks->get(o, asks->closure);
@@ -252,8 +252,6 @@ bool fan_plain_is_detached(PyObject *o)
     return grad == Py_False;
 }
 
-/* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
@@ -285,7 +283,7 @@ static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *da
     return !PyArray_BASE(a) || fan_owner_has(o, data, data + fan_plain_reach(kind));
 }
 
-bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data)
+bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *data)
 {
     FAN_UNINITIALIZED fan_plain_kind now;
     char *at;
@@ -296,7 +294,7 @@ bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char 
     return fan_plain_import_as(o, true, &now, &at) && at == data && fan_plain_same(&now, kind);
 }
 
-bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind)
+bool fan_plain_writable(void *o, const fan_plain_kind *kind)
 {
     assert(!kind->scalar); /* a number has no flags */
     if (fan_is_unboxed(o))
@@ -344,7 +342,7 @@ static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
     return object;
 }
 
-PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **data)
+void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
 {
     if (fan_is_unboxed(first))
         return fan_unboxed_fresh(kind, data);
@@ -368,7 +366,7 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **da
     return made;
 }
 
-PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
+void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data)
 {
     char *from = *data, *to = NULL;
     PyObject *copy = !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;

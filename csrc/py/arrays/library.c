@@ -1,4 +1,5 @@
-#include "py/arrays/library.h"
+/* library: C calls to and from libraries that own arrays on CUDA devices: exchange tables, current streams,
+ * allocators, and the streams that used what leaves us. */
 #include "py/arrays/arrays.h"
 
 #include "py/device/backends.h"
@@ -29,14 +30,6 @@ static bool answers_false(PyObject *o, PyObject *name, bool method)
     PyObject *said = method ? PyObject_CallMethodNoArgs(o, name) : PyObject_GetAttr(o, name);
     Py_XDECREF(said);
     return said == Py_False;
-}
-
-/* holds_its_value: whether the memory in a table's record holds the value of this array (dlpack.h, fan_dl_api). */
-static bool holds_its_value(PyObject *o)
-{
-    const fan_state *st = fan_state_get();
-    return answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
-           answers_false(o, st->str_is_conj, true);
 }
 
 bool fan_tensor_has(PyObject *o, const fan_array *a)
@@ -88,7 +81,10 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o))) {
+    /* A table's record lacks whether its memory holds the value of the array (dlpack.h, fan_dl_api). */
+    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) ||
+        (asks_value && !(answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
+                         answers_false(o, st->str_is_conj, true)))) {
         PyErr_Clear();
         return NULL;
     }
@@ -111,8 +107,6 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
     return NULL;
 }
 
-/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with
- * an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
     long how = reads_by_table(o);
@@ -139,51 +133,40 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     return 1;
 }
 
-/* handle_of_library: the handle of the current stream, on a CUDA device, of the library that owns an object: 1: it is
- * in *handle; 0: it has none; -1 with an exception. */
-static int handle_of_library(PyObject *o, const fan_device *d, unsigned long long *handle)
-{
-    long how = reads_by_table(o);
-    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
-    void *stream = NULL;
-    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
-        *handle = (unsigned long long)(uintptr_t)stream;
-        return 1;
-    }
-    PyErr_Clear();
-    PyObject *arrays = fan_arrays();
-    PyObject *said = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", o, d->index) : NULL;
-    if (!said || said == Py_None) {
-        Py_XDECREF(said);
-        return said ? 0 : -1;
-    }
-    *handle = PyLong_AsUnsignedLongLong(said);
-    Py_DECREF(said);
-    return *handle == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 1;
-}
-
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 {
-    unsigned long long handle = 0;
+    fan_device *d = v->device;
+    unsigned long long handle;
+    void *stream = NULL;
     *out = NULL;
-    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(v->device))
+    if (!d || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(d))
         return 0;
-    fan_stream *pushed = fan_stream_pushed(v->device);
+    fan_stream *pushed = fan_stream_pushed(d);
     fan_stream_drop(pushed);
     if (pushed)
         return 0;
-    int answer = handle_of_library((PyObject *)v->object, v->device, &handle);
-    if (answer <= 0)
-        return answer;
-    bool same = last && last->device == v->device && last->handle == (handle ? handle : FAN_LEGACY);
-    *out = same ? fan_stream_hold(last) : fan_backend_stream(v->device, handle);
+    long how = reads_by_table(v->object);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
+    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
+        handle = (unsigned long long)(uintptr_t)stream;
+    } else {
+        PyErr_Clear();
+        PyObject *arrays = fan_arrays();
+        PyObject *current =
+            arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, d->index) : NULL;
+        bool none = current == Py_None;
+        handle = current && !none ? PyLong_AsUnsignedLongLong(current) : 0;
+        Py_XDECREF(current);
+        if (!current || none || (handle == (unsigned long long)-1 && PyErr_Occurred()))
+            return none ? 0 : -1;
+    }
+    bool same = last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY);
+    *out = same ? fan_stream_hold(last) : fan_backend_stream(d, handle);
     return *out ? 0 : -1;
 }
 
-/* fan_release_library_array: an array that a library allocated for a sum. */
 void fan_release_library_array(void *ctx) { fan_object_drop(ctx); }
 
-/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
                        const int64_t *strides)
 {
@@ -217,9 +200,7 @@ static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype
     return object;
 }
 
-/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the
- * same memory comes first. */
-static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
+fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err)
 {
     fan_event *e = NULL;
     if (on == from)
@@ -253,15 +234,6 @@ done:
     return scope;
 }
 
-static void allocator_back(PyObject *scope)
-{
-    PyObject *done = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
-    if (scope && !done)
-        PyErr_WriteUnraisable(scope);
-    Py_XDECREF(done);
-    Py_XDECREF(scope);
-}
-
 static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype,
                              int ndim, int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out,
                              fan_error *err)
@@ -276,7 +248,11 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
                            ? allocated(api, d, dtype, ndim, shape, strides, &is)
                            : NULL;
     PyErr_Clear();
-    allocator_back(scope);
+    PyObject *left = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    if (scope && !left)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(left);
+    Py_XDECREF(scope);
     if (!object)
         return FAN_OK;
     status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object, &st, err);
@@ -286,7 +262,7 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
     }
     FAN_GO(d->backend->find_stream(d, (uint64_t)(uintptr_t)current, &from, err));
     fan_memory_set_stream(st, from);
-    FAN_GO(order_behind(on, from, err));
+    FAN_GO(fan_dl_order(on, from, err)); /* what ran there before on the same memory comes first */
     FAN_GO(fan_memory_record_stream(st, on, err));
     FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
 done:
@@ -327,8 +303,6 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
-/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
- * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {
     fan_array *own[3];
@@ -354,47 +328,4 @@ void fan_leaves(PyObject *object, const fan_value *v)
         PyErr_WriteUnraisable(object);
     Py_XDECREF(done);
     Py_XDECREF(streams);
-}
-
-/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
-static void holder_gone(PyObject *capsule)
-{
-    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
-    PyObject *live = fan_exception_take();
-    Py_BEGIN_ALLOW_THREADS
-        fan_storage_drop(st);
-    Py_END_ALLOW_THREADS
-    fan_exception_put(live);
-}
-
-PyObject *fan_hold_for(PyObject *owner, PyObject *streams)
-{
-    PyObject *capsule = NULL;
-    fan_storage *st = NULL;
-    fan_error err = {0};
-    fan_status status = FAN_OK;
-    fan_stream *s = NULL;
-    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
-        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
-            goto done;
-        if (!s) {
-            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
-            goto done;
-        }
-        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
-            Py_INCREF(owner);
-        if (status == FAN_OK)
-            status = fan_memory_record_stream(st, s, &err);
-        fan_stream_drop(s);
-    }
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    else if (!st)
-        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
-    else
-        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
-done:
-    if (!capsule)
-        fan_storage_drop(st);
-    return capsule;
 }

@@ -14,7 +14,8 @@ static void array_gone(PyObject *capsule)
 
 PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base)
 {
-    npy_intp dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED npy_intp dims[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED npy_intp strides[FAN_MAX_NDIM];
     PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
     PyObject *made;
     if (!descr)
@@ -74,9 +75,6 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
 
 PyObject *fan_export_array(fan_array *a)
 {
-    FAN_UNINITIALIZED npy_intp shape[FAN_MAX_NDIM];
-    FAN_UNINITIALIZED npy_intp strides[FAN_MAX_NDIM];
-    PyArray_Descr *descr;
     PyObject *nd, *base;
     if (fan_wants_handles(a))
         return fan_array_wrap(a, fan_cpu());
@@ -93,23 +91,17 @@ PyObject *fan_export_array(fan_array *a)
         fan_array_drop(wide);
         return nd;
     }
-    descr = fan_descr_of_dtype(a->dtype);
-    if (!descr)
-        return NULL;
-    for (int i = 0; i < a->ndim; i++) {
-        shape[i] = a->shape[i];
-        strides[i] = a->strides[i];
+    if (a->size == 0) {
+        PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
+        return descr ? PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape, NULL, NULL, 0,
+                                            NULL)
+                     : NULL;
     }
-    if (a->size == 0)
-        return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, NULL, NULL, 0, NULL);
-    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data,
-                              a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
-    if (!nd)
-        return NULL;
     base = PyCapsule_New(a, FAN_ARRAY_CAPSULE, array_gone);
-    if (base)
-        fan_array_hold(a);
-    if (!base || PyArray_SetBaseObject((PyArrayObject *)nd, base) < 0)
-        Py_CLEAR(nd);
+    if (!base)
+        return NULL;
+    fan_array_hold(a);
+    nd = fan_ndarray_over(a, a->writable, base);
+    Py_DECREF(base);
     return nd;
 }

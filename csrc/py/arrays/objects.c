@@ -98,6 +98,8 @@ void fan_object_drop(void *object)
     fan_gil_leave(&gil);
 }
 
+void fan_release_object(fan_storage *s) { fan_object_drop(s->ctx); }
+
 void fan_object_hold_here(void *object)
 {
     if (fan_is_unboxed(object))

@@ -11,18 +11,10 @@ static void free_list(PyObject *capsule) { fan_overlaps_free(PyCapsule_GetPointe
 /* verdict_wrap: None: disjoint; the two indices of an overlap; a str: the reason for "unknown". */
 static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_region *b, int64_t (*at)[FAN_MAX_NDIM])
 {
-    PyObject *one, *two, *both = NULL;
     if (v == FAN_OVERLAP_DISJOINT)
         Py_RETURN_NONE;
-    if (v != FAN_OVERLAP_YES)
-        return PyUnicode_FromString(fan_verdict_words(v));
-    one = fan_ints(a->ndim, at[0]);
-    two = one ? fan_ints(b->ndim, at[1]) : NULL;
-    if (two)
-        both = PyTuple_Pack(2, one, two);
-    Py_XDECREF(one);
-    Py_XDECREF(two);
-    return both;
+    return v == FAN_OVERLAP_YES ? Py_BuildValue("(NN)", fan_ints(a->ndim, at[0]), fan_ints(b->ndim, at[1]))
+                                : PyUnicode_FromString(fan_verdict_words(v));
 }
 
 /* judge: first a short search; a hard pair is decided without the GIL. b NULL: a itself. */
@@ -143,17 +135,6 @@ static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *
     return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]), budget);
 }
 
-/* append_pair: 0, or -1 with an exception. */
-static int append_pair(PyObject *lists[2], const fan_pair *p)
-{
-    PyObject *pair = Py_BuildValue("(II)", p->one, p->two);
-    int result = pair ? PyList_Append(lists[0], pair) : -1;
-    if (result == 0 && p->verdict != FAN_OVERLAP_YES)
-        result = PyList_Append(lists[1], pair);
-    Py_XDECREF(pair);
-    return result;
-}
-
 static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     PyObject *lists[2], *made = NULL;
@@ -173,8 +154,12 @@ static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
     lists[0] = PyList_New(0);
     lists[1] = PyList_New(0);
     bool good = status == FAN_OK && lists[0] && lists[1];
-    for (size_t i = 0; good && i < n; i++)
-        good = append_pair(lists, &pairs[i]) == 0;
+    for (size_t i = 0; good && i < n; i++) {
+        PyObject *pair = Py_BuildValue("(II)", pairs[i].one, pairs[i].two);
+        good = pair && PyList_Append(lists[0], pair) == 0 &&
+               (pairs[i].verdict == FAN_OVERLAP_YES || PyList_Append(lists[1], pair) == 0);
+        Py_XDECREF(pair);
+    }
     if (good)
         made = PyTuple_Pack(2, lists[0], lists[1]);
     else if (status != FAN_OK)

@@ -2,7 +2,7 @@
  * buffer are read here, without calling Python; for everything else fanin._interop.sharing.memory_of is called. */
 #include "py/arrays/region.h"
 #include "py/base/args.h"
-#include "py/base/handles.h"
+#include "py/arrays/arrays.h"
 
 #include "base/mem.h"
 #include "py/arrays/dlpack.h"
@@ -14,20 +14,13 @@
 /* An item's dtype: the address of an ndarray's dtype; with this bit: DLPack's, or a hash of a buffer's format. */
 #define NO_DESCR (UINT64_C(1) << 63)
 
+/* refuse: takes the text; NULL: after an error. */
 static int refuse(const char *who, Py_ssize_t index, PyObject *type, PyObject *text)
 {
-    if (index < 0)
+    if (text && index < 0)
         PyErr_Format(type, "%s: %U", who, text);
-    else
+    else if (text)
         PyErr_Format(type, "%s: array %zd: %U", who, index, text);
-    return -1;
-}
-
-static int refuse_words(const char *who, Py_ssize_t index, PyObject *type, const char *words, PyObject *o)
-{
-    PyObject *text = PyUnicode_FromFormat(words, Py_TYPE(o)->tp_name);
-    if (text)
-        refuse(who, index, type, text);
     Py_XDECREF(text);
     return -1;
 }
@@ -40,20 +33,6 @@ static void c_strides(fan_region *r, int64_t *strides)
         strides[i] = (int64_t)step;
         step *= (uint64_t)(r->shape[i] > 0 ? r->shape[i] : 1);
     }
-}
-
-static void read_ndarray(PyArrayObject *a, int64_t *dims, fan_layout_item *out, PyArray_Descr **descr)
-{
-    int ndim = PyArray_NDIM(a);
-    for (int i = 0; i < ndim; i++) {
-        dims[i] = PyArray_DIM(a, i);
-        dims[ndim + i] = PyArray_STRIDE(a, i);
-    }
-    *descr = PyArray_DESCR(a);
-    out->region = (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), dims, dims + ndim, ndim};
-    out->dtype = (uint64_t)(uintptr_t)*descr;
-    out->device = 0;
-    out->writable = PyArray_ISWRITEABLE(a);
 }
 
 /* read_tensor: false, without an exception, if it cannot be read. */
@@ -100,20 +79,6 @@ static bool read_quickly(PyObject *o, int64_t *dims, fan_layout_item *out)
     return (fan_is_tensor(st, o) || is_parameter(st, o)) && fan_tensor_look(st, o, &t) && read_tensor(&t, dims, out);
 }
 
-static void read_device_array(const fan_array *a, const fan_device *d, int64_t *dims, fan_layout_item *out)
-{
-    for (int i = 0; i < a->ndim; i++) {
-        dims[i] = a->shape[i];
-        dims[a->ndim + i] = a->strides[i];
-    }
-    out->region = fan_region_of(a);
-    out->region.shape = dims;
-    out->region.strides = dims + a->ndim;
-    out->dtype = NO_DESCR | (uint64_t)a->dtype;
-    out->device = d == fan_cpu() ? 0 : (uint64_t)(uintptr_t)d;
-    out->writable = a->writable;
-}
-
 static uint64_t hash_text(const char *s)
 {
     uint64_t h = UINT64_C(0xcbf29ce484222325);
@@ -133,8 +98,9 @@ static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     for (int i = 0; i < view.ndim && view.suboffsets; i++)
         indirect |= view.suboffsets[i] >= 0;
     if (view.ndim > FAN_MAX_NDIM || indirect) {
-        refuse_words(who, index, PyExc_TypeError,
-                     "the buffer of this %.200s has no single address with strides; expected an array", o);
+        refuse(who, index, PyExc_TypeError,
+               PyUnicode_FromFormat("the buffer of this %.200s has no single address with strides; expected an array",
+                                    Py_TYPE(o)->tp_name));
         goto done;
     }
     for (int i = 0; i < view.ndim; i++) {
@@ -153,20 +119,6 @@ done:
     return result;
 }
 
-/* read_ints: a tuple of ints. Returns how many, -1 with an exception. */
-static int read_ints(PyObject *o, int64_t *to)
-{
-    Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
-    if (n < 0 || n > FAN_MAX_NDIM)
-        return fan_set_error(PyExc_ValueError, "expected a tuple of at most %d ints, got %R", FAN_MAX_NDIM, o);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        to[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
-        if (to[i] == -1 && PyErr_Occurred())
-            return -1;
-    }
-    return (int)n;
-}
-
 /* read_record: a Region of _interop/records.py. */
 static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
 {
@@ -178,8 +130,8 @@ static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
     if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type,
                           &id))
         return -1;
-    ndim = read_ints(shape, dims);
-    if (ndim < 0 || read_ints(strides, dims + ndim) < 0)
+    ndim = fan_shape_tuple(shape, dims);
+    if (ndim < 0 || fan_dims_tuple("strides", strides, dims + ndim) < 0)
         return -1;
     out->region = (fan_region){address, itemsize, dims, dims + ndim, ndim};
     out->dtype = NO_DESCR | hash_text(dtype);
@@ -188,31 +140,26 @@ static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
     return 0;
 }
 
-/* raise_again: the live exception, with a prefix for the array. */
-static int raise_again(const char *who, Py_ssize_t index)
-{
-    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
-    if (text)
-        refuse(who, index, (PyObject *)Py_TYPE(e), text);
-    Py_XDECREF(text);
-    Py_XDECREF(e);
-    return -1;
-}
-
 static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
                         fan_layout_item *out)
 {
     FAN_UNINITIALIZED int64_t copy[2 * FAN_MAX_NDIM];
     fan_dl_tensor t;
     uint64_t flags;
-    if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0)
-        return raise_again(who, index);
+    if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0) { /* raises the exception again, with a prefix for the array */
+        PyObject *e = fan_exception_take();
+        refuse(who, index, (PyObject *)Py_TYPE(e), PyObject_Str(e));
+        Py_DECREF(e);
+        return -1;
+    }
     if (flags & FAN_DL_IS_COPIED)
-        return refuse_words(who, index, PyExc_TypeError,
-                            "this %.200s exports a copy by DLPack, which hides its own memory", o);
+        return refuse(who, index, PyExc_TypeError,
+                      PyUnicode_FromFormat("this %.200s exports a copy by DLPack, which hides its own memory",
+                                           Py_TYPE(o)->tp_name));
     if (!read_tensor(&t, dims, out))
-        return refuse_words(who, index, PyExc_TypeError,
-                            "the DLPack tensor of this %.200s has no memory whose bytes can be compared", o);
+        return refuse(who, index, PyExc_TypeError,
+                      PyUnicode_FromFormat("the DLPack tensor of this %.200s has no memory whose bytes can be compared",
+                                           Py_TYPE(o)->tp_name));
     out->writable = !(flags & FAN_DL_READ_ONLY);
     return 0;
 }
@@ -231,19 +178,11 @@ static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     else if (n == 1)
         result = read_capsule(PyTuple_GET_ITEM(record, 0), o, who, index, dims, out);
     else if (n == 2)
-        result = refuse(who, index, PyTuple_GET_ITEM(record, 0), PyTuple_GET_ITEM(record, 1));
+        result = refuse(who, index, PyTuple_GET_ITEM(record, 0), Py_NewRef(PyTuple_GET_ITEM(record, 1)));
     else
         result = read_record(record, dims, out);
     Py_DECREF(record);
     return result;
-}
-
-/* is_masked: 1 if `o` has a second memory, its mask; -1 with an exception. */
-static int is_masked(PyObject *o)
-{
-    fan_state *st = fan_state_get();
-    PyObject *type = fan_lazy(&st->masked_type, "numpy.ma", "MaskedArray");
-    return type ? PyObject_IsInstance(o, type) : -1;
 }
 
 int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out,
@@ -253,20 +192,44 @@ int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dim
     fan_array *a;
     *descr = NULL;
     if (PyArray_Check(o)) {
-        int mask = PyArray_CheckExact(o) ? 0 : is_masked(o);
-        if (mask > 0)
-            refuse_words(who, index, PyExc_TypeError,
-                         "a %.200s has two memories; expected one array: give its .data or its .mask", o);
-        if (mask != 0)
-            return -1;
-        read_ndarray((PyArrayObject *)o, dims, out, descr);
+        PyArrayObject *nd = (PyArrayObject *)o;
+        int ndim = PyArray_NDIM(nd);
+        if (!PyArray_CheckExact(o)) {
+            PyObject *masked = fan_lazy(&fan_state_get()->masked_type, "numpy.ma", "MaskedArray");
+            int mask = masked ? PyObject_IsInstance(o, masked) : -1;
+            if (mask != 0)
+                return mask < 0 ? -1
+                                : refuse(who, index, PyExc_TypeError,
+                                         PyUnicode_FromFormat("a %.200s has two memories; expected one array: give its "
+                                                              ".data or its .mask",
+                                                              Py_TYPE(o)->tp_name));
+        }
+        for (int i = 0; i < ndim; i++) {
+            dims[i] = PyArray_DIM(nd, i);
+            dims[ndim + i] = PyArray_STRIDE(nd, i);
+        }
+        *descr = PyArray_DESCR(nd);
+        out->region =
+            (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(nd), PyArray_ITEMSIZE(nd), dims, dims + ndim, ndim};
+        out->dtype = (uint64_t)(uintptr_t)*descr;
+        out->device = 0;
+        out->writable = PyArray_ISWRITEABLE(nd);
         return 0;
     }
     if (read_quickly(o, dims, out))
         return 0;
     a = fan_array_arg(o, &device);
     if (a) {
-        read_device_array(a, device, dims, out);
+        for (int i = 0; i < a->ndim; i++) {
+            dims[i] = a->shape[i];
+            dims[a->ndim + i] = a->strides[i];
+        }
+        out->region = fan_region_of(a);
+        out->region.shape = dims;
+        out->region.strides = dims + a->ndim;
+        out->dtype = NO_DESCR | (uint64_t)a->dtype;
+        out->device = device == fan_cpu() ? 0 : (uint64_t)(uintptr_t)device;
+        out->writable = a->writable;
         return 0;
     }
     if (PyErr_Occurred())

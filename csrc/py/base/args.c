@@ -24,11 +24,6 @@ static int refuse(const fan_decl *d, const char *words, PyObject *given)
     return -1;
 }
 
-static int refuse_positional(const fan_decl *d, Py_ssize_t given)
-{
-    return refuse(d, "too_many_arguments", PyLong_FromSsize_t(given));
-}
-
 /* by_name: writes the value that the caller gave by this name. */
 static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject **values)
 {
@@ -90,7 +85,7 @@ int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObje
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (nargs > d->by_place)
-        return refuse_positional(d, nargs);
+        return refuse(d, "too_many_arguments", PyLong_FromSsize_t(nargs));
     for (Py_ssize_t i = 0; i < d->n; i++)
         values[i] = i < nargs ? args[i] : NULL;
     for (Py_ssize_t k = 0; k < named; k++)
@@ -104,7 +99,7 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
     Py_ssize_t nargs = PyTuple_GET_SIZE(args), at = 0;
     PyObject *name, *value;
     if (nargs > d->by_place)
-        return refuse_positional(d, nargs);
+        return refuse(d, "too_many_arguments", PyLong_FromSsize_t(nargs));
     for (Py_ssize_t i = 0; i < d->n; i++)
         values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
     while (named && PyDict_Next(named, &at, &name, &value)) {
@@ -167,33 +162,26 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     return 0;
 }
 
-/* fan_text_arg: a name as the core and its messages have it; NULL with an exception. */
 const char *fan_text_arg(PyObject *text)
 {
-    Py_ssize_t n;
-    const char *words = PyUnicode_AsUTF8AndSize(text, &n);
-    if (words && strlen(words) == (size_t)n)
+    const char *words = fan_word_of(text);
+    if (words && (words[0] || PyUnicode_GET_LENGTH(text) == 0))
         return words;
-    if (!words && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+    if (words) {
+        fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
+    } else if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
         PyErr_Clear();
         fan_refuse(PyExc_ValueError, "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
     }
-    if (!words)
-        return NULL;
-    fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
     return NULL;
 }
 
-/* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
 int fan_is_bare(PyObject *o)
 {
-    PyObject *arrays, *answer;
-    int bare;
     if (PyList_Check(o) || PyTuple_Check(o))
         return 0;
-    arrays = fan_arrays();
-    answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
-    bare = answer ? PyObject_IsTrue(answer) : -1;
+    PyObject *arrays = fan_arrays(), *answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    int bare = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return bare;
 }
@@ -249,7 +237,6 @@ PyObject *fan_budget_wrap(uint64_t budget)
     return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
 }
 
-/* fan_accumulate_arg: a dtype, or "exact". */
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
 {
     *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
@@ -265,7 +252,6 @@ void fan_scale_finish(fan_take *how)
         s->i = (int64_t)s->re;
 }
 
-/* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how)
 {
     PyObject *number = NULL;
@@ -324,17 +310,6 @@ PyObject *fan_ints(int n, const int64_t *items)
     return t;
 }
 
-static int refuse_plan(PyObject *word)
-{
-    char every[FAN_PLAN_COUNT * 16] = "";
-    if (PyErr_Occurred())
-        return -1;
-    for (int k = 0; k < FAN_PLAN_COUNT; k++)
-        fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-    return fan_set_error(PyExc_ValueError,
-                         "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word, every);
-}
-
 int fan_plans_arg(PyObject *words, uint64_t *bits)
 {
     *bits = 0;
@@ -342,8 +317,16 @@ int fan_plans_arg(PyObject *words, uint64_t *bits)
         PyObject *word = PyTuple_GET_ITEM(words, i);
         const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
         uint64_t here = text ? fan_plan_bits(text) : 0;
-        if (!here)
-            return refuse_plan(word);
+        if (!here) {
+            char every[FAN_PLAN_COUNT * 16] = "";
+            for (int k = 0; k < FAN_PLAN_COUNT; k++)
+                fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
+            return PyErr_Occurred() ? -1
+                                    : fan_set_error(PyExc_ValueError,
+                                                    "leave_out: no plan has %R. A word names a rule, as in \"S12\", or "
+                                                    "one of: %s",
+                                                    word, every);
+        }
         *bits |= here;
     }
     return 0;

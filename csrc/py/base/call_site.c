@@ -94,12 +94,6 @@ static const char *call_site_find(PyFrameObject *frame)
     return place->text;
 }
 
-void fan_call_site_forget(fan_state *st)
-{
-    for (size_t i = 0; i < FAN_CALL_SITES; i++)
-        Py_CLEAR(st->call_sites[i].code);
-}
-
 void fan_call_site(char *buf, size_t size)
 {
     PyFrameObject *frame = PyEval_GetFrame();

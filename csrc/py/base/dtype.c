@@ -3,24 +3,6 @@
 
 #include <string.h>
 
-/* SIZED, INTEGER: a type of C, and its unsigned one, by size. */
-#define SIZED(type, what)                    \
-    (sizeof(type) == 1   ? FAN_DT_##what##8  \
-     : sizeof(type) == 2 ? FAN_DT_##what##16 \
-     : sizeof(type) == 4 ? FAN_DT_##what##32 \
-                         : FAN_DT_##what##64)
-#define INTEGER(NAME, type) [NPY_##NAME] = 1 + SIZED(type, INT), [NPY_U##NAME] = 1 + SIZED(type, UINT)
-
-static fan_dtype of_number(int type_num)
-{
-    static const uint8_t more_by_one[NPY_USERDEF] = {
-        [NPY_BOOL] = 1 + FAN_DT_BOOL,      [NPY_HALF] = 1 + FAN_DT_FLOAT16,     [NPY_FLOAT] = 1 + FAN_DT_FLOAT32,
-        [NPY_DOUBLE] = 1 + FAN_DT_FLOAT64, [NPY_CFLOAT] = 1 + FAN_DT_COMPLEX64, [NPY_CDOUBLE] = 1 + FAN_DT_COMPLEX128,
-        INTEGER(BYTE, npy_byte),           INTEGER(SHORT, npy_short),           INTEGER(INT, npy_int),
-        INTEGER(LONG, npy_long),           INTEGER(LONGLONG, npy_longlong)};
-    return more_by_one[type_num] ? (fan_dtype)(more_by_one[type_num] - 1) : FAN_DT_NONE;
-}
-
 /* ml_types: the scalar types of ml_dtypes, by dtype; NULL where it has none, or the caller has not imported it. Never
  * fails. */
 static PyObject *const *ml_types(void)
@@ -46,7 +28,8 @@ static PyObject *const *ml_types(void)
     return st->ml_types;
 }
 
-static fan_dtype of_type(PyTypeObject *t)
+/* of_type: not inlined, so that the fast path saves no registers for it. */
+__attribute__((noinline)) static fan_dtype of_type(PyTypeObject *t)
 {
     PyObject *const *types = ml_types();
     for (int d = 0; t && d < FAN_DT_COUNT; d++)
@@ -55,12 +38,25 @@ static fan_dtype of_type(PyTypeObject *t)
     return FAN_DT_NONE;
 }
 
+/* SIZED, INTEGER: a type of C, and its unsigned one, by size. */
+#define SIZED(type, what)                    \
+    (sizeof(type) == 1   ? FAN_DT_##what##8  \
+     : sizeof(type) == 2 ? FAN_DT_##what##16 \
+     : sizeof(type) == 4 ? FAN_DT_##what##32 \
+                         : FAN_DT_##what##64)
+#define INTEGER(NAME, type) [NPY_##NAME] = 1 + SIZED(type, INT), [NPY_U##NAME] = 1 + SIZED(type, UINT)
+
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
 {
+    static const uint8_t more_by_one[NPY_USERDEF] = {
+        [NPY_BOOL] = 1 + FAN_DT_BOOL,      [NPY_HALF] = 1 + FAN_DT_FLOAT16,     [NPY_FLOAT] = 1 + FAN_DT_FLOAT32,
+        [NPY_DOUBLE] = 1 + FAN_DT_FLOAT64, [NPY_CFLOAT] = 1 + FAN_DT_COMPLEX64, [NPY_CDOUBLE] = 1 + FAN_DT_COMPLEX128,
+        INTEGER(BYTE, npy_byte),           INTEGER(SHORT, npy_short),           INTEGER(INT, npy_int),
+        INTEGER(LONG, npy_long),           INTEGER(LONGLONG, npy_longlong)};
     if (!PyDataType_ISNOTSWAPPED(d))
         return FAN_DT_NONE;
     if (d->type_num >= 0 && d->type_num < NPY_USERDEF)
-        return of_number(d->type_num);
+        return more_by_one[d->type_num] ? (fan_dtype)(more_by_one[d->type_num] - 1) : FAN_DT_NONE;
     return of_type(d->typeobj);
 }
 
@@ -132,18 +128,6 @@ static PyObject *name_of(PyObject *o)
     return after;
 }
 
-/* refuse_swapped: a dtype of foreign byte order. */
-static void refuse_swapped(PyArray_Descr *d)
-{
-    PyArray_Descr *native = PyArray_DescrNewByteorder(d, NPY_NATIVE);
-    if (native)
-        fan_refuse(
-            fan_state_get()->dtype_error,
-            "dtype %S is not summed: its byte order is foreign; expected native byte order, '%S': x.astype('%S')",
-            (PyObject *)d, (PyObject *)native, (PyObject *)native);
-    Py_XDECREF(native);
-}
-
 int fan_dtype_parse(PyObject *o, fan_dtype *out)
 {
     PyArray_Descr *descr = NULL;
@@ -176,9 +160,15 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
                           "expected a dtype (a NumPy or torch dtype, or a name as 'float32' or 'bfloat16'), got %R", o);
     }
     *out = fan_dtype_of_descr(descr);
-    if (*out == FAN_DT_NONE && !PyDataType_ISNOTSWAPPED(descr) && PyTypeNum_ISNUMBER(descr->type_num))
-        refuse_swapped(descr);
-    else if (*out == FAN_DT_NONE)
+    if (*out == FAN_DT_NONE && !PyDataType_ISNOTSWAPPED(descr) && PyTypeNum_ISNUMBER(descr->type_num)) {
+        PyArray_Descr *native = PyArray_DescrNewByteorder(descr, NPY_NATIVE);
+        if (native)
+            fan_refuse(
+                fan_state_get()->dtype_error,
+                "dtype %S is not summed: its byte order is foreign; expected native byte order, '%S': x.astype('%S')",
+                (PyObject *)descr, (PyObject *)native, (PyObject *)native);
+        Py_XDECREF(native);
+    } else if (*out == FAN_DT_NONE)
         fan_refuse(fan_state_get()->dtype_error,
                    "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order, "
                    "or a slot without a dtype and with combine=f",

@@ -275,7 +275,6 @@ bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
 /* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
 void fan_call_site(char *buf, size_t size);
-void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
@@ -295,6 +294,5 @@ void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_for_tests_functions[];
 #endif
-int fan_c_api_add(PyObject *m); /* api/table.c; -1 with an exception */
 
 #endif

@@ -81,58 +81,37 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
     return 0;
 }
 
-PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    if (step_begin(self, args, nargs, kwnames) < 0)
-        return NULL;
-    PyObject *result = call(self, args, nargs, kwnames);
-    fan_sched_leave();
-    return result;
-}
+/* STEP: a call of one of CPython's signatures; `opened`: 0, or -1 with an exception. */
+#define STEP(type, failed, name, declared, opened, call) \
+    type name declared                                   \
+    {                                                    \
+        if ((opened) < 0)                                \
+            return failed;                               \
+        type result = call;                              \
+        fan_sched_leave();                               \
+        return result;                                   \
+    }
 
-PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+/* type_begin: of a call of a class, which may make a node. */
+static int type_begin(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    if (step_begin(type, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
-        return NULL;
+    if (step_begin(type, args, nargs, kwnames) < 0)
+        return -1;
     if (type != (PyObject *)fan_state_get()->buffer_type)
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
-    PyObject *result = call(type, args, nargsf, kwnames);
-    fan_sched_leave();
-    return result;
+    return 0;
 }
 
-PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg)
-{
-    if (step_begin(self, &arg, arg != NULL, NULL) < 0)
-        return NULL;
-    PyObject *result = call(self, arg);
-    fan_sched_leave();
-    return result;
-}
-
-PyObject *fan_step_repr(reprfunc call, PyObject *self)
-{
-    if (step_begin(self, NULL, 0, NULL) < 0)
-        return NULL;
-    PyObject *result = call(self);
-    fan_sched_leave();
-    return result;
-}
-
-PyObject *fan_step_get(getter call, PyObject *self, void *closure)
-{
-    if (step_begin(self, NULL, 0, NULL) < 0)
-        return NULL;
-    PyObject *result = call(self, closure);
-    fan_sched_leave();
-    return result;
-}
-
-int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure)
-{
-    if (step_begin(self, &value, value != NULL, NULL) < 0)
-        return -1;
-    int result = call(self, value, closure);
-    fan_sched_leave();
-    return result;
-}
+STEP(PyObject *, NULL, fan_step_fast,
+     (fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames),
+     step_begin(self, args, nargs, kwnames), call(self, args, nargs, kwnames))
+STEP(PyObject *, NULL, fan_step_vector,
+     (vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames),
+     type_begin(type, args, PyVectorcall_NARGS(nargsf), kwnames), call(type, args, nargsf, kwnames))
+STEP(PyObject *, NULL, fan_step_one, (PyCFunction call, PyObject *self, PyObject *arg),
+     step_begin(self, &arg, arg != NULL, NULL), call(self, arg))
+STEP(PyObject *, NULL, fan_step_repr, (reprfunc call, PyObject *self), step_begin(self, NULL, 0, NULL), call(self))
+STEP(PyObject *, NULL, fan_step_get, (getter call, PyObject *self, void *closure), step_begin(self, NULL, 0, NULL),
+     call(self, closure))
+STEP(int, -1, fan_step_set, (setter call, PyObject *self, PyObject *value, void *closure),
+     step_begin(self, &value, value != NULL, NULL), call(self, value, closure))

@@ -2,7 +2,6 @@
  * becomes a value first, or an error. */
 #include "py/buffer/buffer_object.h"
 
-/* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
 {
     *donated = donate == Py_True;
@@ -32,18 +31,6 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
     return result;
 }
 
-/* showable: whether the sum can be returned: NumPy has low floats by ml_dtypes alone. Checked here, where nothing is
- * lost yet. */
-static int showable(const fan_value *v)
-{
-    if ((v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&
-        v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
-        return fan_refuse(
-            PyExc_TypeError,
-            "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
-    return 0;
-}
-
 /* check_object: whether a slot that declares something takes what sums by its own + (A8). */
 static int check_object(const PyObject *gradient, unsigned flags)
 {
@@ -60,42 +47,26 @@ static int check_object(const PyObject *gradient, unsigned flags)
     return 0;
 }
 
-/* stream_arg_for: the producer's stream, as it was given for a slot. */
-static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
-{
-    fan_error_context w = {.buffer = fan_buffer_name(self->core),
-                           .slot = (Py_ssize_t)slot,
-                           .slot_name = fan_slot_name(self, slot),
-                           .key = -1};
-    int result;
-    if (!stream || stream == Py_None)
-        return 0;
-    fan_error_context_push(&w);
-    result = fan_stream_arg(stream, out);
-    fan_error_context_pop(&w);
-    return result;
-}
-
-/* fan_contribution_of: one gradient as the core takes it, but for its stream. */
 int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
 {
-    fan_error_context w = {.buffer = fan_buffer_name(self->core),
-                           .slot = (Py_ssize_t)slot,
-                           .slot_name = fan_slot_name(self, slot),
-                           .key = -1,
-                           .stream = c->stream};
+    fan_error_context w = fan_slot_context(self, slot);
     unsigned flags = self->flags ? self->flags[slot] : 0;
     PyObject *own = NULL;
     int bad;
     c->key = -1;
+    w.stream = c->stream;
     fan_error_context_push(&w);
     bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
     w.key = c->key;
     if (!bad)
         own = (flags & FAN_DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
     bad = !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
-    if (!bad && (flags & FAN_LOW_DTYPE))
-        bad = showable(&c->value) < 0;
+    const fan_value *v = &c->value;
+    if (!bad && (flags & FAN_LOW_DTYPE) && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) &&
+        v->origin < FAN_FROM_FOREIGN && v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
+        bad = fan_refuse(PyExc_TypeError, /* here, where nothing is lost yet */
+                         "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes "
+                         "first");
     if (!bad && (flags & (FAN_NUMBERS | FAN_ARRAYS)) && c->value.form == FAN_FORM_OBJECT)
         bad = check_object(own, flags) < 0;
     fan_error_context_pop(&w);
@@ -112,8 +83,6 @@ fan_status fan_add_used(fan_buffer *core, size_t slot, fan_contribution *c, fan_
     return status;
 }
 
-/* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
- * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 {
     FAN_UNINITIALIZED fan_error err;
@@ -163,15 +132,27 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
     return !(t->donate && t->copy);
 }
 
+/* add_entry: 1: added; 0: it is for the general path; -1 with an exception. */
+static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind,
+                                                           fan_entry *one)
+{
+    FAN_UNINITIALIZED fan_error err;
+    bool added;
+    fan_error_clear(&err);
+    fan_status status = fan_plain_add(core, slot, kind, one, &added, &err);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
 int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
-    FAN_UNINITIALIZED fan_error err;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = args[1] == Py_None ? NULL : args[1];
     add_options t = {.key = -1};
     char *data = NULL;
-    bool added;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
         (kwnames && !add_options_of(args + 2, kwnames, &t)) ||
         (gradient && !fan_plain_import_as(gradient, true, &kind, &data)))
@@ -179,30 +160,18 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, false);
     one.copy = t.copy;
     one.alone = gradient && fan_alone(gradient, 1);
-    fan_error_clear(&err);
-    fan_status status = fan_plain_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one, &added, &err);
-    if (status == FAN_OK)
-        return added;
-    fan_raise(status, &err);
-    return -1;
+    return add_entry(self->core, (size_t)slot, gradient ? &kind : NULL, &one);
 }
 
 int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
-    FAN_UNINITIALIZED fan_error err;
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
-    bool added;
     if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import_as(defined, true, &kind, &data)))
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
-    fan_error_clear(&err);
-    fan_status status = fan_plain_add(core, 0, defined ? &kind : NULL, &one, &added, &err);
-    if (status == FAN_OK)
-        return added;
-    fan_raise(status, &err);
-    return -1;
+    return add_entry(core, 0, defined ? &kind : NULL, &one);
 }
 
 /* ---- all others ---- */
@@ -216,8 +185,14 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
     int bad;
     if (fan_slot_arg(self, a[SLOT], &slot) < 0 || fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
         return NULL;
-    if (stream_arg_for(self, slot, a[STREAM], &c.stream) < 0)
-        return NULL;
+    if (a[STREAM] && a[STREAM] != Py_None) {
+        fan_error_context w = fan_slot_context(self, slot);
+        fan_error_context_push(&w);
+        bad = fan_stream_arg(a[STREAM], &c.stream);
+        fan_error_context_pop(&w);
+        if (bad)
+            return NULL;
+    }
     c.alone = fan_alone(a[GRADIENT], 1);
     bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c) < 0 || fan_add_on(self->core, slot, &c) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)

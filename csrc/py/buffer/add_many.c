@@ -185,22 +185,6 @@ static void source_prefetch(void *ctx, size_t at)
     }
 }
 
-static int batch_plain(buffer_object *self, const fan_batch_args *args, bool donate)
-{
-    FAN_UNINITIALIZED fan_error err;
-    batch_source m = {args, self, donate};
-    fan_plain_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
-    bool added;
-    if (self->create_graph)
-        return 0;
-    fan_error_clear(&err);
-    fan_status status = fan_plain_add_many(self->core, &batch, &added, &err);
-    if (status == FAN_OK)
-        return added;
-    fan_raise(status, &err);
-    return -1;
-}
-
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
 {
     enum { SLOTS, GRADIENTS, KEYS, STREAM, DONATE, COPY };
@@ -215,7 +199,12 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     fan_error_context_push(&w);
     if (batch_begin(&t, a[SLOTS], a[GRADIENTS], a[KEYS]) == 0 &&
         fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &stream) == 0) {
-        done = stream || copy ? 0 : batch_plain(self, &t, donate);
+        batch_source m = {&t, self, donate};
+        fan_plain_batch batch = {(size_t)t.n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
+        bool added = false;
+        done = 0;
+        if (!stream && !copy && !self->create_graph)
+            done = FAN_CHECK(fan_plain_add_many(self->core, &batch, &added, &err)) < 0 ? -1 : added;
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
     }

@@ -17,15 +17,6 @@ static void note(Py_ssize_t i)
     fan_exception_put(e);
 }
 
-static int add_any(fan_buffer *core, PyObject *array, int64_t key)
-{
-    fan_contribution c = {.key = key};
-    int bad = fan_import(array, false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
-    if (c.value.form != FAN_FORM_UNDEFINED)
-        fan_value_drop(&fan_python, &c.value);
-    return bad ? -1 : 0;
-}
-
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
@@ -35,7 +26,13 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
         int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
         if (added == 0)
             added = fan_plain_add_only(core, array, key);
-        if (added < 0 || (added == 0 && add_any(core, array, key) < 0)) {
+        if (added == 0) {
+            fan_contribution c = {.key = key};
+            added = fan_import(array, false, false, &c.value) < 0 ? -1 : fan_add_on(core, 0, &c);
+            if (c.value.form != FAN_FORM_UNDEFINED)
+                fan_value_drop(&fan_python, &c.value);
+        }
+        if (added < 0) {
             note(i);
             return -1;
         }
@@ -95,15 +92,6 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     return sum;
 }
 
-/* pair_of: both are given up. */
-static PyObject *pair_of(PyObject *sum, PyObject *stats)
-{
-    PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
-    Py_DECREF(sum);
-    Py_XDECREF(stats);
-    return pair;
-}
-
 /* The arguments of add_n as they come; NULL: not given. */
 typedef struct add_n_args {
     PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
@@ -133,27 +121,20 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     return 0;
 }
 
-/* take_sum: what the buffer's one slot holds. */
+/* take_sum: the sum of the buffer's one slot. */
 static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
-    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None, *outs, *list;
+    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None;
     PyObject *sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
-    outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
-    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
+    PyObject *outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
+    PyObject *list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
     Py_XDECREF(list);
     return sum;
-}
-
-/* sum_in: by a buffer of its own. */
-static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
-{
-    PyObject *sum = add_all(core, items, keys) == 0 ? take_sum(core, a) : NULL;
-    return sum && stats ? pair_of(sum, fan_stats_wrap(core, 0)) : sum;
 }
 
 static PyObject *add_n_any(const add_n_args *a)
@@ -167,8 +148,10 @@ static PyObject *add_n_any(const add_n_args *a)
     fan_error_context_push(&w);
     if (operands_of(a, &items, &keys) == 0 &&
         fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
-        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0)
-            sum = sum_in(core, items, keys, a, config.stats);
+        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0 && add_all(core, items, keys) == 0)
+            sum = take_sum(core, a);
+        if (sum && config.stats)
+            sum = Py_BuildValue("(NN)", sum, fan_stats_wrap(core, 0));
     }
     fan_error_context_pop(&w);
     if (core) {

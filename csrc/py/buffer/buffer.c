@@ -1,25 +1,388 @@
-/* buffer: fanin.InputBuffer: its methods. */
+/* buffer: fanin.InputBuffer: how one is made, kept for its next life, visited by the collector and ended; its methods,
+ * but for add, add_many and take. */
+#include "py/arrays/objects.h"
 #include "py/buffer/buffer_object.h"
-#include "py/base/args.h"
+
+#include "base/mem.h"
+#include "base/pool.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
+
+/* The parameters of InputBuffer, as core.pyi declares them. */
+enum { SLOTS, BUDGET, ACCUMULATE, STATS, STREAM, LEAF, CREATE_GRAPH, NAME, PARAMETERS };
+
+/* slots_arg: a count, or what each slot is declared to be. */
+static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
+{
+    int64_t n = 0;
+    if (!PyLong_Check(slots) && !PyArray_IsScalar(slots, Integer) && !PyArray_IsScalar(slots, Bool))
+        return fan_slot_specs_of(slots, name, d, names);
+    if (fan_index(slots, "slots", PyExc_ValueError, &n) < 0)
+        return -1;
+    if (n > PTRDIFF_MAX / MAX_SLOT_BYTES)
+        return fan_refuse(PyExc_MemoryError, "out of memory for %lld slots", (long long)n);
+    d->n = (size_t)n;
+    return 0;
+}
+
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) and InputBuffer([Slot(..)]) make them, and
+ * without references, are kept for their next lives. freelist_take: one of them, with nothing declared. */
+static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
+{
+    fan_state *st = fan_state_get();
+    for (unsigned i = st->nfreelist; i-- > 0;) {
+        PyObject *o = st->freelist[i];
+        if (fan_buffer_self(o)->n != n || Py_TYPE(o) != type)
+            continue;
+        st->freelist[i] = st->freelist[--st->nfreelist];
+        Py_INCREF(type);
+        _Py_NewReference(o);
+        fan_buffer_reuse(fan_buffer_self(o)->core, budget);
+        PyObject_GC_Track(o);
+        return o;
+    }
+    return NULL;
+}
+
+/* freelist_put: true: it is kept. */
+static bool freelist_put(buffer_object *self)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#endif
+    fan_state *st = fan_state_get();
+    if (!st || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
+        return false;
+    fan_slot_specs_forget(self);
+    if (st->nfreelist == FAN_FREELIST) /* checked last: dropping the buffer's contents may have filled it */
+        return false;
+    st->freelist[st->nfreelist++] = (PyObject *)self;
+    return true;
+}
+
+void fan_buffer_freelist_free(fan_state *st)
+{
+    while (st->nfreelist) {
+        PyObject *o = st->freelist[--st->nfreelist];
+        fan_buffer_free(fan_buffer_self(o)->core);
+        PyObject_GC_Del(o);
+    }
+}
+
+static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config)
+{
+    PyObject *reused = fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
+    buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
+    FAN_UNINITIALIZED fan_error err;
+    fan_status status;
+    if (!self)
+        return NULL;
+    fan_error_clear(&err);
+    status = reused ? fan_buffer_declare(self->core, config, &err) : fan_buffer_new(config, &self->core, &err);
+    self->n = config->slots;
+    if (status == FAN_OK)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return fan_raise(status, &err);
+}
+
+/* declared_make: a buffer of the slots that `d` declares, named so; the rest is `config`'s. */
+static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyObject *names, fan_buffer_config *config)
+{
+    fan_slot_spec *open = NULL;
+    buffer_object *self;
+    if (d->specs && config->create_graph) { /* such a buffer conforms gradients by their own operators */
+        if (!(open = fan_alloc(d->n * sizeof *open)))
+            return PyErr_NoMemory();
+        for (size_t i = 0; i < d->n; i++) {
+            open[i] = d->specs[i];
+            open[i].has_shape = false;
+            open[i].shape = NULL;
+            open[i].ndim = 0;
+        }
+    }
+    config->slots = d->n;
+    config->specs = open ? open : d->specs;
+    self = (buffer_object *)buffer_make(type, config);
+    if (self) {
+        self->names = Py_XNewRef(names);
+        self->create_graph = config->create_graph;
+        if (fan_slot_specs_note(self, d) < 0)
+            Py_CLEAR(self);
+    }
+    fan_free(open);
+    return (PyObject *)self;
+}
+
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config)
+{
+    config.accumulate = FAN_DT_NONE;
+    config.budget = fan_state_get()->budget;
+    config.frontend = &fan_python;
+    return declared_make(fan_state_get()->buffer_type, d, names, &config);
+}
+
+static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
+{
+    fan_buffer_config config = {.accumulate = FAN_DT_NONE,
+                                .frontend = &fan_python,
+                                .budget = fan_state_get()->budget,
+                                .stats = a[STATS] == Py_True,
+                                .leaf = a[LEAF] == Py_True,
+                                .create_graph = a[CREATE_GRAPH] == Py_True};
+    fan_error_context w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
+    fan_slot_specs d = {0};
+    bool named = a[NAME] && a[NAME] != Py_None;
+    PyObject *text = named ? PyObject_Str(a[NAME]) : NULL, *names = NULL, *self = NULL;
+    if (named && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
+        goto done;
+    fan_error_context_push(&w);
+    if ((!a[BUDGET] || a[BUDGET] == Py_None || fan_buffer_budget_arg(a[BUDGET], &config.budget) == 0) &&
+        fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config.accumulate, &config.exact) == 0 &&
+        fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &config.stream) == 0 &&
+        slots_arg(a[SLOTS], w.buffer, &d, &names) == 0)
+        self = declared_make(type, &d, names, &config);
+    fan_error_context_pop(&w);
+    fan_slot_specs_fini(&d);
+    fan_stream_drop(config.stream);
+done:
+    Py_XDECREF(names);
+    Py_XDECREF(text);
+    return self;
+}
+
+/* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
+static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
+{
+    PyObject *reused = freelist_take(type, (size_t)n, budget);
+    if (reused)
+        return reused;
+    const fan_buffer_config config = {
+        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
+    return buffer_make(type, &config);
+}
+
+PyObject *fan_buffer_plain(size_t n)
+{
+    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
+}
+
+/* buffer_new_fast: InputBuffer(n), InputBuffer(n, budget=..) and InputBuffer(slots). */
+static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result)
+{
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
+    uint64_t budget = fan_state_get()->budget;
+    bool plain = n >= 0 && n <= INT32_MAX;
+    if (plain && kwnames) {
+        PyObject *value = args[nargs];
+        plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
+                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) &&
+                fan_budget_arg(value, "budget", &budget) == 0;
+    }
+    if (plain) {
+        *result = made_plain((PyTypeObject *)type, n, budget);
+        return 1;
+    }
+    if (nargs == 1 && !kwnames && !PyLong_CheckExact(args[0])) {
+        PyObject *const a[PARAMETERS] = {args[0]};
+        *result = buffer_new((PyTypeObject *)type, a);
+        return 1;
+    }
+    PyErr_Clear(); /* raised again by the parsed call, with the buffer's name */
+    return 0;
+}
+
+static int buffer_clear_refs(PyObject *o)
+{
+    buffer_object *self = fan_buffer_self(o);
+    if (self->core)
+        fan_buffer_abandon(self->core);
+    return 0;
+}
+
+static void buffer_dealloc(PyObject *o)
+{
+    buffer_object *self = fan_buffer_self(o);
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live;
+    bool kept;
+    PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    kept = freelist_put(self);
+    if (!kept && self->core)
+        fan_buffer_free(self->core);
+    if (live)
+        fan_exception_put(live);
+    if (kept) {
+        Py_DECREF(type);
+        return;
+    }
+    fan_slot_specs_forget(self);
+    Py_XDECREF(self->declared);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+typedef struct visitor {
+    visitproc visit;
+    void *arg;
+} visitor;
+
+static int visit_object(void *object, const fan_value *value, void *arg)
+{
+    const visitor *v = arg;
+    int answer = fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
+    return answer || fan_is_unboxed(object) ? answer : fan_visit_behind(object, value, v->visit, v->arg);
+}
+
+static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    visitor v = {visit, arg};
+    Py_VISIT(Py_TYPE(o));
+    return fan_buffer_self(o)->core ? fan_buffer_visit(fan_buffer_self(o)->core, visit_object, &v) : 0;
+}
+
+/* ---- explain, repr, counters ---- */
+
+static const char *form_word(fan_form f)
+{
+    static const char *const words[] = {"undefined", "zero", "dense", "sparse", "object"};
+    return words[f];
+}
+
+static PyObject *view_of_item(const fan_item_view *v)
+{
+    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype",
+                         fan_dtype_name(v->dtype), "producer", (unsigned long long)v->producer, "event",
+                         PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
+                         PyBool_FromLong(v->ready));
+}
+
+fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items, fan_error *err)
+{
+    size_t cap = 0;
+    *items = NULL;
+    for (;;) { /* others may add meanwhile: until the room suffices */
+        memset(v, 0, sizeof *v);
+        fan_status status = fan_buffer_look(core, slot, v, *items, cap, err);
+        if (status == FAN_OK && v->items <= cap)
+            return FAN_OK;
+        fan_free(*items);
+        *items = NULL;
+        FAN_TRY(status);
+        cap = v->items + 8;
+        *items = fan_calloc(cap * sizeof **items);
+        if (!*items)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+}
+
+PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
+                        const fan_item_view *items)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < v->items; i++)
+        fan_list_add(&list, view_of_item(&items[i]));
+    return fan_call("fanin._trace.explain", "explain",
+                    "({s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,"
+                    "s:K,s:s,s:N})",
+                    "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
+                    (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum",
+                    (unsigned long long)v->accum, "ready", (unsigned long long)v->ready, "event",
+                    PyBool_FromLong(v->event), "has_value", PyBool_FromLong(v->has_value), "value_ours",
+                    PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget", fan_budget_wrap(v->budget),
+                    "limits", (unsigned long long)v->limits.alone, (unsigned long long)v->limits.held, "parked_bytes",
+                    (unsigned long long)v->parked, "alone_bytes", (unsigned long long)v->alone, "how", &v->how,
+                    (Py_ssize_t)(v->how != 0), "value_form", form_word(v->value_form), "dtype",
+                    fan_dtype_name(v->dtype), "accumulate", fan_dtype_name(v->accumulate), "count", (long long)v->count,
+                    "expected", (long long)v->expected, "next_key", (long long)v->next_key, "next_action",
+                    fan_action_word(v->next.action), "next_rules", (unsigned long long)v->next.rules, "reuse",
+                    fan_reuse_words(v->next.reuse), "items", list);
+}
+
+static PyObject *buffer_explain(PyObject *o, PyObject *which)
+{
+    const buffer_object *self = fan_buffer_self(o);
+    PyObject *text;
+    fan_slot_view v;
+    fan_item_view *items;
+    size_t slot;
+    if (fan_slot_arg(self, which, &slot) < 0)
+        return NULL;
+    fan_buffer_seen_parked(self->core);
+    if (FAN_CHECK(fan_slot_look(self->core, slot, &v, &items, &err)) < 0)
+        return NULL;
+    text = fan_slot_text(fan_buffer_name(self->core), slot, fan_slot_name(self, slot), &v, items);
+    fan_free(items);
+    return text;
+}
+
+static PyObject *buffer_repr(PyObject *o)
+{
+    const buffer_object *self = fan_buffer_self(o);
+    const char *name = fan_buffer_name(self->core);
+    fan_sketch s;
+    char said[64] = "", sums[40] = "", lost[40] = "";
+    fan_buffer_sketch(self->core, &s);
+    if (strcmp(name, "InputBuffer") != 0)
+        snprintf(said, sizeof said, " '%.58s'", name);
+    if (s.sums)
+        snprintf(sums, sizeof sums, ", %zu sum%s begun", s.sums, FAN_PLURAL(s.sums));
+    if (s.poisoned)
+        snprintf(lost, sizeof lost, ", %zu poisoned", s.poisoned);
+    if (!s.parked)
+        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n, FAN_PLURAL(self->n),
+                                    s.sums || s.poisoned ? "" : ", empty", sums, lost);
+    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said, self->n,
+                                FAN_PLURAL(self->n), s.parked, (unsigned long long)s.bytes, sums, lost);
+}
+
+/* counters_of: an object of a class of fanin.options, whose fields are these numbers. */
+static PyObject *counters_of(PyObject **cache, const char *name, const void *numbers, size_t size)
+{
+    PyObject *type = fan_lazy(cache, "fanin.options", name);
+    PyObject *fields = type ? fan_ints((int)(size / sizeof(int64_t)), numbers) : NULL;
+    PyObject *made = fields ? PyObject_CallObject(type, fields) : NULL;
+    Py_XDECREF(fields);
+    return made;
+}
+
+PyObject *fan_process_counters(void)
+{
+    fan_pool_counts pool = fan_pool_get();
+    struct {
+        fan_counters own;
+        uint64_t pool[4];
+    } all = {.pool = {pool.held, pool.peak, pool.hits, pool.misses}};
+    fan_counters_total(&all.own);
+    return counters_of(&fan_state_get()->process_counters_type, "ProcessCounters", &all, sizeof all);
+}
+
+/* ---- methods ---- */
 
 static PyObject *buffer_target(PyObject *o, PyObject *const *a)
 {
-    enum { SLOT, KEY, STREAM };
+    enum { SLOT, KEY, ON };
     buffer_object *self = fan_buffer_self(o);
-    fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error_context w;
     fan_stream *stream = NULL;
     PyObject *target = NULL;
     int64_t key = -1;
     size_t slot;
     if (fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
-    w.slot = (Py_ssize_t)slot;
-    w.slot_name = fan_slot_name(self, slot);
+    w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
     if (self->create_graph)
         fan_refuse(PyExc_ValueError, "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
     else if ((!a[KEY] || a[KEY] == Py_None || fan_index(a[KEY], "key", PyExc_ValueError, &key) == 0) &&
-             (!a[STREAM] || fan_stream_arg(a[STREAM], &stream) == 0))
+             (!a[ON] || fan_stream_arg(a[ON], &stream) == 0))
         target = fan_target_new(o, slot, key, stream);
     fan_error_context_pop(&w);
     fan_stream_drop(stream);
@@ -30,14 +393,13 @@ static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
 {
     enum { SLOT, N };
     buffer_object *self = fan_buffer_self(o);
-    fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error_context w;
     int64_t n = 0;
     size_t slot;
     int bad;
     if (fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
-    w.slot = (Py_ssize_t)slot;
-    w.slot_name = fan_slot_name(self, slot);
+    w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
     bad = fan_index(a[N], "n", PyExc_ValueError, &n);
     fan_error_context_pop(&w);
@@ -99,7 +461,7 @@ static PyObject *buffer_get_counters(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_counters n;
     fan_buffer_counters(fan_buffer_self(o)->core, &n);
-    return fan_counters_wrap(&n);
+    return counters_of(&fan_state_get()->counters_type, "Counters", &n, sizeof n);
 }
 
 static PyObject *buffer_get_budget(PyObject *o, void *Py_UNUSED(closure))
@@ -116,16 +478,9 @@ static int buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs
 {
     return fan_buffer_take_fast(o, args, nargs, kwnames, result);
 }
-static int buffer_new_fast(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result)
-{
-    return fan_buffer_new_fast(o, args, nargsf, kwnames, result);
-}
-static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a) { return fan_buffer_new_object(type, a); }
 static PyObject *buffer_add(PyObject *o, PyObject *const *a) { return fan_buffer_add_one(o, a); }
 static PyObject *buffer_add_many(PyObject *o, PyObject *const *a) { return fan_buffer_add_batch(o, a); }
 static PyObject *buffer_take(PyObject *o, PyObject *const *a) { return fan_buffer_take_sums(o, a); }
-static PyObject *buffer_explain(PyObject *o, PyObject *slot) { return fan_buffer_explain(o, slot); }
-static PyObject *buffer_repr(PyObject *o) { return fan_buffer_repr(o); }
 
 #include "py/declared/InputBuffer.h"
 
@@ -150,9 +505,9 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_doc, (void *)buffer_doc},
     {Py_tp_new, buffer_new_door},
-    {Py_tp_dealloc, fan_buffer_dealloc},
-    {Py_tp_traverse, fan_buffer_traverse},
-    {Py_tp_clear, fan_buffer_clear_refs},
+    {Py_tp_dealloc, buffer_dealloc},
+    {Py_tp_traverse, buffer_traverse},
+    {Py_tp_clear, buffer_clear_refs},
     {Py_tp_repr, buffer_repr_step},
     {Py_tp_methods, buffer_methods},
     {Py_tp_members, members},

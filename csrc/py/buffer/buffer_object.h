@@ -26,10 +26,8 @@ _Static_assert(offsetof(buffer_object, core) == offsetof(fan_buffer_handle, core
 
 static inline buffer_object *fan_buffer_self(PyObject *o) { return (buffer_object *)o; }
 
-/* ---- counters.c, target.c, add_n.c ---- */
+/* ---- target.c, add_n.c ---- */
 
-PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
-PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 /* fan_target_new: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
@@ -37,8 +35,20 @@ PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 /* ---- slots.c ---- */
 
 /* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. fan_slot_name: of a slot. fan_slot_arg: S1. */
-PyObject *fan_name_at(PyObject *names, size_t slot);
-PyObject *fan_slot_name(const buffer_object *self, size_t slot);
+static inline PyObject *fan_name_at(PyObject *names, size_t slot)
+{
+    PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
+    return name == Py_None ? NULL : name;
+}
+static inline PyObject *fan_slot_name(const buffer_object *self, size_t slot) { return fan_name_at(self->names, slot); }
+/* fan_slot_context: for messages about a slot. */
+static inline fan_error_context fan_slot_context(const buffer_object *self, size_t slot)
+{
+    return (fan_error_context){.buffer = fan_buffer_name(self->core),
+                               .slot = (Py_ssize_t)slot,
+                               .slot_name = fan_slot_name(self, slot),
+                               .key = -1};
+}
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out);
 
 /* What is gathered of the slots before the core's buffer is made. */
@@ -54,13 +64,9 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
 void fan_slot_specs_forget(buffer_object *self);
 void fan_slot_specs_fini(fan_slot_specs *d);
 
-/* ---- life.c ---- */
+/* ---- buffer.c ---- */
 
-PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *const *a);
-int fan_buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result);
-void fan_buffer_dealloc(PyObject *o);
-int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
-int fan_buffer_clear_refs(PyObject *o);
+PyObject *fan_process_counters(void); /* a fanin.options.ProcessCounters */
 void fan_buffer_freelist_free(fan_state *st);
 
 /* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared (specs NULL: of so many), with
@@ -117,14 +123,10 @@ int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, P
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
 
-/* ---- view.c ---- */
-
-PyObject *fan_buffer_explain(PyObject *o, PyObject *which);
 /* fan_slot_look: reads the state of a slot: *items is as long as v->items and the caller's to free. Needs no
  * interpreter. fan_slot_text: explains it; new reference. */
 fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items, fan_error *err);
 PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const fan_slot_view *v,
                         const fan_item_view *items);
-PyObject *fan_buffer_repr(PyObject *o);
 
 #endif

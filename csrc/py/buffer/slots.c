@@ -6,16 +6,6 @@
 
 #include <string.h>
 
-/* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. */
-PyObject *fan_name_at(PyObject *names, size_t slot)
-{
-    PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
-    return name == Py_None ? NULL : name;
-}
-
-PyObject *fan_slot_name(const buffer_object *self, size_t slot) { return fan_name_at(self->names, slot); }
-
-/* fan_slot_arg: S1. */
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
@@ -88,68 +78,37 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 }
 
 /* The fields of a Slot, each held; NULL: None, or, after a failure, not read. */
-typedef struct slot_words {
-    PyObject *shape, *dtype, *device, *accumulate, *combine, *name;
-} slot_words;
+enum { SHAPE, DTYPE, DEVICE, ACCUMULATE, COMBINE, NAME, WORDS };
 
-static void slot_words_fini(slot_words *w)
-{
-    Py_XDECREF(w->shape);
-    Py_XDECREF(w->dtype);
-    Py_XDECREF(w->device);
-    Py_XDECREF(w->accumulate);
-    Py_XDECREF(w->combine);
-    Py_XDECREF(w->name);
-}
-
-/* word_called: where what has this name goes; NULL: nowhere. */
-static PyObject **word_called(const fan_state *st, PyObject *name, slot_words *w)
-{
-    return name == st->str_shape        ? &w->shape
-           : name == st->str_dtype      ? &w->dtype
-           : name == st->str_device     ? &w->device
-           : name == st->str_accumulate ? &w->accumulate
-           : name == st->str_combine    ? &w->combine
-           : name == st->str_name       ? &w->name
-                                        : NULL;
-}
-
-/* slot_words_known: of a Slot's own dict, which has what it was given; false: it has something else, too. */
-static bool slot_words_known(const fan_state *st, PyObject *said, slot_words *w)
-{
-    PyObject *name, *word;
-#ifdef Py_GIL_DISABLED
-    return false; /* another thread may write into it */
-#endif
-    for (Py_ssize_t at = 0; PyDict_Next(said, &at, &name, &word);) {
-        PyObject **out = word_called(st, name, w);
-        if (!out)
-            return false;
-        if (word != Py_None)
-            *out = Py_NewRef(word);
-    }
-    return true;
-}
-
-/* slot_words_of: a subclass of Slot may give its fields by properties. */
-static int slot_words_of(PyObject *item, slot_words *w)
+/* slot_words_of: reads the fields from a Slot's own dict, which has those that it was given; a subclass may give them
+ * by properties. */
+static int slot_words_of(PyObject *item, PyObject **words)
 {
     const fan_state *st = fan_state_get();
-    PyObject *const names[] = {st->str_shape,      st->str_dtype,   st->str_device,
-                               st->str_accumulate, st->str_combine, st->str_name};
-    *w = (slot_words){0};
+    PyObject *const names[WORDS] = {st->str_shape,      st->str_dtype,   st->str_device,
+                                    st->str_accumulate, st->str_combine, st->str_name};
+#ifndef Py_GIL_DISABLED /* another thread may write into the dict */
     if ((PyObject *)Py_TYPE(item) == st->slot_type) {
-        PyObject *said = PyObject_GenericGetDict(item, NULL);
-        bool known = said && slot_words_known(st, said, w);
-        Py_XDECREF(said);
-        if (known || !said)
-            return known ? 0 : -1;
+        PyObject *name, *word, *said = PyObject_GenericGetDict(item, NULL);
+        size_t i = 0;
+        if (!said)
+            return -1;
+        for (Py_ssize_t at = 0; i < WORDS && PyDict_Next(said, &at, &name, &word);) {
+            for (i = 0; i < WORDS && names[i] != name;)
+                i++;
+            if (i < WORDS && word != Py_None)
+                words[i] = Py_NewRef(word);
+        }
+        Py_DECREF(said);
+        if (i < WORDS)
+            return 0;
     }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+#endif
+    for (size_t i = 0; i < WORDS; i++) {
         PyObject *word = PyObject_GetAttr(item, names[i]);
         if (!word)
             return -1;
-        Py_XSETREF(*word_called(st, names[i], w), word == Py_None ? NULL : Py_NewRef(word));
+        Py_XSETREF(words[i], word == Py_None ? NULL : Py_NewRef(word));
         Py_DECREF(word);
     }
     return 0;
@@ -170,35 +129,18 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
-    slot_words w;
-    int bad = slot_words_of(item, &w) < 0 || (w.shape && spec_shape_of(w.shape, spec) < 0) ||
-              (w.dtype && fan_dtype_parse(w.dtype, &spec->dtype) < 0) ||
-              (w.device && fan_device_arg(w.device, &spec->device) < 0) ||
-              (w.accumulate && fan_accumulate_arg(w.accumulate, &spec->accumulate, &spec->exact) < 0);
+    PyObject *w[WORDS] = {NULL};
+    int bad = slot_words_of(item, w) < 0 || (w[SHAPE] && spec_shape_of(w[SHAPE], spec) < 0) ||
+              (w[DTYPE] && fan_dtype_parse(w[DTYPE], &spec->dtype) < 0) ||
+              (w[DEVICE] && fan_device_arg(w[DEVICE], &spec->device) < 0) ||
+              (w[ACCUMULATE] && fan_accumulate_arg(w[ACCUMULATE], &spec->accumulate, &spec->exact) < 0);
     if (!bad) {
-        spec->combine = *held = Py_XNewRef(w.combine);
-        *name = Py_XNewRef(w.name);
+        spec->combine = *held = Py_XNewRef(w[COMBINE]);
+        *name = Py_XNewRef(w[NAME]);
     }
-    slot_words_fini(&w);
+    for (size_t i = 0; i < WORDS; i++)
+        Py_XDECREF(w[i]);
     return bad ? -1 : 0;
-}
-
-/* specs_new: of so many slots that declare nothing. */
-static int specs_new(fan_slot_specs *d, size_t n)
-{
-    fan_slot_spec *specs = fan_alloc(n * (sizeof *specs + sizeof *d->held));
-    if (!specs) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    d->specs = specs;
-    d->held = (PyObject **)(void *)(specs + n);
-    d->n = n;
-    for (size_t i = 0; i < n; i++) {
-        specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
-        d->held[i] = NULL;
-    }
-    return 0;
 }
 
 /* spec_named: slot i of d is called `own`; *names becomes a tuple where it is NULL. */
@@ -251,9 +193,18 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
                    ? -1
                    : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got %s",
                                 FAN_TYPE_TEXT(slots));
-    if (specs_new(d, (size_t)PyTuple_GET_SIZE(fast)) < 0)
+    size_t n = (size_t)PyTuple_GET_SIZE(fast);
+    if (!(d->specs = fan_alloc(n * (sizeof *d->specs + sizeof *d->held)))) {
+        PyErr_NoMemory();
         goto done;
-    for (size_t i = 0; i < d->n; i++)
+    }
+    d->held = (PyObject **)(void *)(d->specs + n);
+    d->n = n;
+    for (size_t i = 0; i < n; i++) {
+        d->specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+        d->held[i] = NULL;
+    }
+    for (size_t i = 0; i < n; i++)
         if (spec_of(d, i, PyTuple_GET_ITEM(fast, (Py_ssize_t)i), name, names) < 0)
             goto done;
     result = 0;

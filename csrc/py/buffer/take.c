@@ -140,13 +140,6 @@ done:
     return list;
 }
 
-static PyObject *only_item(PyObject *list)
-{
-    PyObject *item = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
-    Py_XDECREF(list);
-    return item;
-}
-
 PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
 {
     enum { STREAM, SLOT, OUT, SCALE, WRITABLE };
@@ -164,7 +157,9 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
                             a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
     fan_error_context_pop(&w);
     fan_stream_drop(s);
-    return one ? only_item(list) : list;
+    if (one && list)
+        Py_SETREF(list, Py_NewRef(PyList_GET_ITEM(list, 0)));
+    return list;
 }
 
 /* ---- slots of plain contributions (buffer/plain.h) ---- */
@@ -302,7 +297,6 @@ int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, P
     return *result != NULL;
 }
 
-/* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;

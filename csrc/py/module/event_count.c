@@ -81,17 +81,6 @@ static int count_wait_scheduled(const count_object *self, uint64_t n, const fan_
     return 0;
 }
 
-/* count_doze: waits for 50 ms at most, until the number is reached or until `until`. */
-static void count_doze(count_object *self, uint64_t n, uint64_t until)
-{
-    Py_BEGIN_ALLOW_THREADS
-        fan_mutex_lock(&self->lock);
-        if (!count_reached(self, n) && fan_trace_ns() < until)
-            fan_cond_wait(&self->changed, &self->lock);
-        fan_mutex_unlock(&self->lock);
-    Py_END_ALLOW_THREADS
-}
-
 static PyObject *count_wait(PyObject *o, PyObject *const *a)
 {
     count_object *self = (count_object *)o;
@@ -112,7 +101,12 @@ static PyObject *count_wait(PyObject *o, PyObject *const *a)
             return NULL;
     } else
         while (!count_reached(self, (uint64_t)n) && fan_trace_ns() < until) {
-            count_doze(self, (uint64_t)n, until);
+            Py_BEGIN_ALLOW_THREADS
+                fan_mutex_lock(&self->lock);
+                if (!count_reached(self, (uint64_t)n) && fan_trace_ns() < until)
+                    fan_cond_wait(&self->changed, &self->lock); /* for 50 ms at most */
+                fan_mutex_unlock(&self->lock);
+            Py_END_ALLOW_THREADS
             if (PyErr_CheckSignals() < 0)
                 return NULL;
         }

@@ -1,4 +1,5 @@
 /* module: fanin._core. */
+#include "py/api/api.h"
 #include "py/buffer/buffer_object.h"
 
 #include "py/declared/docs.h"
@@ -63,6 +64,14 @@ static int add_types(PyObject *m, fan_state *st)
     return 0;
 }
 
+/* add_new: takes `o`; NULL: after an error. -1 with an exception. */
+static int add_new(PyObject *m, const char *name, PyObject *o)
+{
+    int bad = o ? PyModule_AddObjectRef(m, name, o) : -1;
+    Py_XDECREF(o);
+    return bad;
+}
+
 /* new_error: a class of several bases, whose reference is taken; -1 with an exception. */
 static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *bases, const char *doc)
 {
@@ -86,14 +95,17 @@ static int add_errors(PyObject *m, fan_state *st)
                      PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError), FAN_DOC_DTypeError);
 }
 
-static int add_constants(PyObject *m)
-{
-    return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
-               ? -1
-               : 0;
-}
+/* The function table of include/fanin.h, which a capsule shows. */
+#define X(NAME, ...) _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, "fanin.h numbers dtypes as the core does");
+FAN_DTYPE_LIST(X)
+#undef X
+
+static const fanin_api c_api = {.version = FANIN_API_VERSION,
+                                .size = sizeof(fanin_api),
+#define X(name) .name = fan_api_##name,
+                                FAN_API_LIST(X)
+#undef X
+};
 
 static int module_exec(PyObject *m)
 {
@@ -125,7 +137,12 @@ static int module_exec(PyObject *m)
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
-    return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 || fan_c_api_add(m) < 0 ? -1 : 0;
+    return add_errors(m, st) < 0 || add_types(m, st) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
+               ? -1
+               : add_new(m, "_C_API", PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)
@@ -143,7 +160,8 @@ static int module_clear(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     fan_buffer_freelist_free(st);
-    fan_call_site_forget(st);
+    for (size_t i = 0; i < FAN_CALL_SITES; i++)
+        Py_CLEAR(st->call_sites[i].code);
 #define X(type, field) Py_CLEAR(st->field);
     FAN_STATE_LIST(X)
 #undef X

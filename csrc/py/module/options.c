@@ -47,15 +47,6 @@ static int threads_arg(PyObject *o)
                          FAN_WORKERS_MOST);
 }
 
-/* set_pool: of the host's memory, and of each device's. */
-static void set_pool(size_t most)
-{
-    fan_pool_set_limit(most);
-    Py_BEGIN_ALLOW_THREADS
-        fan_backends_keep(most);
-    Py_END_ALLOW_THREADS
-}
-
 /* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
 static PyObject *set_options(PyObject *module, PyObject *const *a)
 {
@@ -65,7 +56,6 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
     int count = 0;
     uint64_t bytes = 0;
     uint64_t most = 0;
-    bool on = debug == Py_True, warns = warn == Py_True, redirects = redirect == Py_True, detects = detect == Py_True;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
     if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && fan_budget_arg(pool, "pool_bytes", &most) < 0))
@@ -76,19 +66,23 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
     if (!before)
         return NULL;
     if (debug != Py_None) {
-        fan_set_debug(on);
+        fan_set_debug(debug == Py_True);
 #ifndef FAN_TEST /* where it is always on */
-        fan_pool_set_poison(on);
+        fan_pool_set_poison(debug == Py_True);
 #endif
     }
-    if (pool != Py_None)
-        set_pool((size_t)most);
+    if (pool != Py_None) {
+        fan_pool_set_limit((size_t)most);
+        Py_BEGIN_ALLOW_THREADS
+            fan_backends_keep((size_t)most);
+        Py_END_ALLOW_THREADS
+    }
     if (warn != Py_None)
-        fan_set_warn_mismatch(warns);
+        fan_set_warn_mismatch(warn == Py_True);
     if (redirect != Py_None)
-        fan_set_capture_redirect(redirects);
+        fan_set_capture_redirect(redirect == Py_True);
     if (detect != Py_None)
-        fan_state_get()->detect = detects;
+        fan_state_get()->detect = detect == Py_True;
     if (budget != Py_None)
         fan_state_get()->budget = bytes;
     if (set)

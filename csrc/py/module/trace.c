@@ -40,23 +40,18 @@ static PyObject *trace_end(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static const char *kind_word(int kind)
+static PyObject *line_of(const fan_trace_line *l)
 {
     static const char *const words[] = {
 #define X(NAME, word) word,
         FAN_TRACE_LIST(X)
 #undef X
     };
-    return words[kind];
-}
-
-static PyObject *line_of(const fan_trace_line *l)
-{
     PyObject *label = PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
     char how[2] = {l->how, '\0'};
     if (!label)
         return NULL;
-    return Py_BuildValue("(ssOiiIKLKKKKKKddNKKIKKK)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
+    return Py_BuildValue("(ssOiiIKLKKKKKKddNKKIKKK)", words[l->kind], how, l->in_place ? Py_True : Py_False,
                          (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
                          (long long)l->key, (unsigned long long)l->rules, (unsigned long long)l->stream,
                          (unsigned long long)l->other, (unsigned long long)l->event, (unsigned long long)l->bytes,
