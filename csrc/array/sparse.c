@@ -37,18 +37,6 @@ int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
 
 /* ---- one sparse array ---- */
 
-/* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
-static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
-{
-    if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
-                            (long long)shape[i]);
-    return FAN_OK;
-}
-
 static fan_status check_index_dtype(const char *what, const fan_array *a, fan_error *err)
 {
     if (a->dtype == FAN_DT_INT32 || a->dtype == FAN_DT_INT64)
@@ -70,66 +58,61 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
                     fan_shape_text(ndim, want, expected, sizeof expected));
 }
 
-static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *indices, const fan_array *values,
-                            fan_error *err)
-{
-    if (indices->ndim != 2 || indices->shape[0] > ndim) {
-        char text[128];
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
-                        fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
-    }
-    int dim = (int)indices->shape[0];
-    if (1 + ndim - dim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
-    int64_t want[FAN_MAX_NDIM];
-    want[0] = indices->shape[1];
-    for (int i = dim; i < ndim; i++)
-        want[1 + i - dim] = shape[i];
-    return check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err);
-}
-
-static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape, const fan_array *indices,
-                                   const fan_array *pointers, const fan_array *values, fan_error *err)
-{
-    if (ndim != 2)
-        return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
-    if (!pointers)
-        return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
-    FAN_TRY(check_index_dtype("pointers", pointers, err));
-    int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
-    FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
-    if (fan_format_is_blocked(f)) {
-        for (int i = 0; i < 2; i++) {
-            block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
-            if (block[i] < 1 || shape[i] % block[i]) {
-                char text[128], all[128];
-                return fan_fail(err, FAN_ERR_VALUE,
-                                "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
-                                fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
-                                fan_shape_text(ndim, shape, all, sizeof all));
-            }
-        }
-    }
-    int64_t want[3] = {nnz, block[0], block[1]};
-    FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
-    int axis = fan_format_compressed_axis(f);
-    want[0] = shape[axis] / block[axis] + 1;
-    return check_shape(f, "pointers", pointers, 1, want, err);
-}
-
 fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
                           fan_array *values, bool coalesced, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     if ((size_t)f >= FORMATS)
         return fan_fail(err, FAN_ERR_VALUE, "no such sparse format");
-    FAN_TRY(check_extents(ndim, shape, err));
+    /* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] < 0)
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
+                            (long long)shape[i]);
     FAN_TRY(check_index_dtype("indices", indices, err));
-    if (f == FAN_FORMAT_COO)
-        FAN_TRY(check_coo(ndim, shape, indices, values, err));
-    else
-        FAN_TRY(check_compressed(f, ndim, shape, indices, pointers, values, err));
+    if (f == FAN_FORMAT_COO) {
+        if (indices->ndim != 2 || indices->shape[0] > ndim) {
+            char text[128];
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
+                            fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
+        }
+        int dim = (int)indices->shape[0];
+        if (1 + ndim - dim > FAN_MAX_NDIM)
+            return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
+        int64_t want[FAN_MAX_NDIM];
+        want[0] = indices->shape[1];
+        for (int i = dim; i < ndim; i++)
+            want[1 + i - dim] = shape[i];
+        FAN_TRY(check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err));
+    } else {
+        if (ndim != 2)
+            return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
+        if (!pointers)
+            return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
+        FAN_TRY(check_index_dtype("pointers", pointers, err));
+        int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
+        FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
+        if (fan_format_is_blocked(f)) {
+            for (int i = 0; i < 2; i++) {
+                block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
+                if (block[i] < 1 || shape[i] % block[i]) {
+                    char text[128], all[128];
+                    return fan_fail(err, FAN_ERR_VALUE,
+                                    "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
+                                    fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
+                                    fan_shape_text(ndim, shape, all, sizeof all));
+                }
+            }
+        }
+        int64_t want[3] = {nnz, block[0], block[1]};
+        FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
+        int axis = fan_format_compressed_axis(f);
+        want[0] = shape[axis] / block[axis] + 1;
+        FAN_TRY(check_shape(f, "pointers", pointers, 1, want, err));
+    }
     fan_sparse *s = fan_alloc(sizeof *s);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse array");

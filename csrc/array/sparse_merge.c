@@ -36,61 +36,6 @@ typedef struct fan_grid {
     int first[FAN_MAX_NDIM + 1];
 } fan_grid;
 
-static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
-{
-    return !fan_format_is_blocked(a->format) ||
-           (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
-}
-
-/* fan__grid_of: computes the grid of a sum: that of the operands if it is the same for all; else COO over as many axes
- * as any of them indexes. */
-static void fan__grid_of(fan_grid *g, const fan_sparse_operand *in, size_t n)
-{
-    const fan_sparse *s = in[0].sparse;
-    bool alike = true;
-    int axes = 0;
-    for (size_t k = 0; k < n; k++) {
-        int dim = sparse_dim(in[k].sparse);
-        alike &= in[k].sparse->format == s->format && same_blocks(in[k].sparse, s);
-        axes = dim > axes ? dim : axes;
-    }
-    g->format = alike ? s->format : FAN_FORMAT_COO;
-    g->axes = axes;
-    g->cells = 1;
-    if (g->format == FAN_FORMAT_COO) {
-        for (int i = 0; i < s->ndim; i++) {
-            if (i < axes)
-                g->extent[i] = s->shape[i];
-            else
-                g->cells *= s->shape[i];
-        }
-    } else {
-        int axis = fan_format_compressed_axis(g->format);
-        g->extent[0] = s->shape[axis] / block_extent(s, axis);
-        g->extent[1] = s->shape[!axis] / block_extent(s, !axis);
-        g->cells = cells_of(s);
-    }
-    g->columns = 0;
-    int64_t product = 1;
-    g->first[0] = 0;
-    for (int i = 0; i < g->axes; i++) {
-        if (__builtin_mul_overflow(product, g->extent[i] ? g->extent[i] : 1, &product)) {
-            g->first[++g->columns] = i;
-            product = g->extent[i];
-        }
-    }
-    g->first[++g->columns] = g->axes;
-}
-
-/* fan__grid_most_key: returns the largest key of column c. */
-static int64_t fan__grid_most_key(const fan_grid *g, int c)
-{
-    int64_t product = 1;
-    for (int i = g->first[c]; i < g->first[c + 1]; i++)
-        product *= g->extent[i] ? g->extent[i] : 1;
-    return product - 1;
-}
-
 /* fan__grid_axis_of_key: computes the index along one axis from keys. */
 static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step)
 {
@@ -193,17 +138,6 @@ static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
     return false;
 }
 
-/* copy_values: copies the values of s to `to`, gap-free and in dtype acc. */
-static void copy_values(const fan_sparse *s, fan_dtype acc, char *to)
-{
-    int64_t strides[FAN_MAX_NDIM];
-    const fan_array *v = s->values;
-    fan_dense_strides(v->ndim, v->shape, fan_dtype_size(acc), NULL, strides);
-    fan_array flat = {
-        .data = to, .dtype = acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
-    fan_array_copy(&flat, v);
-}
-
 /* read_operand: reads s into the entries of e from `at` on. */
 static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
                                fan_error *err)
@@ -218,7 +152,13 @@ static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *
                 key[i] = key[i] * g->extent[axis] + scratch[i];
         }
     }
-    copy_values(s, e->acc, e->values + (size_t)(at * g->cells) * fan_dtype_size(e->acc));
+    char *to = e->values + (size_t)(at * g->cells) * fan_dtype_size(e->acc);
+    int64_t strides[FAN_MAX_NDIM];
+    const fan_array *v = s->values;
+    fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
+    fan_array flat = {
+        .data = to, .dtype = e->acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
+    fan_array_copy(&flat, v);
     return FAN_OK;
 }
 
@@ -238,23 +178,6 @@ static int in_order(const entries *e, const fan_grid *g)
     return answer;
 }
 
-/* sort_pass: sorts `order` by one digit of the key, stably. */
-static void sort_pass(const int64_t *key, int shift, int bits, const int64_t *order, int64_t *to, int64_t n)
-{
-    int64_t start[1 << 11] = {0};
-    uint64_t mask = ((uint64_t)1 << bits) - 1;
-    for (int64_t i = 0; i < n; i++)
-        start[(uint64_t)key[i] >> shift & mask]++;
-    int64_t sum = 0;
-    for (uint64_t d = 0; d <= mask; d++) {
-        int64_t here = start[d];
-        start[d] = sum;
-        sum += here;
-    }
-    for (int64_t i = 0; i < n; i++)
-        to[start[(uint64_t)key[order[i]] >> shift & mask]++] = order[i];
-}
-
 /* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and `b` have room for n
  * each; returns the one with the result. */
 static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a, int64_t *b)
@@ -263,9 +186,25 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
     for (int64_t i = 0; i < e->n; i++)
         a[i] = i;
     for (int c = sorted ? -1 : g->columns - 1; c >= 0; c--) {
-        int64_t most = fan__grid_most_key(g, c);
+        int64_t product = 1; /* the largest key of column c, plus one */
+        for (int i = g->first[c]; i < g->first[c + 1]; i++)
+            product *= g->extent[i] ? g->extent[i] : 1;
+        int64_t most = product - 1;
         for (int shift = 0; shift < 63 && most >> shift; shift += bits) {
-            sort_pass(e->keys + c * e->n, shift, bits, a, b, e->n);
+            /* Sorts `order` by one digit of the key, stably. */
+            const int64_t *key = e->keys + c * e->n;
+            int64_t start[1 << 11] = {0};
+            uint64_t mask = ((uint64_t)1 << bits) - 1;
+            for (int64_t i = 0; i < e->n; i++)
+                start[(uint64_t)key[i] >> shift & mask]++;
+            int64_t sum = 0;
+            for (uint64_t d = 0; d <= mask; d++) {
+                int64_t here = start[d];
+                start[d] = sum;
+                sum += here;
+            }
+            for (int64_t i = 0; i < e->n; i++)
+                b[start[(uint64_t)key[a[i]] >> shift & mask]++] = a[i];
             int64_t *other = a;
             a = b;
             b = other;
@@ -276,10 +215,19 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
 
 #define PENDING 256
 
-/* fold_sorted: writes the left fold of e over equal keys, visited in `order`, to `to`, which has room for e->n. Returns
- * the number of keys. */
-static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *order, entries *to)
+/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
+static fan_status merge_coalesce(entries *e, const fan_grid *g)
 {
+    int ordered = in_order(e, g);
+    if (ordered == 1)
+        return FAN_OK;
+    fan_status status = FAN_ERR_NOMEM;
+    entries folded = {0, NULL, NULL, FAN_DT_NONE};
+    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
+    if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
+        goto done;
+    const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
+    /* The left fold of e over equal keys, visited in `order`. */
     int64_t dst[PENDING], src[PENDING];
     const fan_loops *loops = fan_loops_of(e->acc);
     int64_t bytes = g->cells * (int64_t)fan_dtype_size(e->acc), m = 0, before = 0;
@@ -294,33 +242,17 @@ static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *o
             dst[pending] = (m - 1) * bytes;
             src[pending++] = k * bytes;
             if (pending == PENDING) {
-                loops->add_at(to->values, dst, e->values, src, pending, run);
+                loops->add_at(folded.values, dst, e->values, src, pending, run);
                 pending = 0;
             }
             continue;
         }
         for (c = 0; c < g->columns; c++)
-            to->keys[c * e->n + m] = e->keys[c * e->n + k];
-        memcpy(to->values + m * bytes, e->values + k * bytes, (size_t)bytes);
+            folded.keys[c * e->n + m] = e->keys[c * e->n + k];
+        memcpy(folded.values + m * bytes, e->values + k * bytes, (size_t)bytes);
         m++;
     }
-    loops->add_at(to->values, dst, e->values, src, pending, run);
-    return m;
-}
-
-/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status merge_coalesce(entries *e, const fan_grid *g)
-{
-    int ordered = in_order(e, g);
-    if (ordered == 1)
-        return FAN_OK;
-    fan_status status = FAN_ERR_NOMEM;
-    entries folded = {0, NULL, NULL, FAN_DT_NONE};
-    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
-    if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
-        goto done;
-    const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
-    int64_t m = fold_sorted(e, g, order, &folded);
+    loops->add_at(folded.values, dst, e->values, src, pending, run);
     for (int c = 1; c < g->columns; c++)
         memmove(folded.keys + c * m, folded.keys + c * e->n, (size_t)m * sizeof *folded.keys);
     folded.n = m;
@@ -442,10 +374,19 @@ done:
     return status;
 }
 
-/* merge_concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for
- * all. */
-static void merge_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
+/* merge_concatenate: concatenates COO operands of one grid and one dtype. */
+static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                                    fan_error *err)
 {
+    fan_status status = FAN_OK;
+    fan_array *indices = NULL, *values = NULL;
+    const fan_sparse *first = in[0].sparse;
+    int64_t shape[2] = {g->axes, 0};
+    for (size_t k = 0; k < n; k++)
+        if (__builtin_add_overflow(shape[1], fan_sparse_nnz(in[k].sparse), &shape[1]))
+            return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
+    FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
+    FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
         const fan_array *i = in[k].sparse->indices, *v = in[k].sparse->values;
@@ -469,22 +410,6 @@ static void merge_concat(const fan_array *indices, const fan_array *values, cons
         }
         at += fan_sparse_nnz(in[k].sparse);
     }
-}
-
-/* merge_concatenate: concatenates COO operands of one grid and one dtype. */
-static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
-                                    fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan_array *indices = NULL, *values = NULL;
-    const fan_sparse *first = in[0].sparse;
-    int64_t shape[2] = {g->axes, 0};
-    for (size_t k = 0; k < n; k++)
-        if (__builtin_add_overflow(shape[1], fan_sparse_nnz(in[k].sparse), &shape[1]))
-            return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
-    FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
-    FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
-    merge_concat(indices, values, in, n);
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
                           out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
@@ -499,7 +424,44 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
 {
     *out = NULL;
     FAN_UNINITIALIZED fan_grid g;
-    fan__grid_of(&g, in, n);
+    /* The grid of the sum: that of the operands if it is the same for all; else COO over as many axes as any of them
+     * indexes. */
+    const fan_sparse *s = in[0].sparse;
+    bool alike = true;
+    int axes = 0;
+    for (size_t k = 0; k < n; k++) {
+        int dim = sparse_dim(in[k].sparse);
+        alike &= in[k].sparse->format == s->format && (!fan_format_is_blocked(in[k].sparse->format) ||
+                                                       (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
+                                                        block_extent(in[k].sparse, 1) == block_extent(s, 1)));
+        axes = dim > axes ? dim : axes;
+    }
+    g.format = alike ? s->format : FAN_FORMAT_COO;
+    g.axes = axes;
+    g.cells = 1;
+    if (g.format == FAN_FORMAT_COO) {
+        for (int i = 0; i < s->ndim; i++) {
+            if (i < axes)
+                g.extent[i] = s->shape[i];
+            else
+                g.cells *= s->shape[i];
+        }
+    } else {
+        int axis = fan_format_compressed_axis(g.format);
+        g.extent[0] = s->shape[axis] / block_extent(s, axis);
+        g.extent[1] = s->shape[!axis] / block_extent(s, !axis);
+        g.cells = cells_of(s);
+    }
+    g.columns = 0;
+    int64_t product = 1;
+    g.first[0] = 0;
+    for (int i = 0; i < g.axes; i++) {
+        if (__builtin_mul_overflow(product, g.extent[i] ? g.extent[i] : 1, &product)) {
+            g.first[++g.columns] = i;
+            product = g.extent[i];
+        }
+    }
+    g.first[++g.columns] = g.axes;
     fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
     coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
     bool plain = !coalesced && g.format == FAN_FORMAT_COO;

@@ -112,26 +112,24 @@ static void sum_flush(running *r, int64_t len)
     r->sources = 0;
 }
 
-/* sum_widen: continues the sum in another dtype (D3). */
-static void sum_widen(running *r, int64_t len, fan_dtype acc)
-{
-    sum_flush(r, len);
-    fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
-    char *other = r->tile;
-    r->tile = r->scratch;
-    r->scratch = other;
-    r->acc = acc;
-    r->loops = fan_loops_of(acc);
-}
-
 /* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
 static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
 {
     running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
-        if (one->acc != r.acc)
-            sum_widen(&r, len, one->acc);
+        if (one->acc != r.acc) {
+            /* Continues the sum in another dtype (D3). */
+            fan_dtype acc = one->acc;
+            sum_flush(&r, len);
+            fan_convert(r.scratch, acc, (int64_t)fan_dtype_size(acc), r.tile, r.acc, (int64_t)fan_dtype_size(r.acc),
+                        len);
+            char *other = r.tile;
+            r.tile = r.scratch;
+            r.scratch = other;
+            r.acc = acc;
+            r.loops = fan_loops_of(acc);
+        }
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
         const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
@@ -183,20 +181,6 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     fan_stats_run_begin(&run);
     fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
-}
-
-/* sum_measure_tile: counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
- * may be an operand) is written. */
-static void sum_measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
-                             fan_stats_run *run, size_t *bad)
-{
-    uint64_t before = run->nonfinite;
-    fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
-    if (run->nonfinite == before)
-        return;
-    for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
-        if (has_nonfinite(j, j->in[k].array, at, len, scratch))
-            *bad = k;
 }
 
 /* sum_write_tile: writes the tile to `out`. */
@@ -273,7 +257,15 @@ static void do_piece(void *ctx, size_t index)
         else
             sum_fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            sum_measure_tile(j, at, len, result, scratch, &run, &bad);
+            /* Counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
+             * may be an operand) is written. */
+            uint64_t before = run.nonfinite;
+            fan_loops_of(j->out->dtype)->measure(&run, result, (size_t)len);
+            if (run.nonfinite != before) {
+                for (size_t k = j->first_suspect; k < j->n && k < bad; k++)
+                    if (has_nonfinite(j, j->in[k].array, at, len, scratch))
+                        bad = k;
+            }
             sum_write_tile(j, at, len, result);
         }
     }

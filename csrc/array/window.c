@@ -850,19 +850,13 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 
 /* ---- merges ---- */
 
-/* view_need: what the content of a block of another window, or of a message, needs. */
-static window_need view_need(const window_view *v)
-{
-    const window_block *b = v->block;
-    return (window_need){.most = b->form == LIMBS ? 0 : b->bound,
-                         .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
-                         .special = b->special,
-                         .form = b->form};
-}
-
 static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
 {
-    window_need need = view_need(from);
+    const window_block *b = from->block;
+    window_need need = {.most = b->form == LIMBS ? 0 : b->bound,
+                        .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
+                        .special = b->special,
+                        .form = b->form};
     if (from->block->empty)
         return true;
     if (!block_fits(w, at, &need))
@@ -978,16 +972,6 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
     return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8), b->special ? MESSAGE_SPECIAL : 0, 0};
 }
 
-/* number_put: writes number i to the planes of n numbers. */
-static void number_put(char *p, size_t n, int width, size_t i, unsigned __int128 x)
-{
-    for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {
-        bytes = plane_bytes(width - done);
-        uint64_t part = (uint64_t)(x >> 8 * done);
-        memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
-    }
-}
-
 static unsigned __int128 number_get(const char *p, size_t n, int width, size_t i)
 {
     unsigned __int128 x = 0;
@@ -1018,9 +1002,14 @@ size_t fan_window_pack(const fan_window *w, void *to)
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
                 unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
-                number_put(p, v.n, h.width, i,
-                           top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
-                                             : (unsigned __int128)(top - FAN_ACC_NOTHING));
+                /* Writes number i to the planes of n numbers. */
+                unsigned __int128 x = top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
+                                                        : (unsigned __int128)(top - FAN_ACC_NOTHING);
+                for (int done = 0, bytes; done < h.width; done += bytes, p += v.n * (size_t)bytes) {
+                    bytes = plane_bytes(h.width - done);
+                    uint64_t part = (uint64_t)(x >> 8 * done);
+                    memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
+                }
             }
         p += header_bytes(&h, v.n, &w->kind);
     }

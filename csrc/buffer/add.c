@@ -55,14 +55,6 @@ static bool add_weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
     }
 }
 
-static int64_t add_weak_int(const fan_value *v)
-{
-    int64_t i = 0;
-    if (v->dtype == FAN_DT_INT64)
-        memcpy(&i, v->array->data, sizeof i);
-    return i;
-}
-
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
@@ -91,64 +83,6 @@ static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_co
         return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
                                  fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
     }
-}
-
-static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                  fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_value *v = &c->value;
-    fan_dtype sum;
-    out->to.dtype = v->dtype;
-    out->seen = s->p->seen;
-    if (v->form == FAN_FORM_OBJECT && s->spec->exact)
-        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                           "an exact sum takes arrays, and no objects (A11)");
-    if (v->form == FAN_FORM_OBJECT)
-        return FAN_OK;
-    if (s->spec->dtype != FAN_DT_NONE) {
-        bool fits =
-            v->weak ? add_weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
-        if (!fits) {
-            char want[32] = "dtype ";
-            fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
-            return fan_fail_expected(
-                err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
-                ": %s into %s would lose values; convert it yourself (A10)", add_kind_words(fan_dtype_kind(v->dtype)),
-                add_kind_words(fan_dtype_kind(s->spec->dtype)));
-        }
-        out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
-        out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
-        sum = s->spec->dtype;
-    } else {
-        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
-        sum = fan_dtype_set_promote(out->seen);
-        if (sum == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                               fan_dtype_name(v->dtype));
-        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
-                               fan_dtype_name(sum));
-    }
-    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
-    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
-    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
-        int64_t i = add_weak_int(v);
-        out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
-        out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
-    }
-    if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                           add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
-    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
-        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                           "an exact sum on a device with streams takes dense gradients (A11)");
-    if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
-        out->to.cast = true;
-    return FAN_OK;
 }
 
 static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
@@ -184,24 +118,6 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
                              same ? " of another machine" : "");
 }
 
-static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_slot_state *p = s->p;
-    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                           p->keyed > 0 ? "with" : "without");
-    if (fan_slot_missing(s, 1) <= 0)
-        return fan_slot_fail_count(b, slot, c->key, "one more", err);
-    if (c->key < 0)
-        return FAN_OK;
-    if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this key has contributed already in this pass (A16)");
-    return FAN_OK;
-}
-
 static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
                                    const char *whose, int64_t key, fan_error *err)
 {
@@ -222,10 +138,75 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     out->seen = s->p->seen;
     if (c->value.form != FAN_FORM_UNDEFINED) {
         FAN_TRY(add_check_shape(b, slot, c, out, err));
-        FAN_TRY(add_check_dtype(b, slot, c, out, err));
+        const fan_value *v = &c->value;
+        fan_dtype sum;
+        out->to.dtype = v->dtype;
+        out->seen = s->p->seen;
+        if (v->form == FAN_FORM_OBJECT && s->spec->exact)
+            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                               "an exact sum takes arrays, and no objects (A11)");
+        if (v->form != FAN_FORM_OBJECT) {
+            if (s->spec->dtype != FAN_DT_NONE) {
+                bool fits = v->weak ? add_weak_castable(v->dtype, s->spec->dtype)
+                                    : fan_dtype_can_cast(v->dtype, s->spec->dtype);
+                if (!fits) {
+                    char want[32] = "dtype ";
+                    fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
+                    return fan_fail_expected(
+                        err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
+                        ": %s into %s would lose values; convert it yourself (A10)",
+                        add_kind_words(fan_dtype_kind(v->dtype)), add_kind_words(fan_dtype_kind(s->spec->dtype)));
+                }
+                out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
+                out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
+                sum = s->spec->dtype;
+            } else {
+                out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
+                sum = fan_dtype_set_promote(out->seen);
+                if (sum == FAN_DT_NONE)
+                    return fan_fail_at(
+                        err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                        "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                        fan_dtype_name(v->dtype));
+                if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
+                    return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                                       "accumulate=%s cannot hold a sum of dtype %s (A11)",
+                                       fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
+            }
+            out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
+            out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
+            if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
+                int64_t i = 0;
+                if (v->dtype == FAN_DT_INT64)
+                    memcpy(&i, v->array->data, sizeof i);
+                out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
+                out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
+            }
+            if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
+                return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                                   "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                                   add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi,
+                                   fan_dtype_name(sum));
+            if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
+                return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                                   "an exact sum on a device with streams takes dense gradients (A11)");
+            if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
+                out->to.cast = true;
+        }
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
-    FAN_TRY(add_check_key(b, slot, c, err));
+    const fan_slot_state *p = s->p;
+    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                           p->keyed > 0 ? "with" : "without");
+    if (fan_slot_missing(s, 1) <= 0)
+        return fan_slot_fail_count(b, slot, c->key, "one more", err);
+    if (c->key >= 0) {
+        if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "this key has contributed already in this pass (A16)");
+    }
     bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
@@ -254,104 +235,6 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 }
 
 /* ---- 2. a place in the slot ---- */
-
-/* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
-static void add_fix_streams(fan_slot_state *p, const fan_check_result *a, const fan_add_streams *with)
-{
-    fan_stream *const known[] = {with->consumer, a->producer, with->current};
-    p->how = a->plan.sync.how;
-    p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
-    p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
-    p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
-    assert(p->consumer && p->accum);
-}
-
-/* Notes in the pass what a contribution brings: dtypes, keys, range of ints. */
-static void add_note(fan_slot_state *p, const fan_contribution *c, const fan_check_result *a,
-                     const fan_add_streams *with)
-{
-    p->seen = a->seen;
-    if (c->value.weak) {
-        p->has_weak_int = true;
-        p->weak_lo = a->weak_lo;
-        p->weak_hi = a->weak_hi;
-    }
-    p->keyed = c->key >= 0 ? 1 : -1;
-    p->count++;
-    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
-    if (a->to.device && !p->device)
-        p->device = fan_device_hold(a->to.device);
-    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER)
-        add_fix_streams(p, a, with);
-    p->rules |= a->plan.rules;
-}
-
-static void add_fill_item(const fan_slot *s, const fan_contribution *c, const fan_check_result *a, fan_item *it)
-{
-    it->value = c->value;
-    it->key = c->key;
-    if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
-        it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-    it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
-    it->producer = fan_stream_hold(a->producer);
-    it->owned = it->exposed = c->summed;
-    it->parked = FAN_FAULT(PARKED_EARLY);
-}
-
-/* Locked: puts a contribution that was checked into the slot. FAN_ERR_NOMEM changes nothing. */
-static fan_status add_put(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
-                          const fan_add_streams *with, fan_item *it, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_list *list = fan_slot_list(s);
-    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
-    const int64_t *from = NULL;
-    int ndim = fan_value_shape(&c->value, &from);
-    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
-    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
-    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
-    it->key = c->key;
-    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
-        fan_free(shape);
-        if (p && s->p == &fan_slot_state_none)
-            fan_slot_state_free(b, p);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
-    }
-    if (s->p != p) /* the thread that sums reads it without the lock */
-        s->p = p;
-    if (shaped) {
-        if (ndim)
-            memcpy(shape, from, (size_t)ndim * sizeof *shape);
-        p->shape = shape;
-        p->ndim = ndim;
-        p->shaped = true;
-    }
-    add_note(p, c, a, with);
-    if (keep) {
-        add_fill_item(s, c, a, it);
-        p->arriving++;
-    }
-    return FAN_OK;
-}
-
-/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
- * it, for fan_slot_state_free. */
-static fan_slot_state *add_remove_item(fan_buffer *b, size_t slot, fan_item *it, const fan_slot_state *before)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_slot_state *p = s->p;
-    fan_list *list = s->list;
-    const fan_entry entry = {.item = it, .general = true};
-    if (it)
-        (void)fan_list_remove(list, &entry);
-    p->count--;
-    /* no other contribution came meanwhile: the pass becomes what it was (add_forget) */
-    bool alone = p->count == before->count && !p->poison;
-    p->seen = p->summed_seen;
-    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
-        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
-    return p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
-}
 
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
 {
@@ -427,7 +310,64 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     x->before = *s->p;
-    FAN_GO(add_put(b, slot, c, &x->checked, &x->streams, x->item, err));
+    const fan_check_result *a = &x->checked;
+    fan_item *it = x->item;
+    fan_list *list = fan_slot_list(s);
+    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
+    const int64_t *from = NULL;
+    int ndim = fan_value_shape(&c->value, &from);
+    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
+    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
+    it->key = c->key;
+    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
+        fan_free(shape);
+        if (p && s->p == &fan_slot_state_none)
+            fan_slot_state_free(b, p);
+        FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory"));
+    }
+    if (s->p != p) /* the thread that sums reads it without the lock */
+        s->p = p;
+    if (shaped) {
+        if (ndim)
+            memcpy(shape, from, (size_t)ndim * sizeof *shape);
+        p->shape = shape;
+        p->ndim = ndim;
+        p->shaped = true;
+    }
+    const fan_add_streams *with = &x->streams;
+    p->seen = a->seen;
+    if (c->value.weak) {
+        p->has_weak_int = true;
+        p->weak_lo = a->weak_lo;
+        p->weak_hi = a->weak_hi;
+    }
+    p->keyed = c->key >= 0 ? 1 : -1;
+    p->count++;
+    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
+    if (a->to.device && !p->device)
+        p->device = fan_device_hold(a->to.device);
+    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER) {
+        /* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
+        fan_stream *const known[] = {with->consumer, a->producer, with->current};
+        p->how = a->plan.sync.how;
+        p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
+        p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
+        p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+        assert(p->consumer && p->accum);
+    }
+    p->rules |= a->plan.rules;
+    if (keep) {
+        it->value = c->value;
+        it->key = c->key;
+        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+        it->producer = fan_stream_hold(a->producer);
+        it->owned = it->exposed = c->summed;
+        it->parked = FAN_FAULT(PARKED_EARLY);
+        p->arriving++;
+    }
     x->reserved = true;
     if (b->leaf && x->checked.producer && x->checked.producer != s->p->consumer) {
         x->mismatch = true;
@@ -446,43 +386,49 @@ done:
     return status;
 }
 
-/* Undoes add_note for a contribution that is taken back, if no other came meanwhile. */
-static void add_forget(fan_slot_state *p, const fan_slot_state *before)
-{
-    if (p->count != before->count || p->poison)
-        return;
-    if (!before->shaped) {
-        fan_free(p->shape);
-        p->shape = NULL;
-        p->ndim = 0;
-        p->shaped = false;
-    }
-    if (!before->device) {
-        fan_device_drop(p->device);
-        p->device = NULL;
-    }
-    if (before->how == FAN_CASE_HOST) {
-        fan_stream_drop(p->consumer);
-        fan_stream_drop(p->accum);
-        fan_stream_drop(p->capture_origin);
-        p->consumer = p->accum = p->capture_origin = NULL;
-        p->how = FAN_CASE_HOST;
-    }
-    p->rules = before->rules;
-    p->seen = before->seen;
-    p->has_weak_int = before->has_weak_int;
-    p->weak_lo = before->weak_lo;
-    p->weak_hi = before->weak_hi;
-    p->keyed = before->keyed;
-}
-
 /* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_slot_state_free. */
 static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
 {
     fan_item *it = x->item;
-    *gone = add_remove_item(b, x->slot, it, &x->before);
-    if (!*gone)
-        add_forget(b->slots[x->slot].p, &x->before);
+    fan_slot *s = &b->slots[x->slot];
+    fan_slot_state *p = s->p;
+    fan_list *list = s->list;
+    const fan_entry entry = {.item = it, .general = true};
+    if (it)
+        (void)fan_list_remove(list, &entry);
+    p->count--;
+    /* no other contribution came meanwhile: the pass becomes what it was */
+    bool alone = p->count == x->before.count && !p->poison;
+    p->seen = p->summed_seen;
+    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
+        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
+    *gone = p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
+    if (!*gone && alone) {
+        const fan_slot_state *before = &x->before;
+        if (!before->shaped) {
+            fan_free(p->shape);
+            p->shape = NULL;
+            p->ndim = 0;
+            p->shaped = false;
+        }
+        if (!before->device) {
+            fan_device_drop(p->device);
+            p->device = NULL;
+        }
+        if (before->how == FAN_CASE_HOST) {
+            fan_stream_drop(p->consumer);
+            fan_stream_drop(p->accum);
+            fan_stream_drop(p->capture_origin);
+            p->consumer = p->accum = p->capture_origin = NULL;
+            p->how = FAN_CASE_HOST;
+        }
+        p->rules = before->rules;
+        p->seen = before->seen;
+        p->has_weak_int = before->has_weak_int;
+        p->weak_lo = before->weak_lo;
+        p->weak_hi = before->weak_hi;
+        p->keyed = before->keyed;
+    }
     if (it && it->value.form != FAN_FORM_UNDEFINED) {
         if (x->old.form == FAN_FORM_UNDEFINED) {
             x->c->value = it->value;
@@ -534,41 +480,6 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     return fan_order_record(b, stream, bit, &item->event, err);
 }
 
-/* S21: the converted gradient, in *made; the item gets the stream where it is ready. */
-static fan_status add_convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_error *err)
-{
-    const fan_add_plan *plan = &x->checked.plan;
-    fan_contribution *c = x->c;
-    fan_item *item = x->item;
-    fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
-    if (plan->convert == FAN_CONVERT_SOURCE) {
-        on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
-        fan_status status = fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err);
-        fan_stream_drop(on);
-        return status;
-    }
-    if (plan->wait) {
-        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-        FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
-    }
-    if (plan->mark_source)
-        FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
-    if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
-        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-    FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err));
-    if (plan->convert != FAN_CONVERT_ACCUM)
-        return FAN_OK;
-    fan_event_drop(item->event);
-    item->event = NULL;
-    fan_stream_drop(item->producer);
-    item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
-    fan_status status =
-        plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
-    if (status != FAN_OK)
-        fan_value_drop(b->frontend, made);
-    return status;
-}
-
 /* The event of the contribution before it in one call, where that covers this one as well: it was recorded within
  * the call, on the same stream, and the buffer has queued nothing there since. NULL: there is none. */
 static fan_event *add_shared_event(const fan_add_op *x)
@@ -582,14 +493,62 @@ static fan_event *add_shared_event(const fan_add_op *x)
     return before->item->event;
 }
 
-/* The plan of the contribution: converted, its event recorded, used on A. */
-static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
+/* Conversions, the event, the mark: nothing for an undefined one. */
+fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
+    fan_item *it = x->item;
+    if (x->c->value.form == FAN_FORM_UNDEFINED)
+        return FAN_OK;
+    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
+    if (fan_trace_on()) {
+        const fan_check_result *a = &x->checked;
+        /* a stream's number means something on its own device only */
+        const fan_device *d = a->producer ? a->producer->device : a->to.device;
+        fan_slot_trace(b, x->slot,
+                       (fan_trace_line){.kind = FAN_TRACE_ADD,
+                                        .how = fan_sync_letter(a->plan.sync.how),
+                                        .device = d && d->id ? (int16_t)d->index : -1,
+                                        .count = 1,
+                                        .key = x->c->key,
+                                        .rules = a->plan.rules,
+                                        .stream = a->producer ? a->producer->handle : 0,
+                                        .bytes = fan_value_bytes(&x->c->value)});
+    }
     const fan_add_plan *plan = &x->checked.plan;
     fan_item *item = x->item;
     fan_value made = {.dtype = FAN_DT_NONE};
-    if (plan->convert != FAN_CONVERT_NOT)
-        FAN_TRY(add_convert(b, x, &made, err));
+    if (plan->convert != FAN_CONVERT_NOT) {
+        /* S21: the item gets the stream where the converted gradient is ready. */
+        fan_contribution *c = x->c;
+        fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
+        if (plan->convert == FAN_CONVERT_SOURCE) {
+            on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
+            fan_status status = fan_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err);
+            fan_stream_drop(on);
+            FAN_TRY(status);
+        } else {
+            if (plan->wait) {
+                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+                FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
+            }
+            if (plan->mark_source)
+                FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
+            if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
+                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+            FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err));
+        }
+        if (plan->convert == FAN_CONVERT_ACCUM) {
+            fan_event_drop(item->event);
+            item->event = NULL;
+            fan_stream_drop(item->producer);
+            item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
+            fan_status status =
+                plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
+            if (status != FAN_OK)
+                fan_value_drop(b->frontend, &made);
+            FAN_TRY(status);
+        }
+    }
     if (made.form != FAN_FORM_UNDEFINED) {
         x->old = item->value;
         item->value = made;
@@ -602,35 +561,8 @@ static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
         if (!item->event)
             FAN_TRY(add_record(b, x->slot, item, on, plan->producer_bit, err));
     }
-    return plan->mark ? fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
-}
-
-static void add_trace(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
-                      uint64_t bytes)
-{
-    const fan_device *d =
-        a->producer ? a->producer->device : a->to.device; /* a stream's number means something on its own device only */
-    fan_slot_trace(b, slot,
-                   (fan_trace_line){.kind = FAN_TRACE_ADD,
-                                    .how = fan_sync_letter(a->plan.sync.how),
-                                    .device = d && d->id ? (int16_t)d->index : -1,
-                                    .count = 1,
-                                    .key = c->key,
-                                    .rules = a->plan.rules,
-                                    .stream = a->producer ? a->producer->handle : 0,
-                                    .bytes = bytes});
-}
-
-/* Conversions, the event, the mark: nothing for an undefined one. */
-fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
-{
-    fan_item *it = x->item;
-    if (x->c->value.form == FAN_FORM_UNDEFINED)
-        return FAN_OK;
-    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
-    if (fan_trace_on())
-        add_trace(b, x->slot, x->c, &x->checked, fan_value_bytes(&x->c->value));
-    FAN_TRY(add_run_plan(b, x, err));
+    if (plan->mark)
+        FAN_TRY(fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* an object without bytes passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->owned) {

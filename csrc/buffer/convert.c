@@ -3,13 +3,6 @@
 #include "base/interrupt.h"
 #include "buffer/options.h"
 
-/* A fresh array for the conversion, on the device, first used on `on`. */
-static fan_status make(fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
-                       const fan_array *like, fan_array **out, fan_error *err)
-{
-    return fan_device_array(d, on, dtype, ndim, shape, like, out, err);
-}
-
 /* One job from `in` to `out`, counted. */
 static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
                           const fan_array *out, const fan_array *in, fan_error *err)
@@ -42,7 +35,7 @@ static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, cons
     for (int i = 0; i < 3; i++) {
         if (!from[i])
             continue;
-        FAN_GO(make(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
+        FAN_GO(fan_device_array(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
         FAN_GO(convert(b, d, on, FAN_JOB_COPY, "copy", part[i], from[i], err));
     }
     FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, part[0], part[1], part[2], v->coalesced, out, err));
@@ -63,7 +56,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     if (!d->backend->has_streams) {
         fan_sparse *sparse = NULL;
         FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, &sparse, err));
-        fan_status status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
+        fan_status status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
         if (status == FAN_OK)
@@ -74,14 +67,14 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
         return status;
     }
     fan_array *dense = NULL; /* D7: through the dense gradient */
-    FAN_TRY(make(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
-                 v->sparse->shape, NULL, &dense, err));
+    FAN_TRY(fan_device_array(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
+                             v->sparse->shape, NULL, &dense, err));
     fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
     if (status == FAN_OK)
         status = fan_device_run(
             d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
     if (status == FAN_OK)
-        status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
+        status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
     if (status == FAN_OK)
         status = convert(b, d, on, FAN_JOB_REDUCE, "reduce", *made, dense, err);
     fan_array_drop(dense);
@@ -112,16 +105,16 @@ static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value
     fan_array *there = NULL, *cast = NULL;
     const fan_array *from = v->array;
     if (to->upload) {
-        FAN_GO(make(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
+        FAN_GO(fan_device_array(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
         FAN_GO(convert(b, d, on, FAN_JOB_UPLOAD, "upload", there, from, err));
         from = there;
     }
     if (to->cast) {
-        FAN_GO(make(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
+        FAN_GO(fan_device_array(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
         FAN_GO(convert(b, d, on, FAN_JOB_COPY, "cast", cast, from, err));
         from = cast;
     }
-    FAN_GO(make(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
+    FAN_GO(fan_device_array(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
     status = convert(b, d, on, FAN_JOB_REDUCE, "reduce", *made, from, err);
 done:
     fan_array_drop(there);
@@ -137,14 +130,14 @@ static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_conver
     fan_array *host = NULL;
     const fan_array *from = v->array;
     if (to->upload) {
-        FAN_GO(make(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
+        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
         FAN_GO(convert(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, err));
-        FAN_GO(make(to->device, on, to->dtype, 0, NULL, NULL, made, err));
+        FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
         status = convert(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
     } else {
-        FAN_GO(make(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
+        FAN_GO(fan_device_array(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
         FAN_GO(v->device->backend->read(on, host, from, err));
-        FAN_GO(make(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
+        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
         status = convert(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", *made, host, err);
     }
 done:
@@ -171,7 +164,7 @@ fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contri
     else if (to->upload || to->download)
         status = move_dense(b, v, to, on, &made, err);
     else
-        status = make(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
+        status = fan_device_array(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
     if (status == FAN_OK && v->form == FAN_FORM_DENSE && !to->reduce && !to->upload && !to->download)
         status = convert(b, to->device, on, FAN_JOB_COPY, to->cast ? "cast" : "copy", made, v->array, err);
     if (status != FAN_OK) {

@@ -22,32 +22,6 @@ static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, f
     return FAN_OK;
 }
 
-/* Locked. */
-static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
-{
-    const fan_slot_state *p = s->p;
-    const fan_entry *sum = fan_slot_sum(s);
-    const fan_item *it = sum && sum->general ? sum->item : NULL;
-    out->how = p->accum ? fan_sync_letter(p->how) : '\0';
-    out->rules = p->rules;
-    out->consumer = p->consumer ? p->consumer->handle : 0;
-    out->accum = p->accum ? p->accum->handle : 0;
-    out->ready = it && it->producer ? it->producer->handle : 0;
-    out->event = it && it->event;
-    out->has_value = sum != NULL;
-    out->value_owned = it ? it->owned : sum && (sum->owned || s->list->summed > 1);
-    out->value_form = it ? it->value.form : sum ? FAN_FORM_DENSE : FAN_FORM_UNDEFINED;
-    out->poisoned = p->poison ? p->poison->text : NULL;
-    out->count = p->count;
-    out->expected = s->expected;
-    out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
-    out->items = fan_slot_waiting(s);
-    out->budget = b->budget;
-    out->limits = b->limits;
-    out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-}
-
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
                            fan_error *err)
 {
@@ -60,7 +34,27 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     FAN_TRY(status);
     status = explain_next(b, slot, out, err);
     fan_slot_lock(b, slot);
-    explain_state(b, s, out);
+    const fan_slot_state *p = s->p;
+    const fan_entry *sum = fan_slot_sum(s);
+    const fan_item *own = sum && sum->general ? sum->item : NULL;
+    out->how = p->accum ? fan_sync_letter(p->how) : '\0';
+    out->rules = p->rules;
+    out->consumer = p->consumer ? p->consumer->handle : 0;
+    out->accum = p->accum ? p->accum->handle : 0;
+    out->ready = own && own->producer ? own->producer->handle : 0;
+    out->event = own && own->event;
+    out->has_value = sum != NULL;
+    out->value_owned = own ? own->owned : sum && (sum->owned || s->list->summed > 1);
+    out->value_form = own ? own->value.form : sum ? FAN_FORM_DENSE : FAN_FORM_UNDEFINED;
+    out->poisoned = p->poison ? p->poison->text : NULL;
+    out->count = p->count;
+    out->expected = s->expected;
+    out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
+    out->items = fan_slot_waiting(s);
+    out->budget = b->budget;
+    out->limits = b->limits;
+    out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
     if (s->list)
         fan_list_sort(s->list);
     for (size_t i = 0; i < fan_slot_waiting(s) && i < cap; i++) {

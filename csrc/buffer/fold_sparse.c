@@ -40,21 +40,6 @@ typedef struct mixed {
     size_t next; /* the term that comes next */
 } mixed;
 
-/* Where the sum is made: in the first term or the second, or in fresh memory. */
-static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
-{
-    fan_term *t = f->terms;
-    if (f->plan.exclusive) {
-        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
-        m->cur = fan_array_hold(t[kept].v->array);
-        return fan_fold_keep_term(f, kept, &m->kept, err);
-    }
-    while (t[m->lead].v->form == FAN_FORM_SPARSE)
-        m->lead++;
-    return fan_fold_fresh(f, fan_fold_accumulated(f, t[m->lead].seen), m->ndim, m->shape, t[m->lead].v->array, &m->cur,
-                          err);
-}
-
 /* The terms up to and with the first dense one. */
 static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
 {
@@ -138,7 +123,18 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
     mixed m = {.kept = {.dtype = FAN_DT_NONE}};
     bool begun = false;
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
-    FAN_GO(mixed_place(f, &m, err));
+    /* Where the sum is made: in the first term or the second, or in fresh memory. */
+    fan_term *t = f->terms;
+    if (f->plan.exclusive) {
+        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
+        m.cur = fan_array_hold(t[kept].v->array);
+        FAN_GO(fan_fold_keep_term(f, kept, &m.kept, err));
+    } else {
+        while (t[m.lead].v->form == FAN_FORM_SPARSE)
+            m.lead++;
+        FAN_GO(fan_fold_fresh(f, fan_fold_accumulated(f, t[m.lead].seen), m.ndim, m.shape, t[m.lead].v->array, &m.cur,
+                              err));
+    }
     FAN_GO(fan_order_wait_terms(f, err));
     FAN_GO(mixed_begin(f, &m, err));
     begun = m.next > 1;

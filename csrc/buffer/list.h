@@ -189,8 +189,6 @@ typedef struct fan_detached {
     size_t n, cap;
 } fan_detached;
 void fan_list_detach(fan_list *p, fan_detached *to);
-/* fan_detached_fini: a list that stayed empty gets its memory back, for the next pass. */
-void fan_detached_fini(fan_detached *d, fan_list *p);
 /* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
 #define FAN_LIST_KEPT 64
 void fan__list_shrink(fan_list *p);

@@ -63,7 +63,12 @@ fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t b
 {
     if (fan_order_left_out(s->device) & bit)
         return FAN_OK;
-    return fan_value_record_stream(v, s, err);
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
+    for (size_t i = 0; i < n; i++)
+        FAN_TRY(all[i]->storage ? fan_memory_record_stream(all[i]->storage, s, err) : FAN_OK);
+    return FAN_OK;
 }
 
 /* An event whose record on the same stream began when this one's was through covers this gradient too. */

@@ -113,21 +113,6 @@ uint64_t fan_value_bytes(const fan_value *v)
     return bytes;
 }
 
-static fan_status value_record_stream(fan_array *a, fan_stream *s, fan_error *err)
-{
-    return a->storage ? fan_memory_record_stream(a->storage, s, err) : FAN_OK;
-}
-
-fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err)
-{
-    fan_array *own[3];
-    size_t n;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
-    for (size_t i = 0; i < n; i++)
-        FAN_TRY(value_record_stream(all[i], s, err));
-    return FAN_OK;
-}
-
 fan_value fan_value_dense(fan_array *a, fan_device *d)
 {
     return (fan_value){.form = FAN_FORM_DENSE, .dtype = a->dtype, .device = d, .array = a};
