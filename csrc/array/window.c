@@ -1002,13 +1002,13 @@ size_t fan_window_pack(const fan_window *w, void *to)
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
                 unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
-                /* Writes number i to the planes of n numbers. */
                 unsigned __int128 x = top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
                                                         : (unsigned __int128)(top - FAN_ACC_NOTHING);
-                for (int done = 0, bytes; done < h.width; done += bytes, p += v.n * (size_t)bytes) {
+                char *plane = p;
+                for (int done = 0, bytes; done < h.width; done += bytes, plane += v.n * (size_t)bytes) {
                     bytes = plane_bytes(h.width - done);
                     uint64_t part = (uint64_t)(x >> 8 * done);
-                    memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
+                    memcpy(plane + i * (size_t)bytes, &part, (size_t)bytes);
                 }
             }
         p += header_bytes(&h, v.n, &w->kind);
