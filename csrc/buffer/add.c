@@ -13,12 +13,9 @@
 #include "base/mem.h"
 #include "buffer/add.h"
 #include "buffer/fold.h"
-#include "buffer/convert.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/stats.h"
 
 #include <assert.h>
 #include <inttypes.h>

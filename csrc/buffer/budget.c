@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "buffer/fold.h"
 #include "buffer/plain.h"
-#include "buffer/options.h"
 #include "buffer/slot.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
-#include "buffer/convert.h"
+#include "buffer/add.h"
 
 #include "base/interrupt.h"
-#include "buffer/options.h"
+#include "buffer/internal.h"
 
 /* One job from `in` to `out`, counted. */
 static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,

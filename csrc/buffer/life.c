@@ -2,8 +2,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
-#include "buffer/stats.h"
+#include "buffer/fold.h"
 
 #include <assert.h>
 #include <string.h>

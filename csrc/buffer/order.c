@@ -1,7 +1,6 @@
 #include "buffer/order.h"
 
 #include "base/fault.h"
-#include "buffer/options.h"
 
 #include <stdio.h>
 

@@ -4,7 +4,6 @@
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

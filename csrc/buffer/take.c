@@ -7,10 +7,7 @@
 #include "buffer/fold.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
-#include "buffer/fold_job.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/stats.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,9 +3,7 @@
 #include "buffer/add.h"
 #include "buffer/fold.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/stats.h"
 
 #include <stdio.h>
 #include <string.h>
