@@ -135,7 +135,6 @@ void fan_layout_free(fan_layout *l)
     fan_free(l);
 }
 
-
 size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
 
 uint64_t fan_layout_offset(const fan_layout *l, size_t i) { return l->places[i].in_component; }

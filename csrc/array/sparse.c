@@ -216,7 +216,6 @@ static inline int64_t sparse_pointer(const fan_sparse *s, int64_t p)
 
 static inline bool sparse_within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
 
-
 /* ---- checks ---- */
 
 static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent,

@@ -227,21 +227,6 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
            !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
 }
 
-/* `object` replaces the first n entries. */
-static void budget_plain_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data, bool wide)
-{
-    bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
-    size_t parked = n - (p->summed > 0);
-    fan_plain_count(b, p, n, first, false, wide);
-    fan_list_unpark(b, p, parked);
-    p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
-    p->summed += (int64_t)parked;
-    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
-    p->entries[0].wide = wide;
-    memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
-    p->n -= n - 1;
-}
-
 /* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads sum them sooner. */
 static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, char **data)
 {
@@ -284,7 +269,16 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         else
             fan_plain_fold(b, p, n, acc, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);
-        budget_plain_commit(b, p, n, to, data, wide);
+        bool owned = !first || p->entries[0].owned;
+        size_t parked = n - (p->summed > 0);
+        fan_plain_count(b, p, n, first, false, wide);
+        fan_list_unpark(b, p, parked);
+        p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
+        p->summed += (int64_t)parked;
+        p->entries[0] = fan_entry_of(to, data, p->entries[n - 1].key, false, owned);
+        p->entries[0].wide = wide;
+        memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
+        p->n -= n - 1;
     } else {
         if (to && !first)
             b->frontend->drop(to);

@@ -313,9 +313,16 @@ static fan_side fold_side_of(const fan_value *v)
     return (fan_side){.form = v->form, .format = v->form == FAN_FORM_SPARSE ? (int)v->sparse->format : 0};
 }
 
-/* The facts of the terms, but for whether they may be written. */
-static fan_fold_facts fold_term_facts(const fan_fold *f)
+bool fan_fold_is_exact(const fan_fold *f)
 {
+    fan_dtype d = fan_fold_dtype(f);
+    return fan_fold_slot(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
+}
+
+static fan_fold_facts fold_facts(const fan_fold *f)
+{
+    const fan_slot *s = fan_fold_slot(f);
+    /* The facts of the terms, but for whether they may be written. */
     fan_fold_facts facts = {.terms = f->n};
     for (size_t i = 0; i < f->n; i++) {
         const fan_value *v = f->terms[i].v;
@@ -324,12 +331,12 @@ static fan_fold_facts fold_term_facts(const fan_fold *f)
         facts.entries += v->form == FAN_FORM_SPARSE ? fan_sparse_nnz(v->sparse) : 0;
     }
     facts.expanded = fan_fold_expanded(f);
-    if (!f->n)
-        return facts;
-    const fan_sparse *sparse = f->terms[0].v->form == FAN_FORM_SPARSE ? f->terms[0].v->sparse : NULL;
-    facts.first = fold_side_of(f->terms[0].v);
-    facts.coalesced = sparse && sparse->coalesced;
-    facts.entries_before = sparse ? sparse->nnz_coalesced : 0;
+    if (f->n) {
+        const fan_value *v = f->terms[0].v;
+        facts.first = fold_side_of(v);
+        facts.coalesced = v->form == FAN_FORM_SPARSE && v->sparse->coalesced;
+        facts.entries_before = v->form == FAN_FORM_SPARSE ? v->sparse->nnz_coalesced : 0;
+    }
     if (f->n > 1) {
         /* Which term the first one meets, as the rules have it: an object, else one of another form, else a sparse one
          * of another format, else the second. */
@@ -350,19 +357,6 @@ static fan_fold_facts fold_term_facts(const fan_fold *f)
         facts.other = fold_side_of(f->terms[other].v);
         facts.other_is_second = other == 1;
     }
-    return facts;
-}
-
-bool fan_fold_is_exact(const fan_fold *f)
-{
-    fan_dtype d = fan_fold_dtype(f);
-    return fan_fold_slot(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
-}
-
-static fan_fold_facts fold_facts(const fan_fold *f)
-{
-    const fan_slot *s = fan_fold_slot(f);
-    fan_fold_facts facts = fold_term_facts(f);
     facts.recording = f->b->create_graph;
     facts.exact = fan_fold_is_exact(f);
     facts.has_state = f->state != NULL;

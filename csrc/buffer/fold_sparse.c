@@ -96,24 +96,6 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
     return status;
 }
 
-/* The sum in the dtype in which it is wanted, scaled. */
-static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
-{
-    fan_dtype dtype = f->plan.dtype;
-    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
-    fan_array *done = NULL;
-    if (dtype == m->cur->dtype && !scale)
-        return FAN_OK;
-    FAN_TRY(fan_fold_fresh(f, dtype, m->ndim, m->shape, m->cur, &done, err));
-    f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
-    fan_status status = fan_fold_job(
-        f, &(fan_job){.kind = FAN_JOB_SUM, .out = done, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
-        err);
-    fan_array_drop(status == FAN_OK ? m->cur : done);
-    m->cur = status == FAN_OK ? done : m->cur;
-    return status;
-}
-
 /* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation
  * dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
@@ -139,7 +121,20 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
     begun = m.next > 1;
     for (; m.next < f->n; begun = true)
         FAN_GO(mixed_more(f, &m, err));
-    FAN_GO(mixed_end(f, &m, err));
+    /* The sum in the dtype in which it is wanted, scaled. */
+    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
+    if (f->plan.dtype != m.cur->dtype || scale) {
+        fan_array *last = NULL;
+        FAN_GO(fan_fold_fresh(f, f->plan.dtype, m.ndim, m.shape, m.cur, &last, err));
+        f->scratch[0] = (fan_operand){m.cur, m.cur->dtype};
+        status = fan_fold_job(
+            f,
+            &(fan_job){.kind = FAN_JOB_SUM, .out = last, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
+            err);
+        fan_array_drop(status == FAN_OK ? m.cur : last);
+        m.cur = status == FAN_OK ? last : m.cur;
+        FAN_GO(status);
+    }
     if (m.kept.form == FAN_FORM_DENSE) {
         f->result = m.kept;
         m.kept = (fan_value){.dtype = FAN_DT_NONE};
@@ -148,9 +143,8 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
         f->owned = true;
     }
 done:
-    if (status == FAN_ERR_DEVICE_NOMEM && begun &&
-        m.kept.form ==
-            FAN_FORM_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    if (status == FAN_ERR_DEVICE_NOMEM && begun && m.kept.form == FAN_FORM_DENSE) {
         status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;

@@ -29,7 +29,6 @@ typedef struct fan_exact_state {
     uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
 } fan_exact_state;
 
-
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
  * what is marked (folder) is written only by the thread that made the slot busy. */
 typedef struct fan_slot_state {

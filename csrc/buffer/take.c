@@ -80,8 +80,12 @@ static bool take_out_overlaps_own(const take_slot *c)
 
 /* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call ---- */
 
-/* take_article: of the name of a dtype. */
-static const char *take_article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+/* take_scale_fits: whether the scale is one for sums of this dtype. */
+static bool take_scale_fits(const fan_take *options, fan_dtype d)
+{
+    char kind = d == FAN_DT_NONE ? 'c' : fan_dtype_kind(d);
+    return !options->scale.on || kind == 'c' || (options->real && (kind == 'f' || options->integral));
+}
 
 static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error *err)
 {
@@ -153,19 +157,17 @@ static fan_status take_gather(take_op *t, fan_error *err)
                 return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
                                    "sums objects; scale= and out= need arrays");
         const fan_take *options = t->options;
-        fan_dtype d = fan_fold_dtype(&c->gathered.fold);
-        char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
-        if (options->scale.on && d != FAN_DT_NONE) {
-            if (!options->real && kind != 'c')
-                return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
-                                   "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re,
-                                   options->scale.im, take_article(d), fan_dtype_name(d));
-            if (!options->integral && kind != 'f' && kind != 'c')
-                return fan_fail_at(
-                    err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
-                    "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, take_article(d), fan_dtype_name(d),
-                    (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
-        }
+        fan_dtype d = fan_fold_dtype(f);
+        const char *article = d != FAN_DT_NONE && fan_dtype_name(d)[0] == 'i' ? "an" : "a";
+        if (!take_scale_fits(options, d) && !options->real)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                               "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re,
+                               options->scale.im, article, fan_dtype_name(d));
+        if (!take_scale_fits(options, d))
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                               "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, article,
+                               fan_dtype_name(d),
+                               (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
     }
@@ -709,13 +711,6 @@ static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) :
 
 static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
 
-/* take_scale_fits: whether a scale is one for sums of this dtype; what is wrong with it the general path reports. */
-static bool take_scale_fits(const fan_take *options, fan_dtype dtype, fan_dtype acc)
-{
-    char kind = fan_dtype_kind(dtype);
-    return kind == 'c' ? acc == dtype : kind == 'f' ? options->real : options->integral;
-}
-
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -725,8 +720,9 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
         fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
-        if (options->scale.on && fan_list_defined(p) &&
-            !take_scale_fits(options, p->kind.dtype, fan_plain_accum(b, slot)))
+        fan_dtype d = p->kind.dtype;
+        if (options->scale.on && fan_list_defined(p) && /* the general path reports what is wrong with it */
+            (!take_scale_fits(options, d) || (fan_dtype_kind(d) == 'c' && fan_plain_accum(b, slot) != d)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
