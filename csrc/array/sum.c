@@ -183,18 +183,6 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     return run.nonfinite > 0;
 }
 
-/* sum_write_tile: writes the tile to `out`. */
-static void sum_write_tile(const job *j, int64_t at, int64_t len, const char *result)
-{
-    fan_dtype d = j->out->dtype;
-    const fan_loops *loops = fan_loops_of(d);
-    char *to = fan_nditer_whole(&j->iter, j->out, at, len);
-    if (to)
-        loops->own(to, &result, 1, (size_t)len * loops->parts, j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
-    else
-        fan_nditer_write(&j->iter, j->out, at, len, d, result);
-}
-
 /* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many elements. */
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
@@ -217,19 +205,13 @@ static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *
                   fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
-/* sum_to_line: returns the elements before the first that begins a cache line; 0 if none does. */
-static int64_t sum_to_line(const char *p, size_t item)
-{
-    size_t bytes = (64 - (uintptr_t)p % 64) % 64;
-    return bytes % item ? 0 : (int64_t)(bytes / item);
-}
-
 static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
     FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
     int64_t begin = (int64_t)index * j->piece, end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
+    const fan_loops *loops = fan_loops_of(j->out->dtype);
     fan_stats_run run;
     if (fan_interrupted(end - begin))
         atomic_store_explicit(&j->stop, true, memory_order_relaxed);
@@ -243,7 +225,9 @@ static void do_piece(void *ctx, size_t index)
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    int64_t head = j->parts && j->watch && j->how.stream ? sum_to_line(j->out->data + (size_t)begin * item, item) : 0;
+    /* elements before the first that begins a cache line; 0 if none does */
+    size_t to_line = (64 - ((uintptr_t)j->out->data + (size_t)begin * item) % 64) % 64;
+    int64_t head = j->parts && j->watch && j->how.stream && to_line % item == 0 ? (int64_t)(to_line / item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
         if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
@@ -260,13 +244,19 @@ static void do_piece(void *ctx, size_t index)
             /* Counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
              * may be an operand) is written. */
             uint64_t before = run.nonfinite;
-            fan_loops_of(j->out->dtype)->measure(&run, result, (size_t)len);
+            loops->measure(&run, result, (size_t)len);
             if (run.nonfinite != before) {
                 for (size_t k = j->first_suspect; k < j->n && k < bad; k++)
                     if (has_nonfinite(j, j->in[k].array, at, len, scratch))
                         bad = k;
             }
-            sum_write_tile(j, at, len, result);
+            const char *tile_of_out = result;
+            char *whole = fan_nditer_whole(&j->iter, j->out, at, len);
+            if (whole)
+                loops->own(whole, &tile_of_out, 1, (size_t)len * loops->parts,
+                           j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
+            else
+                fan_nditer_write(&j->iter, j->out, at, len, j->out->dtype, result);
         }
     }
     if (j->parts) {

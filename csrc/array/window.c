@@ -645,31 +645,6 @@ static window_need terms_need(fan_window *w, int64_t at, const exact_job *j, con
     return need;
 }
 
-/* terms_add: adds the terms of one block, which has room for them. */
-static void terms_add(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops, char *room)
-{
-    window_block *b = w->block + at;
-    window_view v = window_view_of(w, at);
-    int64_t *low = w->word + at * B, first = at * B / (int64_t)j->parts, len = (int64_t)(v.n / j->parts);
-    bool fast = b->form == WORDS_64 && !b->special && b->base > -1000 && b->base < 1000;
-    bool small = window_top(b->bound) - b->base <= 50;
-    double by = fast ? ldexp(1, -b->base) : 0;
-    if (!fast)
-        block_begin(w, at);
-    for (size_t k = 0; k < j->n; k++) {
-        const char *p = fan__exact_term(j, k, first, len, room);
-        if (fast)
-            (fan__exact_is_wide(j->d) ? small ? loops->double_small : loops->double_large
-             : small                  ? loops->single_small
-                                      : loops->single_large)(low, p, v.n, by, b->empty);
-        else if (b->form == WORDS_128 && !b->special)
-            wide_add(b, low, p, v.n, fan__exact_is_wide(j->d));
-        for (size_t i = 0; i < v.n && !fast && (b->form != WORDS_128 || b->special); i++)
-            number_add(w, b, low, i, fan__exact_number(j, p, i));
-        b->empty = false;
-    }
-}
-
 static fan_status window_no_memory(fan_error *err)
 {
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");
@@ -692,8 +667,28 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
         if (!block_reserve(w, b, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        terms_add(w, b, &j, loops, room);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        window_block *block = w->block + b;
+        window_view v = window_view_of(w, b);
+        int64_t *low = w->word + b * B, first = b * B / (int64_t)j.parts, len = (int64_t)(v.n / j.parts);
+        bool fast = block->form == WORDS_64 && !block->special && block->base > -1000 && block->base < 1000;
+        bool small = window_top(block->bound) - block->base <= 50;
+        double by = fast ? ldexp(1, -block->base) : 0;
+        if (!fast)
+            block_begin(w, b);
+        for (size_t k = 0; k < j.n; k++) {
+            const char *p = fan__exact_term(&j, k, first, len, room);
+            if (fast)
+                (fan__exact_is_wide(j.d) ? small ? loops->double_small : loops->double_large
+                 : small                 ? loops->single_small
+                                         : loops->single_large)(low, p, v.n, by, block->empty);
+            else if (block->form == WORDS_128 && !block->special)
+                wide_add(block, low, p, v.n, fan__exact_is_wide(j.d));
+            for (size_t i = 0; i < v.n && !fast && (block->form != WORDS_128 || block->special); i++)
+                number_add(w, block, low, i, fan__exact_number(&j, p, i));
+            block->empty = false;
+        }
+    }
     return FAN_OK;
 }
 

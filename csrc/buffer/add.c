@@ -59,29 +59,6 @@ static bool add_weak_castable(fan_dtype from, fan_dtype to)
     return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
 }
 
-static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                  fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
-    int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
-    char has[160], wants[240] = "a gradient of shape ";
-    if (ndim < 0 || !(s->spec->has_shape || s->p->shaped))
-        return FAN_OK;
-    switch (fan_accum_fit(s->spec->has_shape, wdim, want, ndim, shape)) {
-    case FAN_FIT_EXACT:
-        return FAN_OK;
-    case FAN_FIT_REDUCE:
-        out->to.reduce = c->value.form != FAN_FORM_ZERO;
-        return FAN_OK;
-    default:
-        fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, want, has, sizeof has),
-                   s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
-        return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
-                                 fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
-    }
-}
-
 static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
                                    fan_error *err)
 {
@@ -134,7 +111,19 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     out->to.dtype = FAN_DT_NONE;
     out->seen = s->p->seen;
     if (c->value.form != FAN_FORM_UNDEFINED) {
-        FAN_TRY(add_check_shape(b, slot, c, out, err));
+        const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->p->shape;
+        int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
+        fan_fit fit = FAN_FIT_EXACT;
+        if (ndim >= 0 && (s->spec->has_shape || s->p->shaped))
+            fit = fan_accum_fit(s->spec->has_shape, wdim, fixed, ndim, shape);
+        if (fit == FAN_FIT_NO) {
+            char has[160], wants[240] = "a gradient of shape ";
+            fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, fixed, has, sizeof has),
+                       s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
+            return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
+                                     fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
+        }
+        out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
         const fan_value *v = &c->value;
         fan_dtype sum;
         out->to.dtype = v->dtype;
@@ -282,7 +271,6 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     return FAN_OK;
 }
 
-/* Checks it, and gives it a place in its slot. */
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -439,7 +427,6 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
     fan_slot_notify(b, x->slot);
 }
 
-/* After a failure of its own, or of one beside it: unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
 {
     fan_slot_state *gone = NULL;
@@ -490,7 +477,6 @@ static fan_event *add_shared_event(const fan_add_op *x)
     return before->item->event;
 }
 
-/* Conversions, the event, the mark: nothing for an undefined one. */
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
     fan_item *it = x->item;
@@ -569,7 +555,6 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     return FAN_OK;
 }
 
-/* Locked: a fold may sum it from now on. */
 void fan_add_park(fan_buffer *b, fan_add_op *x)
 {
     fan_item *it = x->item;
@@ -590,7 +575,6 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     fan_slot_notify(b, x->slot);
 }
 
-/* Locked: no fold has summed it, and none may any more. */
 void fan_add_unpark(fan_buffer *b, fan_add_op *x)
 {
     if (!x->parked)
@@ -622,7 +606,6 @@ void fan_add_end(fan_buffer *b, fan_add_op *x)
     fan_stream_drop(x->streams.consumer);
 }
 
-/* S6. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
 {
     for (size_t i = 0; i < n; i++) {

@@ -156,7 +156,6 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     return budget_ints_leave(s, m) ? 0 : m;
 }
 
-/* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_status status = FAN_OK;

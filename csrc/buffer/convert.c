@@ -81,21 +81,6 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     return status;
 }
 
-static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
-                                 fan_sparse **out, fan_error *err)
-{
-    fan_device *d = to->device;
-    if (!to->cast)
-        return copy_sparse(b, d, on, v->sparse, out, err);
-    if (d->backend->has_streams)
-        FAN_TRY(fan_device_sparse_merge(d, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false, to->dtype, NULL,
-                                        out, err));
-    else
-        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, out, err));
-    FAN_COUNT(b, copies, 1);
-    return FAN_OK;
-}
-
 /* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
 static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
                                fan_stream *on, fan_array **made, fan_error *err)
@@ -145,7 +130,6 @@ done:
     return status;
 }
 
-/* The converted gradient as a value of its own; `on` orders the work. */
 fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_conversion *to,
                                     fan_stream *on, fan_value *out, fan_error *err)
 {
@@ -157,8 +141,13 @@ fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contri
     *out = (fan_value){.dtype = FAN_DT_NONE};
     if (v->form == FAN_FORM_SPARSE && to->reduce)
         status = reduce_sparse(b, s, v, to, on, &made, err);
+    else if (v->form == FAN_FORM_SPARSE && !to->cast)
+        status = copy_sparse(b, to->device, on, v->sparse, &sparse, err);
     else if (v->form == FAN_FORM_SPARSE)
-        status = convert_sparse(b, v, to, on, &sparse, err);
+        status = to->device->backend->has_streams
+                     ? fan_device_sparse_merge(to->device, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false,
+                                               to->dtype, NULL, &sparse, err)
+                     : fan_sparse_cast(v->sparse, to->dtype, &sparse, err);
     else if (to->reduce)
         status = reduce_dense(b, s, v, to, on, &made, err);
     else if (to->upload || to->download)
@@ -172,6 +161,8 @@ fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contri
         fan_sparse_drop(sparse);
         return status;
     }
+    if (sparse && to->cast)
+        FAN_COUNT(b, copies, 1);
     *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
     out->origin = v->origin;
     out->rank = v->rank;

@@ -5,21 +5,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The plan that a sum of all that is there would follow. The slot is busy. */
-static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
-{
-    fan_gathered gathered;
-    FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &gathered, err));
-    fan_dtype d = fan_fold_dtype(&gathered.fold);
-    out->dtype = d;
-    out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, b->slots[slot].spec->accumulate);
-    if (gathered.fold.n > 1)
-        fan_fold_decide(&gathered.fold);
-    out->next = gathered.fold.plan;
-    fan_gathered_fini(&gathered);
-    return FAN_OK;
-}
-
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
                            fan_error *err)
 {
@@ -30,7 +15,16 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     fan_status status = fan_slot_claim_all(b, slot, false, "explain", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
-    status = explain_next(b, slot, out, err);
+    fan_gathered gathered;
+    status = fan_gather(b, slot, SIZE_MAX, false, &gathered, err);
+    if (status == FAN_OK) { /* the plan that a sum of all that is there would follow */
+        out->dtype = fan_fold_dtype(&gathered.fold);
+        out->accumulate = out->dtype == FAN_DT_NONE ? FAN_DT_NONE : fan_accum_dtype(out->dtype, s->spec->accumulate);
+        if (gathered.fold.n > 1)
+            fan_fold_decide(&gathered.fold);
+        out->next = gathered.fold.plan;
+        fan_gathered_fini(&gathered);
+    }
     fan_slot_lock(b, slot);
     const fan_slot_state *p = s->p;
     const fan_entry *sum = fan_slot_sum(s);

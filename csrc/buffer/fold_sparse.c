@@ -5,7 +5,6 @@
 
 /* ---- all terms sparse ---- */
 
-/* All terms sparse (A5, A7), or one of them to be finished. */
 fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -96,8 +95,6 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
     return status;
 }
 
-/* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation
- * dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;

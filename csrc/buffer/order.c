@@ -154,7 +154,6 @@ fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t 
     return NULL;
 }
 
-/* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
 fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A,
                                fan_stream *R, fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err)
 {

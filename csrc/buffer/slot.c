@@ -251,7 +251,6 @@ void fan_item_unpark(fan_buffer *b, fan_item *it)
     it->alone = false;
 }
 
-/* Drops all that a pass held. Unlocked. */
 void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 {
     if (!p || p == &fan_slot_state_none)
@@ -306,7 +305,6 @@ bool fan_status_poisons(fan_status s)
     return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK || s == FAN_ERR_CAPTURE;
 }
 
-/* Locked or owned: the first failure is kept. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
     if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))

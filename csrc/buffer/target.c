@@ -72,30 +72,6 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     return FAN_OK;
 }
 
-/* Unlocked: for a lent sum, memory for its statistics; else scratch of its own. */
-static fan_status target_prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
-{
-    fan_slot *s = &b->slots[t->slot];
-    if (!t->direct) {
-        FAN_TRY(fan_device_array(t->device, t->producer, acc, s->spec->ndim, s->spec->shape, NULL, &t->array, err));
-        fan_status status = fan_device_run(t->device, t->producer,
-                                           &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
-        if (status != FAN_OK) {
-            fan_array_drop(t->array);
-            t->array = NULL;
-        }
-        return status;
-    }
-    fan_status status = b->sum_stats && !s->p->sum_stats.valid
-                            ? fan_slot_measure(b, t->slot, t->array, t->device, s->p->like_key, err)
-                            : FAN_OK;
-    if (status != FAN_OK) {
-        fan_slot_poison(s, status, err);
-        fan_buffer_target_cancel(b, t);
-    }
-    return status;
-}
-
 /* A hold: the device that the target will be on. */
 static fan_device *target_device(fan_buffer *b, size_t slot, const fan_stream *stream)
 {
@@ -131,8 +107,21 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot_lock(b, slot);
     fan_status status = target_begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
-    if (status == FAN_OK)
-        status = target_prepare(b, t, acc, err);
+    if (status == FAN_OK && t->direct) { /* memory for the statistics of the lent sum */
+        if (b->sum_stats && !s->p->sum_stats.valid)
+            status = fan_slot_measure(b, slot, t->array, t->device, s->p->like_key, err);
+        if (status != FAN_OK) {
+            fan_slot_poison(s, status, err);
+            fan_buffer_target_cancel(b, t);
+        }
+    } else if (status == FAN_OK) { /* scratch of its own */
+        status = fan_device_array(t->device, t->producer, acc, spec->ndim, spec->shape, NULL, &t->array, err);
+        if (status == FAN_OK)
+            status = fan_device_run(t->device, t->producer,
+                                    &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
+        if (status != FAN_OK)
+            fan_array_drop(t->array);
+    }
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
         target_forget(s, t);
