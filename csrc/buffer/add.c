@@ -59,6 +59,65 @@ static bool add_weak_castable(fan_dtype from, fan_dtype to)
     return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
 }
 
+static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
+                                  fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_value *v = &c->value;
+    fan_dtype sum;
+    out->to.dtype = v->dtype;
+    out->seen = s->p->seen;
+    if (v->form == FAN_FORM_OBJECT && s->spec->exact)
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                           "an exact sum takes arrays, and no objects (A11)");
+    if (v->form == FAN_FORM_OBJECT)
+        return FAN_OK;
+    if (s->spec->dtype != FAN_DT_NONE) {
+        bool fits =
+            v->weak ? add_weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
+        if (!fits) {
+            char want[32] = "dtype ";
+            fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
+            return fan_fail_expected(
+                err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
+                ": %s into %s would lose values; convert it yourself (A10)", add_kind_words(fan_dtype_kind(v->dtype)),
+                add_kind_words(fan_dtype_kind(s->spec->dtype)));
+        }
+        out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
+        out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
+        sum = s->spec->dtype;
+    } else {
+        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
+        sum = fan_dtype_set_promote(out->seen);
+        if (sum == FAN_DT_NONE)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                               fan_dtype_name(v->dtype));
+        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
+                               fan_dtype_name(sum));
+    }
+    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
+    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
+    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
+        int64_t i;
+        memcpy(&i, v->array->data, sizeof i);
+        out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
+        out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
+    }
+    if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                           add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
+    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                           "an exact sum on a device with streams takes dense gradients (A11)");
+    if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
+        out->to.cast = true;
+    return FAN_OK;
+}
+
 static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
                                    fan_error *err)
 {
@@ -124,61 +183,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
                                      fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
         }
         out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
-        const fan_value *v = &c->value;
-        fan_dtype sum;
-        out->to.dtype = v->dtype;
-        out->seen = s->p->seen;
-        if (v->form == FAN_FORM_OBJECT && s->spec->exact)
-            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                               "an exact sum takes arrays, and no objects (A11)");
-        if (v->form != FAN_FORM_OBJECT) {
-            if (s->spec->dtype != FAN_DT_NONE) {
-                bool fits = v->weak ? add_weak_castable(v->dtype, s->spec->dtype)
-                                    : fan_dtype_can_cast(v->dtype, s->spec->dtype);
-                if (!fits) {
-                    char want[32] = "dtype ";
-                    fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
-                    return fan_fail_expected(
-                        err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
-                        ": %s into %s would lose values; convert it yourself (A10)",
-                        add_kind_words(fan_dtype_kind(v->dtype)), add_kind_words(fan_dtype_kind(s->spec->dtype)));
-                }
-                out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
-                out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
-                sum = s->spec->dtype;
-            } else {
-                out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
-                sum = fan_dtype_set_promote(out->seen);
-                if (sum == FAN_DT_NONE)
-                    return fan_fail_at(
-                        err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                        "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                        fan_dtype_name(v->dtype));
-                if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
-                    return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                                       "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                                       fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
-            }
-            out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
-            out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
-            if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
-                int64_t i = 0;
-                if (v->dtype == FAN_DT_INT64)
-                    memcpy(&i, v->array->data, sizeof i);
-                out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
-                out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
-            }
-            if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
-                return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                                   "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                                   add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi,
-                                   fan_dtype_name(sum));
-            if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
-                return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                                   "an exact sum on a device with streams takes dense gradients (A11)");
-            if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
-                out->to.cast = true;
-        }
+        FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
     const fan_slot_state *p = s->p;
@@ -188,11 +193,9 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
                            p->keyed > 0 ? "with" : "without");
     if (fan_slot_missing(s, 1) <= 0)
         return fan_slot_fail_count(b, slot, c->key, "one more", err);
-    if (c->key >= 0) {
-        if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "this key has contributed already in this pass (A16)");
-    }
+    if (c->key >= 0 && ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key)))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this key has contributed already in this pass (A16)");
     bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;

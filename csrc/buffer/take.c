@@ -955,6 +955,37 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
     sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
 }
 
+static void take_plain_sum(const take_plain *t)
+{
+    fan_buffer *b = t->b;
+    bool far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        _Alignas(16) char value[16];
+        FAN_UNINITIALIZED fan_stats sum_stats;
+        const fan_list *p = take_list(b, i);
+        fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+        size_t n = take_defined(p);
+        if (far)
+            take_fetch(t, i, true);
+        if (!n) {
+            if (stats)
+                take_keep_stats(b, i, NULL);
+            continue;
+        }
+        void *to = t->results[i - t->span.first];
+        bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
+        bool handed = n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
+        bool is_out = t->outs && t->given[i - t->span.first];
+        if (stats || (!number && !handed))
+            fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t->options), number ? value : p->out, t->scratch,
+                           stats);
+        if (stats)
+            take_keep_stats(b, i, stats);
+        if (!handed)
+            fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
+    }
+}
+
 /* 4. order: no stream has anything to do with plain entries. */
 
 /* 5. hand over: the slots are empty and free. What they held is dropped last, when the buffer is ready for whatever a
@@ -1083,32 +1114,7 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const
     t.nscratch = 0;
     bool good = take_plain_outs_begin(&t) && take_plain_gather(&t) && take_plain_readable(&t);
     if (good) {
-        bool far = t.span.end - t.span.first >= TAKE_FAR;
-        for (size_t i = t.span.first; i < t.span.end; i++) {
-            if (far)
-                take_fetch(&t, i, true);
-            if (take_defined(take_list(t.b, i))) {
-                bool is_out = t.outs && t.given[i - t.span.first];
-                _Alignas(16) char value[16];
-                FAN_UNINITIALIZED fan_stats sum_stats;
-                const fan_list *p = take_list(b, i);
-                fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
-                size_t n = fan_list_defined(p);
-                void *to = t.results[i - t.span.first];
-                bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
-                bool handed = n == 1 && !t.options->scale.on && (first || (number && !t.options->writable));
-                if (!handed || stats) {
-                    if (stats || !number)
-                        fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t.options), number ? value : p->out,
-                                       t.scratch, stats);
-                    if (stats)
-                        take_keep_stats(b, i, stats);
-                    if (!handed)
-                        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
-                }
-            } else if (t.b->sum_stats)
-                take_keep_stats(t.b, i, NULL);
-        }
+        take_plain_sum(&t);
         take_plain_hand_over(b, span);
     } else {
         /* As if there had been no take. The general path reports what is wrong, if anything is. */
