@@ -182,8 +182,8 @@ void fan_list_by_key(fan_list *p);
 bool fan_list_begins(const fan_list *p);
 size_t fan_list_prefix(const fan_list *p);
 
-/* fan_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
- * which calls fan_detached_fini last. */
+/* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in *to, for the caller to
+ * drop. */
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
     size_t n, cap;
