@@ -1,4 +1,4 @@
-/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
+/* Design. The elements are cut into pieces (stats_piece), which several threads may process; a piece is cut into
  * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
  * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
  * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
@@ -21,6 +21,45 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
+
+/* ---- statistics (stats.h) ---- */
+
+/* Pieces have at least this many elements (less is not worth waking a thread), in a multiple of PIECE_UNIT. */
+#define PIECE_LEAST ((int64_t)1 << 15)
+#define PIECE_UNIT ((int64_t)1 << 12)
+
+static void stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
+
+static void stats_merge(fan_stats *into, const fan_stats *next)
+{
+    into->count += next->count;
+    into->sumsq += next->sumsq;
+    into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
+    into->nonfinite += next->nonfinite;
+    into->bad = next->bad < into->bad ? next->bad : into->bad;
+}
+
+static int64_t stats_piece(int64_t size)
+{
+    int64_t piece = size / FAN_STATS_PIECES + 1;
+    piece += PIECE_UNIT - 1;
+    piece -= piece % PIECE_UNIT;
+    return piece > PIECE_LEAST ? piece : PIECE_LEAST;
+}
+
+static void stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
+
+static void stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
+{
+    double sum[FAN_STATS_LANES];
+    memcpy(sum, r->lane, sizeof sum);
+    for (unsigned half = FAN_STATS_LANES / 2; half; half /= 2)
+        for (unsigned i = 0; i < half; i++)
+            sum[i] += sum[i + half];
+    *s = (fan_stats){.count = count, .sumsq = sum[0], .absmax = r->top, .nonfinite = r->nonfinite, .bad = SIZE_MAX};
+}
+
+/* ---- sums ---- */
 
 #define TILE 8192u      /* bytes; a multiple of every item size */
 #define LONG_ROW 128    /* rows at least this long are not mixed in one tile, so that they can be read in place */
@@ -178,7 +217,7 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
         fan_nditer_read(&j->iter, a, at, len, a->dtype, scratch);
         p = scratch;
     }
-    fan_stats_run_begin(&run);
+    stats_run_begin(&run);
     fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
 }
@@ -218,7 +257,7 @@ static void do_piece(void *ctx, size_t index)
     if (atomic_load_explicit(&j->stop, memory_order_relaxed))
         return;
     if (j->parts)
-        fan_stats_run_begin(&run);
+        stats_run_begin(&run);
     if (j->fold && !j->parts) {
         sum_straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
         return;
@@ -260,7 +299,7 @@ static void do_piece(void *ctx, size_t index)
         }
     }
     if (j->parts) {
-        fan_stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
+        stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
         j->parts[index].bad = bad;
     }
 }
@@ -373,7 +412,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.first_suspect = how->first_suspect;
     atomic_init(&j.stop, false);
     bool parallel = how->parallel && read + written >= PARALLEL_FROM;
-    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
+    j.piece = parallel || j.parts ? stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
     if (parallel)
         fan_workers_run(pieces, do_piece, &j);
@@ -381,13 +420,13 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         for (size_t i = 0; i < pieces; i++)
             do_piece(&j, i);
     for (size_t i = 0; j.parts && i < pieces && !atomic_load(&j.stop); i++)
-        fan_stats_merge(how->stats, &parts[i]);
+        stats_merge(how->stats, &parts[i]);
 }
 
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how)
 {
     if (how && how->stats)
-        fan_stats_begin(how->stats);
+        stats_begin(how->stats);
     if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && sum_small(out, in, n)))
         return;
     sum_large(out, in, n, how);
@@ -434,15 +473,15 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
     FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
     FAN_UNINITIALIZED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
-    int64_t piece = fan_stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
-    fan_stats_begin(s);
+    int64_t piece = stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    stats_begin(s);
     fan_nditer_begin(&w, a, false);
     fan_nditer_ready(&w);
     for (int64_t at = 0, end; at < a->size; at = end) {
         fan_stats_run run;
         fan_stats one;
         end = a->size - at < piece ? a->size : at + piece;
-        fan_stats_run_begin(&run);
+        stats_run_begin(&run);
         for (int64_t i = at, n; i < end; i += n) {
             n = end - i < LONG_RUN ? end - i : LONG_RUN;
             const char *p = fan_nditer_whole(&w, a, i, n);
@@ -455,46 +494,9 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
             if (fan_interrupted(n))
                 return;
         }
-        fan_stats_run_end(&run, (uint64_t)(end - at), &one);
+        stats_run_end(&run, (uint64_t)(end - at), &one);
         if (one.nonfinite)
             one.bad = 0;
-        fan_stats_merge(s, &one);
+        stats_merge(s, &one);
     }
-}
-
-/* ---- statistics (stats.h) ---- */
-
-/* Pieces have at least this many elements (less is not worth waking a thread), in a multiple of PIECE_UNIT. */
-#define PIECE_LEAST ((int64_t)1 << 15)
-#define PIECE_UNIT ((int64_t)1 << 12)
-
-void fan_stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
-
-void fan_stats_merge(fan_stats *into, const fan_stats *next)
-{
-    into->count += next->count;
-    into->sumsq += next->sumsq;
-    into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
-    into->nonfinite += next->nonfinite;
-    into->bad = next->bad < into->bad ? next->bad : into->bad;
-}
-
-int64_t fan_stats_piece(int64_t size)
-{
-    int64_t piece = size / FAN_STATS_PIECES + 1;
-    piece += PIECE_UNIT - 1;
-    piece -= piece % PIECE_UNIT;
-    return piece > PIECE_LEAST ? piece : PIECE_LEAST;
-}
-
-void fan_stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
-
-void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
-{
-    double sum[FAN_STATS_LANES];
-    memcpy(sum, r->lane, sizeof sum);
-    for (unsigned half = FAN_STATS_LANES / 2; half; half /= 2)
-        for (unsigned i = 0; i < half; i++)
-            sum[i] += sum[i + half];
-    *s = (fan_stats){.count = count, .sumsq = sum[0], .absmax = r->top, .nonfinite = r->nonfinite, .bad = SIZE_MAX};
 }

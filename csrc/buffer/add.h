@@ -15,10 +15,6 @@ typedef struct fan_conversion {
     fan_device *device; /* the device that it will be on; NULL: it does not matter */
 } fan_conversion;
 
-/* fan_contribution_convert: the converted gradient as a value of its own; `on` orders the work. */
-fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_conversion *to,
-                                    fan_stream *on, fan_value *out, fan_error *err);
-
 /* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
 typedef struct fan_check_result {
     fan_conversion to;

@@ -1,7 +1,9 @@
 /* explain: what a slot looks like now, and what its next sum would do; expect and ready. */
 #include "base/fault.h"
 #include "buffer/slot.h"
+#include "buffer/fold_job.h"
 #include "buffer/fold.h"
+#include "buffer/stats.h"
 #include <inttypes.h>
 #include <string.h>
 

@@ -1,9 +1,10 @@
 /* fold_dense: dense sums: of the terms of a fold, and of plain entries (plain.h). */
 #include "array/sum.h"
 #include "base/fault.h"
-#include "buffer/fold.h"
+#include "buffer/fold_job.h"
 #include "buffer/plain.h"
 #include "buffer/order.h"
+#include "buffer/stats.h"
 
 #include <string.h>
 

@@ -1,7 +1,8 @@
 #include "array/exact.h"
 #include "base/mem.h"
-#include "buffer/fold.h"
+#include "buffer/fold_job.h"
 #include "buffer/order.h"
+#include "buffer/stats.h"
 #include "buffer/slot.h"
 
 #include <stdlib.h>

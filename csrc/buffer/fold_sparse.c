@@ -1,6 +1,6 @@
 /* fold_sparse: sums with sparse terms: merged, or scattered into a dense sum. */
 #include "base/mem.h"
-#include "buffer/fold.h"
+#include "buffer/fold_job.h"
 #include "buffer/order.h"
 
 /* ---- all terms sparse ---- */

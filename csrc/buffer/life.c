@@ -2,7 +2,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
-#include "buffer/fold.h"
+#include "buffer/stats.h"
 
 #include <assert.h>
 #include <string.h>

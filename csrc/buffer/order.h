@@ -3,7 +3,7 @@
 #ifndef FAN_BUFFER_ORDER_H
 #define FAN_BUFFER_ORDER_H
 
-#include "buffer/fold.h"
+#include "buffer/fold_job.h"
 
 static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
 {

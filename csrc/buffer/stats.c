@@ -5,7 +5,7 @@
 #include "base/trace.h"
 #include "buffer/slot.h"
 #include "buffer/order.h"
-#include "buffer/fold.h"
+#include "buffer/stats.h"
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -7,7 +7,9 @@
 #include "buffer/fold.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
+#include "buffer/fold_job.h"
 #include "buffer/order.h"
+#include "buffer/stats.h"
 
 #include <inttypes.h>
 #include <stdio.h>

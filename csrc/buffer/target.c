@@ -4,6 +4,7 @@
 #include "buffer/fold.h"
 #include "buffer/slot.h"
 #include "buffer/order.h"
+#include "buffer/stats.h"
 
 #include <stdio.h>
 #include <string.h>
