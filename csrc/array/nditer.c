@@ -68,6 +68,20 @@ static void nditer_seek(const fan_nditer *w, const fan_array *a, int64_t at, pla
     }
 }
 
+/* nditer_step: advances by n elements along the innermost axis, at most to its end; then to the next row. */
+static void nditer_step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
+{
+    int i = w->ndim - 1;
+    here->index[i] += n;
+    here->p += n * a->strides[w->axis[i]];
+    for (; i > 0 && here->index[i] == w->extent[i]; i--) {
+        here->p -= w->extent[i] * a->strides[w->axis[i]];
+        here->index[i] = 0;
+        here->index[i - 1]++;
+        here->p += a->strides[w->axis[i - 1]];
+    }
+}
+
 char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n)
 {
     if (w->ndim == 0)
@@ -110,16 +124,7 @@ static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, in
         else
             fan_convert(buf, d, size, here.p, a->dtype, pitch, m);
         buf += m * size;
-        /* Advances by n elements along the innermost axis, at most to its end; then to the next row. */
-        int i = w->ndim - 1;
-        here.index[i] += m;
-        here.p += m * a->strides[w->axis[i]];
-        for (; i > 0 && here.index[i] == w->extent[i]; i--) {
-            here.p -= w->extent[i] * a->strides[w->axis[i]];
-            here.index[i] = 0;
-            here.index[i - 1]++;
-            here.p += a->strides[w->axis[i - 1]];
-        }
+        nditer_step(w, a, m, &here);
     }
 }
 
