@@ -153,24 +153,28 @@ static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
 
 #define PIECE 256
 
+/* convert_over_wide: converts any pair, gap-free on both sides. */
+static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
+{
+    FAN_UNINITIALIZED _Alignas(16) char wide[PIECE * 16];
+    size_t size_to = fan_dtype_size(to), size_from = fan_dtype_size(from);
+    for (size_t m; n; n -= m) {
+        m = n < PIECE ? n : PIECE;
+        ways[from].in(wide, src, m);
+        ways[to].out[ways[from].wide](dst, wide, m);
+        src += m * size_from;
+        dst += m * size_to;
+    }
+}
+
 static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
 {
     if (direct[from][to])
         direct[from][to](dst, src, n);
     else if (from == to)
         memcpy(dst, src, n * fan_dtype_size(to));
-    else {
-        /* Converts any pair, gap-free on both sides. */
-        FAN_UNINITIALIZED _Alignas(16) char wide[PIECE * 16];
-        size_t size_to = fan_dtype_size(to), size_from = fan_dtype_size(from);
-        for (size_t m; n; n -= m) {
-            m = n < PIECE ? n : PIECE;
-            ways[from].in(wide, src, m);
-            ways[to].out[ways[from].wide](dst, wide, m);
-            src += m * size_from;
-            dst += m * size_to;
-        }
-    }
+    else
+        convert_over_wide(dst, to, src, from, n);
 }
 
 /* convert_spread: copies n elements of `size` bytes between any strides. */
@@ -193,6 +197,30 @@ static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t
 #undef EACH
 }
 
+/* convert_gapped: makes pieces gap-free, converts and spreads them. */
+static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
+                           int64_t n)
+{
+    FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
+    int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
+    for (int64_t m; n; n -= m) {
+        m = n < PIECE ? n : PIECE;
+        const char *s = src;
+        if (src_step != size_from) {
+            convert_spread(near, size_from, src, src_step, (size_t)size_from, m);
+            s = near;
+        }
+        if (dst_step == size_to) {
+            convert_dense(dst, to, s, from, (size_t)m);
+        } else {
+            convert_dense(far, to, s, from, (size_t)m);
+            convert_spread(dst, dst_step, far, size_to, (size_t)size_to, m);
+        }
+        src += m * src_step;
+        dst += m * dst_step;
+    }
+}
+
 void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
                  int64_t n)
 {
@@ -203,24 +231,6 @@ void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan
         convert_dense(dst, to, src, from, (size_t)n);
     else if (from == to && from != FAN_DT_BOOL)
         convert_spread(dst, dst_step, src, src_step, (size_t)size_to, n);
-    else {
-        /* Makes pieces gap-free, converts and spreads them. */
-        FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
-        for (int64_t m; n; n -= m) {
-            m = n < PIECE ? n : PIECE;
-            const char *s = src;
-            if (src_step != size_from) {
-                convert_spread(near, size_from, src, src_step, (size_t)size_from, m);
-                s = near;
-            }
-            if (dst_step == size_to) {
-                convert_dense(dst, to, s, from, (size_t)m);
-            } else {
-                convert_dense(far, to, s, from, (size_t)m);
-                convert_spread(dst, dst_step, far, size_to, (size_t)size_to, m);
-            }
-            src += m * src_step;
-            dst += m * dst_step;
-        }
-    }
+    else
+        convert_gapped(dst, to, dst_step, src, from, src_step, n);
 }
