@@ -131,7 +131,6 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
     (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi);
 }
 
-
 /* array_axes_by_stride: sorts the axes by |stride|, largest first, C order among ties (D16). */
 static void array_axes_by_stride(const fan_array *like, int *axes)
 {

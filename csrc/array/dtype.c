@@ -55,28 +55,11 @@ static size_t dtype_float_bytes(fan_dtype d)
     }
 }
 
-static fan_dtype real_of(size_t bytes)
-{
-    return bytes <= 2 ? FAN_DT_FLOAT16 : bytes == 4 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
-}
-
 static fan_dtype complex_of(size_t bytes) { return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128; }
 
 static fan_dtype signed_of(size_t bytes)
 {
     return bytes == 1 ? FAN_DT_INT8 : bytes == 2 ? FAN_DT_INT16 : bytes == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
-}
-
-static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
-{
-    size_t na = fan_dtype_size(a), nb = fan_dtype_size(b);
-    if (fan_dtype_kind(a) == fan_dtype_kind(b))
-        return na >= nb ? a : b;
-    fan_dtype with_sign = fan_dtype_kind(a) == 'i' ? a : b;
-    size_t ns = with_sign == a ? na : nb, nu = with_sign == a ? nb : na;
-    if (ns > nu)
-        return with_sign;
-    return nu == 8 ? FAN_DT_FLOAT64 : signed_of(2 * nu);
 }
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
@@ -87,8 +70,16 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return a;
     if (a == FAN_DT_BOOL)
         return b;
-    if (dtype_is_integer(a) && dtype_is_integer(b))
-        return promote_integers(a, b);
+    if (dtype_is_integer(a) && dtype_is_integer(b)) {
+        size_t na = fan_dtype_size(a), nb = fan_dtype_size(b);
+        if (fan_dtype_kind(a) == fan_dtype_kind(b))
+            return na >= nb ? a : b;
+        fan_dtype with_sign = fan_dtype_kind(a) == 'i' ? a : b;
+        size_t ns = with_sign == a ? na : nb, nu = with_sign == a ? nb : na;
+        if (ns > nu)
+            return with_sign;
+        return nu == 8 ? FAN_DT_FLOAT64 : signed_of(2 * nu);
+    }
     if (is_float8(a) && is_float8(b))
         return FAN_DT_NONE;
     if (fan_dtype_of_ml_dtypes(a) && dtype_is_integer(b))
@@ -104,7 +95,7 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return a;
     if (n == 2 && (fan_dtype_of_ml_dtypes(a) || fan_dtype_of_ml_dtypes(b)))
         return FAN_DT_FLOAT32; /* bfloat16 with float16: neither contains the other */
-    return real_of(n);
+    return n <= 2 ? FAN_DT_FLOAT16 : n == 4 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
 }
 
 fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)

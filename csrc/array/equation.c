@@ -114,27 +114,31 @@ static int64_t inverse_of(int64_t a, int64_t m)
     return y0 < 0 ? y0 + m : y0;
 }
 
-/* equation_fill: computes a solution for the terms 0 .. k - 1, which are whole. */
-static void equation_fill(equation *e, int k, int64_t r)
-{
-    for (int j = k - 1; j >= 0; j--) {
-        int64_t step = e->t[j].step, over = r - e->reach[j];
-        e->x[j] = over > 0 ? equation_quotient(over + step - 1, step) : 0;
-        r -= e->x[j] * step;
-        assert(r >= 0 && e->x[j] <= e->t[j].most);
-    }
-    assert(r == 0);
-}
-
 /* The values worth trying for the largest term: first, first + jump, .. */
 typedef struct window {
     int64_t first, jump, count;
 } window;
 
-/* window_of: returns the values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
- * gcd. */
-static window window_of(equation *e, int k, int64_t r)
+/* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a window, where the
+ * remainder is far from both ends of the others' reach and most sums are. */
+static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 {
+    assert(k > 0 && r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
+    if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)
+        return NOTHING;
+    if (e->whole[k]) {
+        /* Computes a solution for the terms 0 .. k - 1, which are whole. */
+        for (int j = k - 1; j >= 0; j--) {
+            int64_t step = e->t[j].step, over = r - e->reach[j];
+            e->x[j] = over > 0 ? equation_quotient(over + step - 1, step) : 0;
+            r -= e->x[j] * step;
+            assert(r >= 0 && e->x[j] <= e->t[j].most);
+        }
+        assert(r == 0);
+        return FOUND;
+    }
+    /* Returns the values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
+     * gcd. */
     int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
     int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0, last = equation_quotient(r, step);
     last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
@@ -146,24 +150,10 @@ static window window_of(equation *e, int k, int64_t r)
                      equation_remainder(first, jump);
         first += up < 0 ? up + jump : up;
     }
-    return (window){first, jump,
-                    first > last ? 0
-                    : jump == 1  ? last - first + 1
-                                 : equation_quotient(last - first, jump) + 1};
-}
-
-/* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a window, where the
- * remainder is far from both ends of the others' reach and most sums are. */
-static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
-{
-    assert(k > 0 && r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
-    if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)
-        return NOTHING;
-    if (e->whole[k]) {
-        equation_fill(e, k, r);
-        return FOUND;
-    }
-    window w = window_of(e, k, r);
+    window w = {first, jump,
+                first > last ? 0
+                : jump == 1  ? last - first + 1
+                             : equation_quotient(last - first, jump) + 1};
     for (int64_t i = 0; i < w.count; i++) {
         int64_t x = w.first + w.jump * ((w.count - 1) / 2 + (i % 2 ? (i + 1) / 2 : -(i / 2)));
         if (--*tries < 0)
@@ -181,17 +171,6 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 
 static bool table_has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
 
-/* table_unite: ors n words of `from`, shifted up by `part` bits, into `to`; from[-1] is the word below. No overlap. */
-static void table_unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
-{
-    if (part == 0)
-        for (size_t i = 0; i < n; i++)
-            to[i] |= from[i];
-    else
-        for (size_t i = 0; i < n; i++)
-            to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
-}
-
 /* table_shift_in: adds to the set each sum plus `by`; a word of zeros is below the table of `words`. Works from the
  * top, so that none is shifted twice. */
 static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
@@ -207,7 +186,15 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
         size_t n = end - whole < whole ? end - whole : whole;
         n = n < 2048 ? n : 2048; /* fits the L1 cache */
         end -= n;
-        table_unite(bits + end, bits + end - whole, n, part);
+        /* Ors n words of `from`, shifted up by `part` bits, into `to`; from[-1] is the word below. No overlap. */
+        uint64_t *restrict to = bits + end;
+        const uint64_t *restrict from = bits + end - whole;
+        if (part == 0)
+            for (size_t i = 0; i < n; i++)
+                to[i] |= from[i];
+        else
+            for (size_t i = 0; i < n; i++)
+                to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
     }
 }
 
@@ -281,25 +268,6 @@ static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
     return true;
 }
 
-static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_error *err)
-{
-    bool turned = e->target > e->reach[e->n] / 2;
-    int64_t r = turned ? e->reach[e->n] - e->target : e->target;
-    size_t words = (size_t)(r / 64 + 1);
-    *out = GIVEN_UP;
-    if (!tables_fit(e, r, left))
-        return FAN_OK;
-    uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
-    if (!bits)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
-    bits[0] = 0;
-    *out = equation_look_up(e, r, bits + 1);
-    fan_free(bits);
-    for (int k = 0; turned && *out == FOUND && k < e->n; k++)
-        e->x[k] = e->t[k].most - e->x[k];
-    return FAN_OK;
-}
-
 /* equation_try_some: searches with at most so many tries, as far as the remaining work allows. */
 static found equation_try_some(equation *e, int64_t tries, fan_effort *left)
 {
@@ -319,8 +287,21 @@ fan_status fan__equation_solve(equation *e, fan_effort *left, fan_verdict *out, 
     found f = equation_try_some(e, QUICK, left);
     if (f == GIVEN_UP && left->bytes) {
         f = equation_try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
-        if (f == GIVEN_UP)
-            FAN_TRY(solve_by_table(e, left, &f, err));
+        if (f == GIVEN_UP) {
+            bool turned = e->target > e->reach[e->n] / 2;
+            int64_t r = turned ? e->reach[e->n] - e->target : e->target;
+            size_t words = (size_t)(r / 64 + 1);
+            if (tables_fit(e, r, left)) {
+                uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
+                if (!bits)
+                    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
+                bits[0] = 0;
+                f = equation_look_up(e, r, bits + 1);
+                fan_free(bits);
+                for (int k = 0; turned && f == FOUND && k < e->n; k++)
+                    e->x[k] = e->t[k].most - e->x[k];
+            }
+        }
         if (f == GIVEN_UP)
             f = equation_try_some(e, LONG, left);
     }

@@ -142,22 +142,6 @@ typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-/* exact_fast: computes the sums of a tile, and the facts for their proof. */
-static void exact_fast(const exact_job *j, int64_t at, int64_t len, tally *t, scratch *room)
-{
-    const char *src[FAN_EXACT_SOURCES];
-    size_t numbers = (size_t)len * j->parts;
-    const char *none = fan__exact_is_wide(j->d) ? (const char *)no_double : (const char *)no_single;
-    for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
-        int sources = j->n - k < FAN_EXACT_SOURCES ? (int)(j->n - k) : FAN_EXACT_SOURCES;
-        for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-            src[i] = i < sources ? fan__exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
-        (fan__exact_is_wide(j->d) ? j->how->wide
-         : j->j.always            ? j->how->plain
-                                  : j->how->narrow)(t, src, k == 0, numbers);
-    }
-}
-
 /* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
 static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
 {
@@ -170,35 +154,6 @@ static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
     else if (!first.always)
         bad = j->how->judge_narrow(t, &first, numbers);
     return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
-}
-
-/* exact_integer_path: sums the unproved elements of a tile in integers. */
-static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, tally *t, scratch *room)
-{
-    FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
-    size_t which[BATCH], w = (size_t)j->k.limbs;
-    for (size_t i = 0; i < numbers;) {
-        size_t m = 0;
-        for (; i < numbers && m < BATCH; i++)
-            if (t->bad[i])
-                which[m++] = i;
-        if (m == 0)
-            break;
-        for (size_t b = 0; b < m; b++)
-            fan__superacc_start(words + b * w, &j->k);
-        int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
-        for (size_t k = 0; k < j->n; k++) {
-            const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
-            for (size_t b = 0; b < m; b++)
-                fan__superacc_add(words + b * w, &j->k, fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
-        }
-        for (size_t b = 0; b < m; b++)
-            t->sum[which[b]] =
-                fan__superacc_value(words + b * w, &j->k, j->j.scaled ? &j->j.by : NULL, j->j.grid != TO_DOUBLE);
-#ifdef FAN_TEST
-        atomic_fetch_add_explicit(&slow_ones, (int64_t)m, memory_order_relaxed);
-#endif
-    }
 }
 
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
@@ -253,6 +208,35 @@ static bool exact_went(const exact_job *j, direct go, const fan_array *out, int6
     return !go(dst, src, (int)j->n, &j->j, numbers, false);
 }
 
+/* exact_integer_path: sums the unproved elements of a tile in integers. */
+static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, tally *t, scratch *room)
+{
+    FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
+    size_t which[BATCH], w = (size_t)j->k.limbs;
+    for (size_t i = 0; i < numbers;) {
+        size_t m = 0;
+        for (; i < numbers && m < BATCH; i++)
+            if (t->bad[i])
+                which[m++] = i;
+        if (m == 0)
+            break;
+        for (size_t b = 0; b < m; b++)
+            fan__superacc_start(words + b * w, &j->k);
+        int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
+        for (size_t k = 0; k < j->n; k++) {
+            const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
+            for (size_t b = 0; b < m; b++)
+                fan__superacc_add(words + b * w, &j->k, fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
+        }
+        for (size_t b = 0; b < m; b++)
+            t->sum[which[b]] =
+                fan__superacc_value(words + b * w, &j->k, j->j.scaled ? &j->j.by : NULL, j->j.grid != TO_DOUBLE);
+#ifdef FAN_TEST
+        atomic_fetch_add_explicit(&slow_ones, (int64_t)m, memory_order_relaxed);
+#endif
+    }
+}
+
 static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d, const fan_scale *scale)
 {
     FAN_UNINITIALIZED exact_job j;
@@ -280,7 +264,16 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             continue;
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
-        exact_fast(&j, at, len, &t, &room);
+        const char *src[FAN_EXACT_SOURCES];
+        const char *none = fan__exact_is_wide(j.d) ? (const char *)no_double : (const char *)no_single;
+        for (size_t k = 0; k < j.n; k += FAN_EXACT_SOURCES) {
+            int sources = j.n - k < FAN_EXACT_SOURCES ? (int)(j.n - k) : FAN_EXACT_SOURCES;
+            for (int i = 0; i < FAN_EXACT_SOURCES; i++)
+                src[i] = i < sources ? fan__exact_term(&j, k + (size_t)i, at, len, room.term[i]) : none;
+            (fan__exact_is_wide(j.d) ? j.how->wide
+             : j.j.always            ? j.how->plain
+                                     : j.how->narrow)(&t, src, k == 0, numbers);
+        }
         if (exact_prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
             exact_integer_path(&j, at, numbers, &t, &room);
         if (turns)

@@ -116,18 +116,12 @@ void fan_extents_sort(fan_extents *e)
     }
 }
 
-/* extents_begun: returns how many entries begin at `last` or before. */
-static size_t extents_begun(const fan_extents *e, uint64_t last)
-{
-    return fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first), last);
-}
-
 const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, size_t *at)
 {
     if (fan_extent_empty(of))
         return NULL;
     if (*at == e->n)
-        *at = extents_begun(e, of.last);
+        *at = fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first), of.last);
     while (*at > 0 && e->all[*at - 1].highest >= of.first) {
         const fan_extent_entry *x = &e->all[--*at];
         if (fan_extents_may_overlap(x->at, of))
@@ -254,42 +248,38 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
     return true;
 }
 
-/* Returns how many begin before `end`; searches from `from` outwards, because queries mostly come in order. */
-static size_t flats_before(const fan_flat *all, size_t n, const char *end, size_t from)
+const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near)
 {
-    size_t lo = 0, hi = n;
+    /* Returns how many begin before `end`; searches from `from` outwards, because queries mostly come in order. */
+    const char *end = data + bytes;
+    size_t from = *near;
+    size_t at = 0, hi = n;
     if (from < n && all[from].data < end) {
-        lo = from + 1;
-        for (size_t step = 1; lo + step <= n; step *= 2) {
-            if (all[lo + step - 1].data >= end) {
-                hi = lo + step - 1;
+        at = from + 1;
+        for (size_t step = 1; at + step <= n; step *= 2) {
+            if (all[at + step - 1].data >= end) {
+                hi = at + step - 1;
                 break;
             }
-            lo += step;
+            at += step;
         }
     } else {
         hi = from;
         for (size_t step = 1; step <= hi; step *= 2) {
             if (all[hi - step].data < end) {
-                lo = hi - step + 1;
+                at = hi - step + 1;
                 break;
             }
             hi -= step;
         }
     }
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
+    while (at < hi) {
+        size_t mid = at + (hi - at) / 2;
         if (all[mid].data < end)
-            lo = mid + 1;
+            at = mid + 1;
         else
             hi = mid;
     }
-    return lo;
-}
-
-const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near)
-{
-    size_t at = flats_before(all, n, data + bytes, *near);
     *near = at;
     while (at && !all[at - 1].bytes)
         at--;

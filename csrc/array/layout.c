@@ -76,28 +76,6 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
     }
 }
 
-static fan_status layout_locate(fan_layout *l, uint64_t budget, uint32_t *label, span *spans, fan_error *err)
-{
-    size_t count;
-    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
-    spans_of(l->regions, label, count, spans);
-    for (size_t i = 0; i < l->n; i++) {
-        uint64_t lo, last;
-        bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
-        l->places[i] = (place){.component = label[i], .empty = empty};
-        l->places[i].in_component = empty ? 0 : l->items[i].region.data - spans[label[i]].from;
-    }
-    FAN_TRY(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
-    spans_of(l->regions, label, l->nclusters, spans);
-    for (size_t i = 0; i < l->n; i++) {
-        l->places[i].cluster = label[i];
-        l->places[i].in_cluster = l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
-    }
-    for (size_t k = 0; k < l->nclusters; k++)
-        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
-    return FAN_OK;
-}
-
 fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -120,7 +98,23 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
         l->items[i] = items[i];
         l->items[i].region = *fan_overlaps_region(l->regions, i);
     }
-    FAN_GO(layout_locate(l, budget, label, spans, err));
+    size_t count;
+    FAN_GO(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
+    spans_of(l->regions, label, count, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        uint64_t lo, last;
+        bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
+        l->places[i] = (place){.component = label[i], .empty = empty};
+        l->places[i].in_component = empty ? 0 : l->items[i].region.data - spans[label[i]].from;
+    }
+    FAN_GO(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
+    spans_of(l->regions, label, l->nclusters, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        l->places[i].cluster = label[i];
+        l->places[i].in_cluster = l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
+    }
+    for (size_t k = 0; k < l->nclusters; k++)
+        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
     *out = l;
     l = NULL;
 done:
@@ -140,7 +134,6 @@ void fan_layout_free(fan_layout *l)
     fan_overlaps_free(l->regions);
     fan_free(l);
 }
-
 
 size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
 
@@ -169,36 +162,6 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
     return FAN_CHANGE_SAME;
 }
 
-static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
-{
-    /* Usually sorted or nearly, since allocators hand out memory in order. Heap sort otherwise. */
-    bool ordered = true;
-    for (size_t i = 1; i < n && ordered; i++)
-        ordered = start[i - 1] <= start[i];
-    if (ordered)
-        return;
-    for (size_t end = n, root = n / 2; end > 1;) {
-        uint64_t at, way;
-        if (root > 0) {
-            root--;
-            at = start[root], way = reach[root];
-        } else {
-            end--;
-            at = start[end], way = reach[end];
-            start[end] = start[0], reach[end] = reach[0];
-        }
-        size_t i = root;
-        for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
-            child += child + 1 < end && start[child + 1] > start[child];
-            if (start[child] <= at)
-                break;
-            start[i] = start[child], reach[i] = reach[child];
-            i = child;
-        }
-        start[i] = at, reach[i] = way;
-    }
-}
-
 /* layout_in_place: returns whether every array is where it was in its cluster, and no clusters overlap. `start` and
  * `reach` have room for each cluster. */
 static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
@@ -218,7 +181,32 @@ static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, u
                 return false;
             n++;
         }
-    sort_starts(start, reach, n);
+    /* Usually sorted or nearly, since allocators hand out memory in order. Heap sort otherwise. */
+    bool ordered = true;
+    for (size_t i = 1; i < n && ordered; i++)
+        ordered = start[i - 1] <= start[i];
+    if (!ordered) {
+        for (size_t end = n, root = n / 2; end > 1;) {
+            uint64_t at, way;
+            if (root > 0) {
+                root--;
+                at = start[root], way = reach[root];
+            } else {
+                end--;
+                at = start[end], way = reach[end];
+                start[end] = start[0], reach[end] = reach[0];
+            }
+            size_t i = root;
+            for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
+                child += child + 1 < end && start[child + 1] > start[child];
+                if (start[child] <= at)
+                    break;
+                start[i] = start[child], reach[i] = reach[child];
+                i = child;
+            }
+            start[i] = at, reach[i] = way;
+        }
+    }
     for (size_t k = 1; k < n; k++)
         if (start[k] - start[k - 1] <= reach[k - 1])
             return false;

@@ -113,38 +113,34 @@ static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
     return n;
 }
 
-/* comb_join: joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
-static void comb_join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, fan_comb *c, int *end)
-{
-    int64_t tooth = itemsize;
-    int i = 0, m = 0;
-    for (; i < n && sorted[i].step <= tooth; i++)
-        tooth += sorted[i].step * (sorted[i].count - 1);
-    if (end)
-        end[0] = i;
-    for (; i < n; i++) {
-        fan_axis *top = m ? &axes[m - 1] : NULL;
-        int64_t step = sorted[i].step, count = sorted[i].count;
-        int64_t times = top ? equation_quotient(step, top->step) : 0;
-        if (top && times * top->step == step && times <= top->count)
-            top->count += times * (count - 1);
-        else
-            axes[m++] = (fan_axis){step, count};
-        if (end)
-            end[m] = i + 1;
-    }
-    c->tooth = tooth;
-    c->n = m;
-}
-
 static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *sorted, int *end)
 {
     *out = (fan_comb){.axes = axes, .empty = is_empty(r)};
     if (out->empty)
         return;
     int n = comb_measure(r, sorted, out);
-    if (!out->far)
-        comb_join(sorted, n, r->itemsize, axes, out, end);
+    if (!out->far) {
+        /* Joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
+        int64_t tooth = r->itemsize;
+        int i = 0, m = 0;
+        for (; i < n && sorted[i].step <= tooth; i++)
+            tooth += sorted[i].step * (sorted[i].count - 1);
+        if (end)
+            end[0] = i;
+        for (; i < n; i++) {
+            fan_axis *top = m ? &axes[m - 1] : NULL;
+            int64_t step = sorted[i].step, count = sorted[i].count;
+            int64_t times = top ? equation_quotient(step, top->step) : 0;
+            if (top && times * top->step == step && times <= top->count)
+                top->count += times * (count - 1);
+            else
+                axes[m++] = (fan_axis){step, count};
+            if (end)
+                end[m] = i + 1;
+        }
+        out->tooth = tooth;
+        out->n = m;
+    }
 }
 
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
@@ -198,24 +194,18 @@ static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out
     return a->far || b->far || (a->n == 0 && b->n == 0);
 }
 
-/* side_by_side: merges the axes of both as parts, ascending. */
-static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
+/* Counts the second region from its last byte. */
+static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
+                             fan_error *err)
 {
+    FAN_UNINITIALIZED term parts[PARTS];
+    /* Merges the axes of both as parts, ascending. */
     int n = 0;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
         const fan_axis *next =
             j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step) ? &a->axes[i++] : &b->axes[j++];
         parts[n++] = (term){next->step, next->count - 1};
     }
-    return n;
-}
-
-/* Counts the second region from its last byte. */
-static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
-                             fan_error *err)
-{
-    FAN_UNINITIALIZED term parts[PARTS];
-    int n = side_by_side(a, b, parts);
     *out = FAN_OVERLAP_DISJOINT;
     return fan__equation_pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo))
                ? fan__equation_solve(e, left, out, err)
@@ -226,30 +216,6 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
 {
     FAN_UNINITIALIZED equation e;
     return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
-}
-
-/* overlap_elements: computes an element of each from the solution. The second, counted from its end, first: so the
- * indices of both are small. */
-static void overlap_elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
-                             int64_t *const at[2])
-{
-    FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
-    int64_t places = fan__equation_given_places(e, c[0].tooth + c[1].tooth - 2),
-            back = places < c[1].tooth ? places : c[1].tooth - 1;
-    for (int k = 0; k < c[1].n; k++)
-        x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(e, c[1].axes[k].step, c[1].axes[k].count - 1);
-    for (int k = 0; k < c[0].n; k++)
-        x[0][k] = fan__equation_given(e, c[0].axes[k].step, c[0].axes[k].count - 1);
-    comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
-    comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
-}
-
-/* first_byte: both dense: the common byte is the later start. */
-static void first_byte(const fan_region *const r[2], const fan_comb *c, const origin *o, int64_t *const at[2])
-{
-    uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
-    for (int i = 0; i < 2; i++)
-        comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
 }
 
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
@@ -266,13 +232,27 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     for (int i = 0; i < 2; i++)
         comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
     if (quick_verdict(&c[0], &c[1], out)) {
-        if (*out == FAN_OVERLAP_YES && wanted)
-            first_byte(r, c, o, at);
+        if (*out == FAN_OVERLAP_YES && wanted) {
+            uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
+            for (int i = 0; i < 2; i++)
+                comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
+        }
         return FAN_OK;
     }
     FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
-    if (*out == FAN_OVERLAP_YES && wanted)
-        overlap_elements(&e, r, c, o, at);
+    if (*out == FAN_OVERLAP_YES && wanted) {
+        /* Computes an element of each from the solution. The second, counted from its end, first: so the
+         * indices of both are small. */
+        FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
+        int64_t places = fan__equation_given_places(&e, c[0].tooth + c[1].tooth - 2),
+                back = places < c[1].tooth ? places : c[1].tooth - 1;
+        for (int k = 0; k < c[1].n; k++)
+            x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(&e, c[1].axes[k].step, c[1].axes[k].count - 1);
+        for (int k = 0; k < c[0].n; k++)
+            x[0][k] = fan__equation_given(&e, c[0].axes[k].step, c[0].axes[k].count - 1);
+        comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
+        comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
+    }
     return FAN_OK;
 }
 

@@ -52,46 +52,8 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
     return at < n ? at : n;
 }
 
-/* fan__stretch_merge: sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
- * for n. */
-static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
-{
-    while (fan__stretch_run_end(s, n, 0) < n) {
-        for (size_t at = 0, end; at < n; at = end) {
-            size_t a = at, mid = fan__stretch_run_end(s, n, at), b = mid;
-            end = mid < n ? fan__stretch_run_end(s, n, mid) : n;
-            for (size_t to = at; to < end; to++)
-                scratch[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
-        }
-        memcpy(s, scratch, n * sizeof *s);
-    }
-}
-
 #define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
-
-/* fan__stretch_distribute: sorts many in any order, digit by digit from the lowest. */
-static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scratch)
-{
-    uint64_t low = s[0].from, high = low;
-    for (size_t i = 1; i < n; i++) {
-        low = s[i].from < low ? s[i].from : low;
-        high = s[i].from > high ? s[i].from : high;
-    }
-    for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
-        size_t at[1 << DIGIT] = {0}, sum = 0, mask = (1 << DIGIT) - 1;
-        for (size_t i = 0; i < n; i++)
-            at[(s[i].from - low) >> shift & mask]++;
-        for (size_t d = 0; d <= mask; d++) {
-            size_t here = at[d];
-            at[d] = sum;
-            sum += here;
-        }
-        for (size_t i = 0; i < n; i++)
-            scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
-        memcpy(s, scratch, n * sizeof *s);
-    }
-}
 
 /* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap s[i] follow it, so the
  * search for their end starts there. */
@@ -246,16 +208,6 @@ static void count_step(tally *t, int64_t step)
         t[i].count--;
 }
 
-/* overlaps_frequent: finds the steps that most combs of a run have, as far as a few counters can. */
-static void overlaps_frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
-{
-    for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].index];
-        for (int k = 0; k < c->n; k++)
-            count_step(t, c->axes[k].step);
-    }
-}
-
 /* Open stretches of one component. */
 typedef struct list {
     uint32_t head, tail; /* FAN_NO_STRETCH: none */
@@ -302,10 +254,40 @@ static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *er
     size_t runs = 0;
     for (size_t at = 0; at < n && runs <= n / 16; runs++)
         at = fan__stretch_run_end(s, n, at);
-    if (n >= DISTRIBUTE && runs > n / 16)
-        fan__stretch_distribute(s, n, w->scratch);
-    else
-        fan__stretch_merge(s, n, w->scratch);
+    if (n >= DISTRIBUTE && runs > n / 16) {
+        /* Sorts many in any order, digit by digit from the lowest. */
+        uint64_t low = s[0].from, high = low;
+        for (size_t i = 1; i < n; i++) {
+            low = s[i].from < low ? s[i].from : low;
+            high = s[i].from > high ? s[i].from : high;
+        }
+        for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
+            size_t at[1 << DIGIT] = {0}, sum = 0, mask = (1 << DIGIT) - 1;
+            for (size_t i = 0; i < n; i++)
+                at[(s[i].from - low) >> shift & mask]++;
+            for (size_t d = 0; d <= mask; d++) {
+                size_t here = at[d];
+                at[d] = sum;
+                sum += here;
+            }
+            for (size_t i = 0; i < n; i++)
+                w->scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
+            memcpy(s, w->scratch, n * sizeof *s);
+        }
+    } else {
+        /* Sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
+         * for n. */
+        fan_stretch *scratch = w->scratch;
+        while (fan__stretch_run_end(s, n, 0) < n) {
+            for (size_t at = 0, end; at < n; at = end) {
+                size_t a = at, mid = fan__stretch_run_end(s, n, at), b = mid;
+                end = mid < n ? fan__stretch_run_end(s, n, mid) : n;
+                for (size_t to = at; to < end; to++)
+                    scratch[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
+            }
+            memcpy(s, scratch, n * sizeof *s);
+        }
+    }
     return FAN_OK;
 }
 
@@ -593,24 +575,6 @@ static size_t set_aside(fan_stretch *run, size_t n)
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
 
-/* sweep_divided: compares the last `count` of a run with all, and sweeps the others separately. */
-static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t count, fan_error *err)
-{
-    for (size_t i = n - count; i < n; i++)
-        for (size_t j = 0; j < i; j++) {
-            fan_verdict v = FAN_OVERLAP_DISJOINT;
-            if (!w->parent)
-                FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
-            else if (root_of(w->parent, run[j].index) != root_of(w->parent, run[i].index))
-                FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
-            if (v == FAN_OVERLAP_DISJOINT)
-                continue;
-            w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, run[j].index, run[i].index);
-        }
-    return sweep_runs(w, run, n - count, err);
-}
-
 /* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no sure measure,
  * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. In the first round
  * a sweep whose questions grow with the square of its stretches ends after few of them. */
@@ -638,14 +602,34 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
 static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
-    if (aside)
-        return sweep_divided(w, run, n, aside, err);
+    if (aside) {
+        /* Compares the last `count` of a run with all, and sweeps the others separately. */
+        for (size_t i = n - aside; i < n; i++)
+            for (size_t j = 0; j < i; j++) {
+                fan_verdict v = FAN_OVERLAP_DISJOINT;
+                if (!w->parent)
+                    FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
+                else if (root_of(w->parent, run[j].index) != root_of(w->parent, run[i].index))
+                    FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
+                if (v == FAN_OVERLAP_DISJOINT)
+                    continue;
+                w->exact &= v == FAN_OVERLAP_YES;
+                overlaps_unite(w->parent, run[j].index, run[i].index);
+            }
+        return sweep_runs(w, run, n - aside, err);
+    }
     tally grids[GRIDS] = {{0, 0}};
     fan_stretch *best = run;
     size_t count = n;
     uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
-    if (least > 4 * (uint64_t)n)
-        overlaps_frequent(w->l, run, n, grids);
+    if (least > 4 * (uint64_t)n) {
+        /* Finds the steps that most combs of a run have, as far as a few counters can. */
+        for (size_t i = 0; i < n; i++) {
+            const fan_comb *c = &w->l->combs[run[i].index];
+            for (int k = 0; k < c->n; k++)
+                count_step(grids, c->axes[k].step);
+        }
+    }
     for (int i = 0; i < GRIDS && least > n; i++) {
         if (!grids[i].count)
             continue;

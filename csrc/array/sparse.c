@@ -1,6 +1,9 @@
 #include "array/sparse.h"
 
+#include "array/convert.h"
 #include "array/nditer.h"
+#include "array/sum_isa.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -37,18 +40,6 @@ int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
 
 /* ---- one sparse array ---- */
 
-/* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
-static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
-{
-    if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
-    for (int i = 0; i < ndim; i++)
-        if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
-                            (long long)shape[i]);
-    return FAN_OK;
-}
-
 static fan_status check_index_dtype(const char *what, const fan_array *a, fan_error *err)
 {
     if (a->dtype == FAN_DT_INT32 || a->dtype == FAN_DT_INT64)
@@ -70,66 +61,61 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
                     fan_shape_text(ndim, want, expected, sizeof expected));
 }
 
-static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *indices, const fan_array *values,
-                            fan_error *err)
-{
-    if (indices->ndim != 2 || indices->shape[0] > ndim) {
-        char text[128];
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
-                        fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
-    }
-    int dim = (int)indices->shape[0];
-    if (1 + ndim - dim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
-    int64_t want[FAN_MAX_NDIM];
-    want[0] = indices->shape[1];
-    for (int i = dim; i < ndim; i++)
-        want[1 + i - dim] = shape[i];
-    return check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err);
-}
-
-static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape, const fan_array *indices,
-                                   const fan_array *pointers, const fan_array *values, fan_error *err)
-{
-    if (ndim != 2)
-        return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
-    if (!pointers)
-        return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
-    FAN_TRY(check_index_dtype("pointers", pointers, err));
-    int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
-    FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
-    if (fan_format_is_blocked(f)) {
-        for (int i = 0; i < 2; i++) {
-            block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
-            if (block[i] < 1 || shape[i] % block[i]) {
-                char text[128], all[128];
-                return fan_fail(err, FAN_ERR_VALUE,
-                                "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
-                                fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
-                                fan_shape_text(ndim, shape, all, sizeof all));
-            }
-        }
-    }
-    int64_t want[3] = {nnz, block[0], block[1]};
-    FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
-    int axis = fan_format_compressed_axis(f);
-    want[0] = shape[axis] / block[axis] + 1;
-    return check_shape(f, "pointers", pointers, 1, want, err);
-}
-
 fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
                           fan_array *values, bool coalesced, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     if ((size_t)f >= FORMATS)
         return fan_fail(err, FAN_ERR_VALUE, "no such sparse format");
-    FAN_TRY(check_extents(ndim, shape, err));
+    /* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] < 0)
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
+                            (long long)shape[i]);
     FAN_TRY(check_index_dtype("indices", indices, err));
-    if (f == FAN_FORMAT_COO)
-        FAN_TRY(check_coo(ndim, shape, indices, values, err));
-    else
-        FAN_TRY(check_compressed(f, ndim, shape, indices, pointers, values, err));
+    if (f == FAN_FORMAT_COO) {
+        if (indices->ndim != 2 || indices->shape[0] > ndim) {
+            char text[128];
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
+                            fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
+        }
+        int dim = (int)indices->shape[0];
+        if (1 + ndim - dim > FAN_MAX_NDIM)
+            return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
+        int64_t want[FAN_MAX_NDIM];
+        want[0] = indices->shape[1];
+        for (int i = dim; i < ndim; i++)
+            want[1 + i - dim] = shape[i];
+        FAN_TRY(check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err));
+    } else {
+        if (ndim != 2)
+            return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
+        if (!pointers)
+            return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
+        FAN_TRY(check_index_dtype("pointers", pointers, err));
+        int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
+        FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
+        if (fan_format_is_blocked(f)) {
+            for (int i = 0; i < 2; i++) {
+                block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
+                if (block[i] < 1 || shape[i] % block[i]) {
+                    char text[128], all[128];
+                    return fan_fail(err, FAN_ERR_VALUE,
+                                    "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
+                                    fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
+                                    fan_shape_text(ndim, shape, all, sizeof all));
+                }
+            }
+        }
+        int64_t want[3] = {nnz, block[0], block[1]};
+        FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
+        int axis = fan_format_compressed_axis(f);
+        want[0] = shape[axis] / block[axis] + 1;
+        FAN_TRY(check_shape(f, "pointers", pointers, 1, want, err));
+    }
     fan_sparse *s = fan_alloc(sizeof *s);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse array");
@@ -178,5 +164,759 @@ fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **ou
     (*out)->nnz_coalesced = s->nnz_coalesced;
 done:
     fan_array_drop(values);
+    return status;
+}
+
+/* ---- the parts of a sparse array ----
+ *
+ * Index parts are foreign memory, which may change after it was checked: only these functions read them, and every
+ * index is checked against its extent at its use. */
+
+/* block_extent: returns a block's extent along an axis of the dense shape; 1 if there are no blocks. */
+static inline int64_t block_extent(const fan_sparse *s, int axis)
+{
+    return fan_format_is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
+}
+
+static inline int sparse_dim(const fan_sparse *s)
+{
+    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
+}
+
+/* cells_of: returns the numbers in one stored entry. */
+static inline int64_t cells_of(const fan_sparse *s)
+{
+    int64_t cells = 1;
+    for (int i = 1; i < s->values->ndim; i++)
+        cells *= s->values->shape[i];
+    return cells;
+}
+
+/* Volatile: the checked value is the one used, even if another thread writes there meanwhile. */
+static inline int64_t load_index(const fan_array *a, const char *p)
+{
+    return a->dtype == FAN_DT_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p : *(const volatile fan_any_i64 *)p;
+}
+
+/* coo_index: returns the index of entry e along `axis`. */
+static inline int64_t coo_index(const fan_sparse *s, int axis, int64_t e)
+{
+    return load_index(s->indices, s->indices->data + axis * s->indices->strides[0] + e * s->indices->strides[1]);
+}
+
+static inline int64_t plain_index(const fan_sparse *s, int64_t e)
+{
+    return load_index(s->indices, s->indices->data + e * s->indices->strides[0]);
+}
+
+static inline int64_t sparse_pointer(const fan_sparse *s, int64_t p)
+{
+    return load_index(s->pointers, s->pointers->data + p * s->pointers->strides[0]);
+}
+
+static inline bool sparse_within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
+
+/* ---- checks ---- */
+
+static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent,
+                                 fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
+                    fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
+}
+
+#define CHECKED 4096 /* entries between two polls for interrupts */
+
+static int64_t block_end(int64_t from, int64_t n) { return n - from < CHECKED ? n : from + CHECKED; }
+
+static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
+{
+    int64_t n = s->pointers->shape[0], nnz = fan_sparse_nnz(s), before = 0;
+    for (int64_t from = 0; from < n && !(from && fan_interrupted(CHECKED)); from += CHECKED) {
+        for (int64_t p = from, end = block_end(from, n); p < end; p++) {
+            int64_t at = sparse_pointer(s, p);
+            if (at < before || at > nnz || (p == 0 && at != 0) || (p == n - 1 && at != nnz))
+                return fan_fail(err, FAN_ERR_VALUE,
+                                "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
+                                fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
+            before = at;
+        }
+    }
+    return FAN_OK;
+}
+
+/* check_indices: checks the indices along an axis: the first is at `first`, each next one `step` bytes further. */
+static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first, int64_t step,
+                                fan_error *err)
+{
+    int64_t nnz = fan_sparse_nnz(s);
+    for (int64_t from = 0; from < nnz && !(from && fan_interrupted(CHECKED)); from += CHECKED) {
+        for (int64_t e = from, end = block_end(from, nnz); e < end; e++) {
+            int64_t index = load_index(s->indices, first + e * step);
+            if (!sparse_within(index, extent))
+                return sparse_outside(s, axis, e, index, extent, err);
+        }
+    }
+    return FAN_OK;
+}
+
+fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
+{
+    const fan_array *a = s->indices;
+    if (s->format == FAN_FORMAT_COO) {
+        for (int axis = 0; axis < sparse_dim(s); axis++)
+            FAN_TRY(check_indices(s, axis, s->shape[axis], a->data + axis * a->strides[0], a->strides[1], err));
+        return FAN_OK;
+    }
+    FAN_TRY(sparse_check_pointers(s, err));
+    int axis = !fan_format_compressed_axis(s->format);
+    return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0], err);
+}
+
+/* ---- sparse into dense ----
+ *
+ * Entries are added in their order, so that those with the same index are added one after the other. */
+
+/* entry_place: computes the place of entry e's first number, for an array with these strides; false: an index is
+ * outside of the shape (other code may write the indices meanwhile). *row: the entry's index along the compressed axis;
+ * it begins at 0 and rises with e. */
+static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int64_t *strides, int64_t *place)
+{
+    *place = 0;
+    if (s->format == FAN_FORMAT_COO) {
+        for (int i = 0; i < sparse_dim(s); i++) {
+            int64_t index = coo_index(s, i, e);
+            if (!sparse_within(index, s->shape[i]))
+                return false;
+            *place += index * strides[i];
+        }
+        return true;
+    }
+    int axis = fan_format_compressed_axis(s->format);
+    int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, e), unit = block_extent(s, !axis);
+    while (*row < rows && sparse_pointer(s, *row + 1) <= e)
+        ++*row;
+    if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
+        return false;
+    *place = *row * block_extent(s, axis) * strides[axis] + index * unit * strides[!axis];
+    return true;
+}
+
+/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend over `inner` axes of
+ * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
+typedef struct target {
+    const fan_array *into;
+    const fan_sparse *s;
+    int64_t entry, row; /* of the current run's entry; row: its index along the compressed axis */
+    bool inside;        /* its index is within the shape */
+    int64_t base;       /* of the entry's first number, in bytes from into->data */
+    int inner;
+    int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], index[FAN_MAX_NDIM];
+    int64_t offset;        /* of the current run within the entry */
+    int64_t run, runs, at; /* numbers in a run; runs in an entry; which run */
+} target;
+
+static void target_entry(target *t)
+{
+    t->inside = t->entry < fan_sparse_nnz(t->s) && entry_place(t->s, t->entry, &t->row, t->into->strides, &t->base);
+}
+
+static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
+{
+    t->into = into;
+    t->s = s;
+    t->entry = t->row = t->offset = t->at = 0;
+    t->inner = 0;
+    t->run = t->runs = 1;
+    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : fan_format_is_blocked(s->format) ? 0 : into->ndim;
+    for (int i = first; i < into->ndim; i++) {
+        t->extent[t->inner] = fan_format_is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
+        t->stride[t->inner] = into->strides[i];
+        t->index[t->inner++] = 0;
+    }
+    int64_t step = (int64_t)fan_dtype_size(into->dtype);
+    while (t->inner && (t->extent[t->inner - 1] == 1 || t->stride[t->inner - 1] == step * t->run))
+        t->run *= t->extent[--t->inner];
+    for (int i = 0; i < t->inner; i++)
+        t->runs *= t->extent[i];
+    target_entry(t);
+}
+
+static void target_next(target *t)
+{
+    if (++t->at == t->runs) {
+        t->at = 0;
+        t->offset = 0;
+        memset(t->index, 0, (size_t)t->inner * sizeof t->index[0]);
+        t->entry++;
+        target_entry(t);
+        return;
+    }
+    for (int i = t->inner - 1; i >= 0; i--) {
+        t->offset += t->stride[i];
+        if (++t->index[i] < t->extent[i])
+            return;
+        t->offset -= t->stride[i] * t->extent[i];
+        t->index[i] = 0;
+    }
+}
+
+#define PIECE 512 /* numbers converted at a time */
+#define RUNS 256  /* runs at a time */
+
+void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
+{
+    FAN_UNINITIALIZED target t;
+    FAN_UNINITIALIZED fan_nditer w;
+    FAN_UNINITIALIZED _Alignas(16) char piece[PIECE * 16];
+    int64_t to[RUNS], from[RUNS];
+    const fan_loops *loops = fan_loops_of(into->dtype);
+    int64_t size = (int64_t)fan_dtype_size(into->dtype);
+    if (s->values->size == 0)
+        return;
+    target_begin(&t, into, s);
+    fan_nditer_begin(&w, s->values, true);
+    fan_nditer_ready(&w);
+    int64_t most = t.run < PIECE ? PIECE / t.run : 1; /* runs at a time */
+    most = most < RUNS ? most : RUNS;
+    for (int64_t at = 0; at < w.size && !fan_interrupted(most * t.run);) {
+        int64_t taken = 0;
+        size_t n = 0;
+        int64_t here = at;
+        for (; taken < most && here < w.size; taken++, here += t.run, target_next(&t)) {
+            if (t.inside) {
+                to[n] = t.base + t.offset;
+                from[n++] = taken * t.run * size;
+            }
+        }
+        for (int64_t done = 0, m; n && done < here - at; done += m) { /* several rounds only for one long run */
+            m = here - at - done < PIECE ? here - at - done : PIECE;
+            const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
+            if (!src) {
+                fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
+                src = piece;
+            }
+            size_t run = (size_t)(taken > 1 ? t.run : m) * loops->parts;
+            loops->add_at(into->data + done * size, to, src, from, n, run);
+        }
+        at = here;
+    }
+}
+
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err)
+{
+    fan_status status;
+    fan_array *sum = NULL, *wide = NULL;
+    FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
+    FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
+    fan_fill_zero(sum);
+    fan_sparse_scatter(
+        wide, s); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
+    fan_array_copy(out, sum);
+done:
+    fan_array_drop(sum);
+    fan_array_drop(wide);
+    return status;
+}
+
+fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
+{
+    int64_t all = 1, strides[FAN_MAX_NDIM], nnz = fan_sparse_nnz(s), row = 0, place;
+    int64_t run = nnz ? s->values->size / nnz : 0, width = fan_format_is_blocked(s->format) ? block_extent(s, 1) : 1;
+    for (int i = s->ndim - 1; i >= 0; i--) {
+        strides[i] = all;
+        if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
+    }
+    for (int64_t e = 0; e < nnz; e++) {
+        if (!entry_place(s, e, &row, strides, &place))
+            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
+        for (int64_t k = 0; k < run; k++)
+            *to++ = place + (fan_format_is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+    }
+    return FAN_OK;
+}
+
+/* ---- merges ----
+ *
+ * Design: every stored entry gets a key, the position of its index in the order of the result's indices; operands are
+ * concatenated, sorted stably by key, and equal neighbours are folded from left to right. That is D12: the order (key
+ * of the contribution, position) survives the sort.
+ *
+ *   format   axes that are indexed            an entry's values
+ *   COO      the first sparse_dim             the other axes
+ *   CSR      row, column                      one
+ *   CSC      column, row                      one
+ *   BSR      block row, block column          a block
+ *   BSC      block column, block row          a block
+ *
+ * A key is a linear index in one int64; if the extents are too large for that, it has several columns, sorted from the
+ * last to the first.
+ *
+ * Pitfalls: the sum widens (D3) between operands while duplicates are still separate. Converting each before adding
+ * gives other bits than adding first; so everything before a widening is folded before it is converted. And index parts
+ * are foreign memory, which may change after it was checked: every index is checked against its extent at its use. */
+
+/* sparse_grid: the index space of the entries of a sparse sum, and the key of an entry's index. For
+ * array/sparse alone. */
+/* The index space of a sum's entries. */
+typedef struct fan_grid {
+    fan_format format;
+    int axes;
+    int64_t extent[FAN_MAX_NDIM];
+    int64_t cells; /* numbers in an entry */
+    int columns;   /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
+    int first[FAN_MAX_NDIM + 1];
+} fan_grid;
+
+/* fan__grid_axis_of_key: computes the index along one axis from keys. */
+static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step)
+{
+    int c = 0;
+    while (axis >= g->first[c + 1])
+        c++;
+    int64_t below = 1;
+    for (int i = axis + 1; i < g->first[c + 1]; i++)
+        below *= g->extent[i];
+    const int64_t *key = keys + c * n;
+    for (int64_t e = 0; e < n; e++)
+        *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
+}
+
+/* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's own index part, each
+ * repeated `times` times. */
+static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to,
+                            fan_error *err)
+{
+    int64_t nnz = fan_sparse_nnz(s), row = 0;
+    if (compressed)
+        FAN_TRY(sparse_check_pointers(s, err));
+    for (int64_t e = 0; e < nnz; e++) {
+        int64_t index;
+        if (compressed) {
+            while (row < extent && sparse_pointer(s, row + 1) <= e)
+                row++;
+            index = row;
+        } else {
+            index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
+        }
+        if (!sparse_within(index, extent))
+            return sparse_outside(s, axis, e, index, extent, err);
+        for (int64_t i = 0; i < times; i++)
+            *to++ = index;
+    }
+    return FAN_OK;
+}
+
+/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid (one stored entry of s
+ * is `times` of them). */
+static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times, int64_t *to,
+                                  fan_error *err)
+{
+    int64_t n = fan_sparse_nnz(s) * times;
+    if (s->format == FAN_FORMAT_COO) {
+        if (axis < sparse_dim(s))
+            return own_index(s, false, axis, g->extent[axis], times, to, err);
+        int64_t below = 1; /* an axis that is dense in s */
+        for (int i = axis + 1; i < g->axes; i++)
+            below *= g->extent[i];
+        for (int64_t i = 0; i < n; i++)
+            to[i] = i / below % g->extent[axis];
+        return FAN_OK;
+    }
+    if (g->format != FAN_FORMAT_COO) {
+        int named = axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
+        return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
+    }
+    int64_t unit = block_extent(s, axis), wide = block_extent(s, 1);
+    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis, g->extent[axis] / unit, times, to, err));
+    for (int64_t i = 0; i < n; i++)
+        to[i] = to[i] * unit + (axis == 0 ? i % times / wide : i % wide);
+    return FAN_OK;
+}
+
+/* The entries of an unfinished sum: keys column by column, values contiguous in dtype acc. */
+typedef struct entries {
+    int64_t n;
+    int64_t *keys;
+    char *values;
+    fan_dtype acc;
+} entries;
+
+static void entries_free(entries *e)
+{
+    fan_free(e->keys);
+    fan_free(e->values);
+    *e = (entries){0, NULL, NULL, FAN_DT_NONE};
+}
+
+/* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on overflow. */
+static void *merge_allocate(int64_t n, int64_t each, size_t size)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(n, each, &bytes) || __builtin_mul_overflow(bytes, size, &bytes))
+        return NULL;
+    return fan_alloc(bytes);
+}
+
+static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
+{
+    e->n = n;
+    e->acc = acc;
+    e->keys = merge_allocate(n, g->columns, sizeof *e->keys);
+    e->values = merge_allocate(n, g->cells, fan_dtype_size(acc));
+    if (e->keys && e->values)
+        return true;
+    entries_free(e);
+    return false;
+}
+
+/* read_operand: reads s into the entries of e from `at` on. */
+static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
+                               fan_error *err)
+{
+    int64_t times = g->cells ? cells_of(s) / g->cells : 1, n = fan_sparse_nnz(s) * times;
+    for (int c = 0; c < g->columns; c++) {
+        int64_t *key = e->keys + c * e->n + at;
+        memset(key, 0, (size_t)n * sizeof *key);
+        for (int axis = g->first[c]; axis < g->first[c + 1]; axis++) {
+            FAN_TRY(fan__grid_index(s, g, axis, times, scratch, err));
+            for (int64_t i = 0; i < n; i++)
+                key[i] = key[i] * g->extent[axis] + scratch[i];
+        }
+    }
+    char *to = e->values + (size_t)(at * g->cells) * fan_dtype_size(e->acc);
+    int64_t strides[FAN_MAX_NDIM];
+    const fan_array *v = s->values;
+    fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
+    fan_array flat = {
+        .data = to, .dtype = e->acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
+    fan_array_copy(&flat, v);
+    return FAN_OK;
+}
+
+/* in_order: returns 1 if strictly rising, 0 if rising with equals, -1 otherwise. */
+static int in_order(const entries *e, const fan_grid *g)
+{
+    int answer = 1;
+    for (int64_t i = 1; i < e->n; i++) {
+        int c = 0;
+        while (c < g->columns && e->keys[c * e->n + i - 1] == e->keys[c * e->n + i])
+            c++;
+        if (c == g->columns)
+            answer = 0;
+        else if (e->keys[c * e->n + i - 1] > e->keys[c * e->n + i])
+            return -1;
+    }
+    return answer;
+}
+
+/* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and `b` have room for n
+ * each; returns the one with the result. */
+static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a, int64_t *b)
+{
+    int bits = e->n < 4096 ? 8 : 11;
+    for (int64_t i = 0; i < e->n; i++)
+        a[i] = i;
+    for (int c = sorted ? -1 : g->columns - 1; c >= 0; c--) {
+        int64_t product = 1; /* the largest key of column c, plus one */
+        for (int i = g->first[c]; i < g->first[c + 1]; i++)
+            product *= g->extent[i] ? g->extent[i] : 1;
+        int64_t most = product - 1;
+        for (int shift = 0; shift < 63 && most >> shift; shift += bits) {
+            /* Sorts `order` by one digit of the key, stably. */
+            const int64_t *key = e->keys + c * e->n;
+            int64_t start[1 << 11] = {0};
+            uint64_t mask = ((uint64_t)1 << bits) - 1;
+            for (int64_t i = 0; i < e->n; i++)
+                start[(uint64_t)key[i] >> shift & mask]++;
+            int64_t sum = 0;
+            for (uint64_t d = 0; d <= mask; d++) {
+                int64_t here = start[d];
+                start[d] = sum;
+                sum += here;
+            }
+            for (int64_t i = 0; i < e->n; i++)
+                b[start[(uint64_t)key[a[i]] >> shift & mask]++] = a[i];
+            int64_t *other = a;
+            a = b;
+            b = other;
+        }
+    }
+    return a;
+}
+
+#define PENDING 256
+
+/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
+static fan_status merge_coalesce(entries *e, const fan_grid *g)
+{
+    int ordered = in_order(e, g);
+    if (ordered == 1)
+        return FAN_OK;
+    fan_status status = FAN_ERR_NOMEM;
+    entries folded = {0, NULL, NULL, FAN_DT_NONE};
+    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
+    if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
+        goto done;
+    const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
+    /* The left fold of e over equal keys, visited in `order`. */
+    int64_t dst[PENDING], src[PENDING];
+    const fan_loops *loops = fan_loops_of(e->acc);
+    int64_t bytes = g->cells * (int64_t)fan_dtype_size(e->acc), m = 0, before = 0;
+    size_t run = (size_t)g->cells * loops->parts, pending = 0;
+    for (int64_t i = 0; i < e->n; i++) {
+        int64_t k = order[i];
+        int c = 0;
+        while (i && c < g->columns && e->keys[c * e->n + k] == e->keys[c * e->n + before])
+            c++;
+        before = k;
+        if (i && c == g->columns) { /* the same key again: added after its first, in order */
+            dst[pending] = (m - 1) * bytes;
+            src[pending++] = k * bytes;
+            if (pending == PENDING) {
+                loops->add_at(folded.values, dst, e->values, src, pending, run);
+                pending = 0;
+            }
+            continue;
+        }
+        for (c = 0; c < g->columns; c++)
+            folded.keys[c * e->n + m] = e->keys[c * e->n + k];
+        memcpy(folded.values + m * bytes, e->values + k * bytes, (size_t)bytes);
+        m++;
+    }
+    loops->add_at(folded.values, dst, e->values, src, pending, run);
+    for (int c = 1; c < g->columns; c++)
+        memmove(folded.keys + c * m, folded.keys + c * e->n, (size_t)m * sizeof *folded.keys);
+    folded.n = m;
+    entries_free(e);
+    *e = folded;
+    folded = (entries){0, NULL, NULL, FAN_DT_NONE};
+    status = FAN_OK;
+done:
+    fan_free(a);
+    fan_free(b);
+    entries_free(&folded);
+    return status;
+}
+
+/* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are all added in acc. */
+static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
+                               fan_error *err)
+{
+    fan_status status = FAN_ERR_NOMEM;
+    entries all = {0, NULL, NULL, FAN_DT_NONE};
+    int64_t total = sum->n, longest = 0, *scratch = NULL;
+    for (size_t k = 0; k < n; k++) {
+        int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
+        if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) ||
+            __builtin_add_overflow(total, here, &total))
+            goto done;
+        longest = here > longest ? here : longest;
+    }
+    scratch = merge_allocate(longest, 1, sizeof *scratch);
+    if (!scratch || !entries_new(&all, g, total, acc))
+        goto done;
+    for (int c = 0; sum->n && c < g->columns; c++)
+        memcpy(all.keys + c * total, sum->keys + c * sum->n, (size_t)sum->n * sizeof *sum->keys);
+    if (sum->n)
+        fan_convert(all.values, acc, (int64_t)fan_dtype_size(acc), sum->values, sum->acc,
+                    (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
+    int64_t at = sum->n;
+    for (size_t k = 0; k < n; k++) {
+        FAN_GO(read_operand(&all, g, in[k].sparse, at, scratch, err));
+        at += fan_sparse_nnz(in[k].sparse) * (g->cells ? cells_of(in[k].sparse) / g->cells : 1);
+    }
+    entries_free(sum);
+    *sum = all;
+    all = (entries){0, NULL, NULL, FAN_DT_NONE};
+    status = FAN_OK;
+done:
+    fan_free(scratch);
+    entries_free(&all);
+    return status;
+}
+
+/* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or COO in any order). */
+static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices, fan_array **pointers,
+                                fan_error *err)
+{
+    if (g->format == FAN_FORMAT_COO) {
+        int64_t shape[2] = {g->axes, e->n};
+        FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
+        for (int axis = 0; e->n && axis < g->axes; axis++)
+            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
+                                  (*indices)->strides[1]);
+        return FAN_OK;
+    }
+    int64_t rows = g->extent[0] + 1;
+    FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &e->n, NULL, indices, err));
+    FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &rows, NULL, pointers, err));
+    int64_t *p = (int64_t *)(void *)(*pointers)->data;
+    memset(p, 0, (size_t)rows * sizeof *p);
+    if (e->n) {
+        int64_t *i = (int64_t *)(void *)(*indices)->data;
+        fan__grid_axis_of_key(g, e->keys, e->n, 0, (*indices)->data, sizeof *i);
+        for (int64_t k = 0; k < e->n; k++)
+            p[i[k] + 1]++;
+        fan__grid_axis_of_key(g, e->keys, e->n, 1, (*indices)->data, sizeof *i);
+    }
+    for (int64_t r = 1; r < rows; r++)
+        p[r] += p[r - 1];
+    return FAN_OK;
+}
+
+/* values_new: makes an array for n entries of dtype d. */
+static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
+                             fan_error *err)
+{
+    int64_t shape[FAN_MAX_NDIM + 1] = {n};
+    int ndim = 1;
+    if (g->format == FAN_FORMAT_COO)
+        for (int i = g->axes; i < like->ndim; i++)
+            shape[ndim++] = like->shape[i];
+    else if (fan_format_is_blocked(g->format))
+        for (int i = 0; i < 2; i++)
+            shape[ndim++] = block_extent(like, i);
+    return fan_array_new(d, ndim, shape, NULL, out, err);
+}
+
+/* merge_finish: scales, rounds, and makes the sparse array. */
+static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
+                               const fan_scale *scale, fan_sparse **out, fan_error *err)
+{
+    fan_status status;
+    fan_array *indices = NULL, *pointers = NULL, *values = NULL;
+    int64_t numbers = e->n * g->cells;
+    if (scale && scale->on && numbers) {
+        _Alignas(16) char factor[16];
+        fan_scale_as(scale, e->acc, factor);
+        fan_loops_of(e->acc)->scale(e->values, factor, (size_t)numbers);
+    }
+    FAN_GO(build_indices(e, g, &indices, &pointers, err));
+    FAN_GO(values_new(g, like, e->n, d, &values, err));
+    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc, (int64_t)fan_dtype_size(e->acc),
+                numbers);
+    FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced, out, err));
+    if (!coalesced)
+        (*out)->nnz_coalesced = like->nnz_coalesced;
+done:
+    fan_array_drop(indices);
+    fan_array_drop(pointers);
+    fan_array_drop(values);
+    return status;
+}
+
+/* merge_concatenate: concatenates COO operands of one grid and one dtype. */
+static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                                    fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *indices = NULL, *values = NULL;
+    const fan_sparse *first = in[0].sparse;
+    int64_t shape[2] = {g->axes, 0};
+    for (size_t k = 0; k < n; k++)
+        if (__builtin_add_overflow(shape[1], fan_sparse_nnz(in[k].sparse), &shape[1]))
+            return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
+    FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
+    FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
+    int64_t at = 0;
+    for (size_t k = 0; k < n; k++) {
+        const fan_array *i = in[k].sparse->indices, *v = in[k].sparse->values;
+        if (i->size) {
+            fan_array to = {.data = indices->data + at * indices->strides[1],
+                            .dtype = indices->dtype,
+                            .ndim = 2,
+                            .size = i->size,
+                            .shape = i->shape,
+                            .strides = indices->strides};
+            fan_array_copy(&to, i);
+        }
+        if (v->size) {
+            fan_array to = {.data = values->data + at * values->strides[0],
+                            .dtype = values->dtype,
+                            .ndim = v->ndim,
+                            .size = v->size,
+                            .shape = v->shape,
+                            .strides = values->strides};
+            fan_array_copy(&to, v);
+        }
+        at += fan_sparse_nnz(in[k].sparse);
+    }
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
+                          out, err));
+    (*out)->nnz_coalesced = first->nnz_coalesced;
+done:
+    fan_array_drop(indices);
+    fan_array_drop(values);
+    return status;
+}
+
+fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced, fan_dtype result,
+                            const fan_scale *scale, fan_sparse **out, fan_error *err)
+{
+    *out = NULL;
+    FAN_UNINITIALIZED fan_grid g;
+    /* The grid of the sum: that of the operands if it is the same for all; else COO over as many axes as any of them
+     * indexes. */
+    const fan_sparse *s = in[0].sparse;
+    bool alike = true;
+    int axes = 0;
+    for (size_t k = 0; k < n; k++) {
+        int dim = sparse_dim(in[k].sparse);
+        alike &= in[k].sparse->format == s->format && (!fan_format_is_blocked(in[k].sparse->format) ||
+                                                       (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
+                                                        block_extent(in[k].sparse, 1) == block_extent(s, 1)));
+        axes = dim > axes ? dim : axes;
+    }
+    g.format = alike ? s->format : FAN_FORMAT_COO;
+    g.axes = axes;
+    g.cells = 1;
+    if (g.format == FAN_FORMAT_COO) {
+        for (int i = 0; i < s->ndim; i++) {
+            if (i < axes)
+                g.extent[i] = s->shape[i];
+            else
+                g.cells *= s->shape[i];
+        }
+    } else {
+        int axis = fan_format_compressed_axis(g.format);
+        g.extent[0] = s->shape[axis] / block_extent(s, axis);
+        g.extent[1] = s->shape[!axis] / block_extent(s, !axis);
+        g.cells = cells_of(s);
+    }
+    g.columns = 0;
+    int64_t product = 1;
+    g.first[0] = 0;
+    for (int i = 0; i < g.axes; i++) {
+        if (__builtin_mul_overflow(product, g.extent[i] ? g.extent[i] : 1, &product)) {
+            g.first[++g.columns] = i;
+            product = g.extent[i];
+        }
+    }
+    g.first[++g.columns] = g.axes;
+    fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
+    coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
+    bool plain = !coalesced && g.format == FAN_FORMAT_COO;
+    for (size_t k = 0; plain && k < n; k++)
+        plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
+    if (plain)
+        return merge_concatenate(&g, in, n, out, err);
+
+    fan_status status = FAN_OK;
+    entries sum = {0, NULL, NULL, FAN_DT_NONE};
+    for (size_t k = 0, end; k < n; k = end) {
+        for (end = k + 1; end < n && in[end].acc == in[k].acc; end++)
+            continue;
+        FAN_GO(merge_append(&sum, &g, in + k, end - k, in[k].acc, err));
+        if (end < n || coalesced) /* before it widens, and if requested */
+            FAN_GO(merge_coalesce(&sum, &g));
+    }
+    FAN_GO(merge_finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
+done:
+    entries_free(&sum);
+    if (status == FAN_ERR_NOMEM)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     return status;
 }

@@ -2,8 +2,8 @@
  * caused them.
  *
  * The squares are added in float64 in an order that depends on the number of elements alone, not on instruction set,
- * threads or tiles. An array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to lane i %
- * FAN_STATS_LANES; lanes are added as a tree, pieces one after the other. */
+ * threads or tiles. An array is cut into pieces (stats_piece in sum.c); in a piece the number at position i goes to
+ * lane i % FAN_STATS_LANES; lanes are added as a tree, pieces one after the other. */
 #ifndef FAN_ARRAY_STATS_H
 #define FAN_ARRAY_STATS_H
 
@@ -18,11 +18,6 @@ typedef struct fan_stats {
     size_t bad;         /* the first operand with a non-finite element; SIZE_MAX: none */
 } fan_stats;
 
-/* fan_stats_begin: sets the statistics of no elements. */
-void fan_stats_begin(fan_stats *s);
-/* fan_stats_merge: appends `next` to `into`. The order affects the last bits of sumsq. */
-void fan_stats_merge(fan_stats *into, const fan_stats *next);
-
 /* ---- for loops that add ---- */
 
 #define FAN_STATS_LANES 16u
@@ -35,12 +30,5 @@ typedef struct fan_stats_run {
     uint64_t numbers;   /* counted so far: 2 for each complex element */
     uint64_t nonfinite; /* elements */
 } fan_stats_run;
-
-/* fan_stats_piece: returns the elements of each piece but the last, for an array of `size`: at most FAN_STATS_PIECES
- * pieces. */
-int64_t fan_stats_piece(int64_t size);
-void fan_stats_run_begin(fan_stats_run *r);
-/* fan_stats_run_end: computes the statistics of a piece of `count` elements. */
-void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
+/* Design. The elements are cut into pieces (stats_piece), which several threads may process; a piece is cut into
  * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
  * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
  * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
@@ -21,6 +21,45 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
+
+/* ---- statistics (stats.h) ---- */
+
+/* Pieces have at least this many elements (less is not worth waking a thread), in a multiple of PIECE_UNIT. */
+#define PIECE_LEAST ((int64_t)1 << 15)
+#define PIECE_UNIT ((int64_t)1 << 12)
+
+static void stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
+
+static void stats_merge(fan_stats *into, const fan_stats *next)
+{
+    into->count += next->count;
+    into->sumsq += next->sumsq;
+    into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
+    into->nonfinite += next->nonfinite;
+    into->bad = next->bad < into->bad ? next->bad : into->bad;
+}
+
+static int64_t stats_piece(int64_t size)
+{
+    int64_t piece = size / FAN_STATS_PIECES + 1;
+    piece += PIECE_UNIT - 1;
+    piece -= piece % PIECE_UNIT;
+    return piece > PIECE_LEAST ? piece : PIECE_LEAST;
+}
+
+static void stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
+
+static void stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
+{
+    double sum[FAN_STATS_LANES];
+    memcpy(sum, r->lane, sizeof sum);
+    for (unsigned half = FAN_STATS_LANES / 2; half; half /= 2)
+        for (unsigned i = 0; i < half; i++)
+            sum[i] += sum[i + half];
+    *s = (fan_stats){.count = count, .sumsq = sum[0], .absmax = r->top, .nonfinite = r->nonfinite, .bad = SIZE_MAX};
+}
+
+/* ---- sums ---- */
 
 #define TILE 8192u      /* bytes; a multiple of every item size */
 #define LONG_ROW 128    /* rows at least this long are not mixed in one tile, so that they can be read in place */
@@ -112,26 +151,24 @@ static void sum_flush(running *r, int64_t len)
     r->sources = 0;
 }
 
-/* sum_widen: continues the sum in another dtype (D3). */
-static void sum_widen(running *r, int64_t len, fan_dtype acc)
-{
-    sum_flush(r, len);
-    fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
-    char *other = r->tile;
-    r->tile = r->scratch;
-    r->scratch = other;
-    r->acc = acc;
-    r->loops = fan_loops_of(acc);
-}
-
 /* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
 static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
 {
     running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
-        if (one->acc != r.acc)
-            sum_widen(&r, len, one->acc);
+        if (one->acc != r.acc) {
+            /* Continues the sum in another dtype (D3). */
+            fan_dtype acc = one->acc;
+            sum_flush(&r, len);
+            fan_convert(r.scratch, acc, (int64_t)fan_dtype_size(acc), r.tile, r.acc, (int64_t)fan_dtype_size(r.acc),
+                        len);
+            char *other = r.tile;
+            r.tile = r.scratch;
+            r.scratch = other;
+            r.acc = acc;
+            r.loops = fan_loops_of(acc);
+        }
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
         const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
@@ -180,35 +217,9 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
         fan_nditer_read(&j->iter, a, at, len, a->dtype, scratch);
         p = scratch;
     }
-    fan_stats_run_begin(&run);
+    stats_run_begin(&run);
     fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
-}
-
-/* sum_measure_tile: counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
- * may be an operand) is written. */
-static void sum_measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
-                             fan_stats_run *run, size_t *bad)
-{
-    uint64_t before = run->nonfinite;
-    fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
-    if (run->nonfinite == before)
-        return;
-    for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
-        if (has_nonfinite(j, j->in[k].array, at, len, scratch))
-            *bad = k;
-}
-
-/* sum_write_tile: writes the tile to `out`. */
-static void sum_write_tile(const job *j, int64_t at, int64_t len, const char *result)
-{
-    fan_dtype d = j->out->dtype;
-    const fan_loops *loops = fan_loops_of(d);
-    char *to = fan_nditer_whole(&j->iter, j->out, at, len);
-    if (to)
-        loops->own(to, &result, 1, (size_t)len * loops->parts, j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
-    else
-        fan_nditer_write(&j->iter, j->out, at, len, d, result);
 }
 
 /* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many elements. */
@@ -233,33 +244,29 @@ static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *
                   fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
-/* sum_to_line: returns the elements before the first that begins a cache line; 0 if none does. */
-static int64_t sum_to_line(const char *p, size_t item)
-{
-    size_t bytes = (64 - (uintptr_t)p % 64) % 64;
-    return bytes % item ? 0 : (int64_t)(bytes / item);
-}
-
 static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
     FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
     int64_t begin = (int64_t)index * j->piece, end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
+    const fan_loops *loops = fan_loops_of(j->out->dtype);
     fan_stats_run run;
     if (fan_interrupted(end - begin))
         atomic_store_explicit(&j->stop, true, memory_order_relaxed);
     if (atomic_load_explicit(&j->stop, memory_order_relaxed))
         return;
     if (j->parts)
-        fan_stats_run_begin(&run);
+        stats_run_begin(&run);
     if (j->fold && !j->parts) {
         sum_straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
         return;
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    int64_t head = j->parts && j->watch && j->how.stream ? sum_to_line(j->out->data + (size_t)begin * item, item) : 0;
+    /* elements before the first that begins a cache line; 0 if none does */
+    size_t to_line = (64 - ((uintptr_t)j->out->data + (size_t)begin * item) % 64) % 64;
+    int64_t head = j->parts && j->watch && j->how.stream && to_line % item == 0 ? (int64_t)(to_line / item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
         if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
@@ -273,12 +280,26 @@ static void do_piece(void *ctx, size_t index)
         else
             sum_fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            sum_measure_tile(j, at, len, result, scratch, &run, &bad);
-            sum_write_tile(j, at, len, result);
+            /* Counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
+             * may be an operand) is written. */
+            uint64_t before = run.nonfinite;
+            loops->measure(&run, result, (size_t)len);
+            if (run.nonfinite != before) {
+                for (size_t k = j->first_suspect; k < j->n && k < bad; k++)
+                    if (has_nonfinite(j, j->in[k].array, at, len, scratch))
+                        bad = k;
+            }
+            const char *tile_of_out = result;
+            char *whole = fan_nditer_whole(&j->iter, j->out, at, len);
+            if (whole)
+                loops->own(whole, &tile_of_out, 1, (size_t)len * loops->parts,
+                           j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
+            else
+                fan_nditer_write(&j->iter, j->out, at, len, j->out->dtype, result);
         }
     }
     if (j->parts) {
-        fan_stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
+        stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
         j->parts[index].bad = bad;
     }
 }
@@ -391,7 +412,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.first_suspect = how->first_suspect;
     atomic_init(&j.stop, false);
     bool parallel = how->parallel && read + written >= PARALLEL_FROM;
-    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
+    j.piece = parallel || j.parts ? stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
     if (parallel)
         fan_workers_run(pieces, do_piece, &j);
@@ -399,13 +420,13 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         for (size_t i = 0; i < pieces; i++)
             do_piece(&j, i);
     for (size_t i = 0; j.parts && i < pieces && !atomic_load(&j.stop); i++)
-        fan_stats_merge(how->stats, &parts[i]);
+        stats_merge(how->stats, &parts[i]);
 }
 
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how)
 {
     if (how && how->stats)
-        fan_stats_begin(how->stats);
+        stats_begin(how->stats);
     if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && sum_small(out, in, n)))
         return;
     sum_large(out, in, n, how);
@@ -452,15 +473,15 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
     FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
     FAN_UNINITIALIZED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
-    int64_t piece = fan_stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
-    fan_stats_begin(s);
+    int64_t piece = stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    stats_begin(s);
     fan_nditer_begin(&w, a, false);
     fan_nditer_ready(&w);
     for (int64_t at = 0, end; at < a->size; at = end) {
         fan_stats_run run;
         fan_stats one;
         end = a->size - at < piece ? a->size : at + piece;
-        fan_stats_run_begin(&run);
+        stats_run_begin(&run);
         for (int64_t i = at, n; i < end; i += n) {
             n = end - i < LONG_RUN ? end - i : LONG_RUN;
             const char *p = fan_nditer_whole(&w, a, i, n);
@@ -473,9 +494,9 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
             if (fan_interrupted(n))
                 return;
         }
-        fan_stats_run_end(&run, (uint64_t)(end - at), &one);
+        stats_run_end(&run, (uint64_t)(end - at), &one);
         if (one.nonfinite)
             one.bad = 0;
-        fan_stats_merge(s, &one);
+        stats_merge(s, &one);
     }
 }

@@ -68,29 +68,6 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     }
 }
 
-/* superacc_rounded: returns m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64:
- * rounded to nearest even, or to odd. */
-static double superacc_rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
-{
-    uint64_t u;
-    if (E > 1023) {
-        u = odd ? bits_of(DBL_MAX) : bits_of((double)INFINITY);
-    } else if (E < -1075) {
-        u = odd;
-    } else {
-        int64_t least = E - 52 > -1074 ? E - 52 : -1074; /* the exponent of the last bit kept */
-        int drop = (int)(63 - (E - least));
-        uint64_t kept = drop > 63 ? 0 : m >> drop;
-        uint64_t rest = drop > 63 ? m : m << (64 - drop); /* drop is 11 at least */
-        if (odd)
-            kept |= rest || more;
-        else
-            kept += rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (more || (kept & 1)));
-        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry correctly increments the exponent */
-    }
-    return of_bits(u | (uint64_t)minus << 63);
-}
-
 double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const double *factor, bool odd)
 {
     uint64_t mag[FAN_EXACT_LIMBS + 1];
@@ -137,5 +114,23 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     }
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    return superacc_rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
+    int64_t exponent = E + 64 * high + 63 - lead;
+    bool to_odd = odd && !FAN_FAULT(EXACT_NO_ODD);
+    uint64_t u;
+    if (exponent > 1023) {
+        u = to_odd ? bits_of(DBL_MAX) : bits_of((double)INFINITY);
+    } else if (exponent < -1075) {
+        u = to_odd;
+    } else {
+        int64_t least = exponent - 52 > -1074 ? exponent - 52 : -1074; /* the exponent of the last bit kept */
+        int drop = (int)(63 - (exponent - least));
+        uint64_t kept = drop > 63 ? 0 : m >> drop;
+        uint64_t rest = drop > 63 ? m : m << (64 - drop); /* drop is 11 at least */
+        if (to_odd)
+            kept |= rest || more;
+        else
+            kept += rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (more || (kept & 1)));
+        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry correctly increments the exponent */
+    }
+    return of_bits(u | (uint64_t)minus << 63);
 }

@@ -645,31 +645,6 @@ static window_need terms_need(fan_window *w, int64_t at, const exact_job *j, con
     return need;
 }
 
-/* terms_add: adds the terms of one block, which has room for them. */
-static void terms_add(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops, char *room)
-{
-    window_block *b = w->block + at;
-    window_view v = window_view_of(w, at);
-    int64_t *low = w->word + at * B, first = at * B / (int64_t)j->parts, len = (int64_t)(v.n / j->parts);
-    bool fast = b->form == WORDS_64 && !b->special && b->base > -1000 && b->base < 1000;
-    bool small = window_top(b->bound) - b->base <= 50;
-    double by = fast ? ldexp(1, -b->base) : 0;
-    if (!fast)
-        block_begin(w, at);
-    for (size_t k = 0; k < j->n; k++) {
-        const char *p = fan__exact_term(j, k, first, len, room);
-        if (fast)
-            (fan__exact_is_wide(j->d) ? small ? loops->double_small : loops->double_large
-             : small                  ? loops->single_small
-                                      : loops->single_large)(low, p, v.n, by, b->empty);
-        else if (b->form == WORDS_128 && !b->special)
-            wide_add(b, low, p, v.n, fan__exact_is_wide(j->d));
-        for (size_t i = 0; i < v.n && !fast && (b->form != WORDS_128 || b->special); i++)
-            number_add(w, b, low, i, fan__exact_number(j, p, i));
-        b->empty = false;
-    }
-}
-
 static fan_status window_no_memory(fan_error *err)
 {
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");
@@ -692,8 +667,28 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
         if (!block_reserve(w, b, &need))
             return window_no_memory(err);
     }
-    for (int64_t b = 0; b < w->blocks; b++)
-        terms_add(w, b, &j, loops, room);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        window_block *block = w->block + b;
+        window_view v = window_view_of(w, b);
+        int64_t *low = w->word + b * B, first = b * B / (int64_t)j.parts, len = (int64_t)(v.n / j.parts);
+        bool fast = block->form == WORDS_64 && !block->special && block->base > -1000 && block->base < 1000;
+        bool small = window_top(block->bound) - block->base <= 50;
+        double by = fast ? ldexp(1, -block->base) : 0;
+        if (!fast)
+            block_begin(w, b);
+        for (size_t k = 0; k < j.n; k++) {
+            const char *p = fan__exact_term(&j, k, first, len, room);
+            if (fast)
+                (fan__exact_is_wide(j.d) ? small ? loops->double_small : loops->double_large
+                 : small                 ? loops->single_small
+                                         : loops->single_large)(low, p, v.n, by, block->empty);
+            else if (block->form == WORDS_128 && !block->special)
+                wide_add(block, low, p, v.n, fan__exact_is_wide(j.d));
+            for (size_t i = 0; i < v.n && !fast && (block->form != WORDS_128 || block->special); i++)
+                number_add(w, block, low, i, fan__exact_number(&j, p, i));
+            block->empty = false;
+        }
+    }
     return FAN_OK;
 }
 
@@ -850,19 +845,13 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 
 /* ---- merges ---- */
 
-/* view_need: what the content of a block of another window, or of a message, needs. */
-static window_need view_need(const window_view *v)
-{
-    const window_block *b = v->block;
-    return (window_need){.most = b->form == LIMBS ? 0 : b->bound,
-                         .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
-                         .special = b->special,
-                         .form = b->form};
-}
-
 static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
 {
-    window_need need = view_need(from);
+    const window_block *b = from->block;
+    window_need need = {.most = b->form == LIMBS ? 0 : b->bound,
+                        .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
+                        .special = b->special,
+                        .form = b->form};
     if (from->block->empty)
         return true;
     if (!block_fits(w, at, &need))
@@ -978,16 +967,6 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
     return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8), b->special ? MESSAGE_SPECIAL : 0, 0};
 }
 
-/* number_put: writes number i to the planes of n numbers. */
-static void number_put(char *p, size_t n, int width, size_t i, unsigned __int128 x)
-{
-    for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {
-        bytes = plane_bytes(width - done);
-        uint64_t part = (uint64_t)(x >> 8 * done);
-        memcpy(p + i * (size_t)bytes, &part, (size_t)bytes);
-    }
-}
-
 static unsigned __int128 number_get(const char *p, size_t n, int width, size_t i)
 {
     unsigned __int128 x = 0;
@@ -1018,9 +997,14 @@ size_t fan_window_pack(const fan_window *w, void *to)
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
                 unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
-                number_put(p, v.n, h.width, i,
-                           top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
-                                             : (unsigned __int128)(top - FAN_ACC_NOTHING));
+                unsigned __int128 x = top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
+                                                        : (unsigned __int128)(top - FAN_ACC_NOTHING);
+                char *plane = p;
+                for (int done = 0, bytes; done < h.width; done += bytes, plane += v.n * (size_t)bytes) {
+                    bytes = plane_bytes(h.width - done);
+                    uint64_t part = (uint64_t)(x >> 8 * done);
+                    memcpy(plane + i * (size_t)bytes, &part, (size_t)bytes);
+                }
             }
         p += header_bytes(&h, v.n, &w->kind);
     }

@@ -13,10 +13,8 @@
 #include "base/mem.h"
 #include "buffer/add.h"
 #include "buffer/fold.h"
-#include "buffer/convert.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 
@@ -55,42 +53,11 @@ static bool add_weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
     }
 }
 
-static int64_t add_weak_int(const fan_value *v)
-{
-    int64_t i = 0;
-    if (v->dtype == FAN_DT_INT64)
-        memcpy(&i, v->array->data, sizeof i);
-    return i;
-}
-
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
     char f = fan_dtype_kind(from), t = fan_dtype_kind(to);
     return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
-}
-
-static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                  fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
-    int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
-    char has[160], wants[240] = "a gradient of shape ";
-    if (ndim < 0 || !(s->spec->has_shape || s->p->shaped))
-        return FAN_OK;
-    switch (fan_accum_fit(s->spec->has_shape, wdim, want, ndim, shape)) {
-    case FAN_FIT_EXACT:
-        return FAN_OK;
-    case FAN_FIT_REDUCE:
-        out->to.reduce = c->value.form != FAN_FORM_ZERO;
-        return FAN_OK;
-    default:
-        fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, want, has, sizeof has),
-                   s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
-        return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
-                                 fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
-    }
 }
 
 static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
@@ -135,7 +102,8 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
     out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
     if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
-        int64_t i = add_weak_int(v);
+        int64_t i;
+        memcpy(&i, v->array->data, sizeof i);
         out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
         out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
     }
@@ -184,24 +152,6 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
                              same ? " of another machine" : "");
 }
 
-static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_slot_state *p = s->p;
-    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                           p->keyed > 0 ? "with" : "without");
-    if (fan_slot_missing(s, 1) <= 0)
-        return fan_slot_fail_count(b, slot, c->key, "one more", err);
-    if (c->key < 0)
-        return FAN_OK;
-    if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "this key has contributed already in this pass (A16)");
-    return FAN_OK;
-}
-
 static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
                                    const char *whose, int64_t key, fan_error *err)
 {
@@ -221,11 +171,32 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     out->to.dtype = FAN_DT_NONE;
     out->seen = s->p->seen;
     if (c->value.form != FAN_FORM_UNDEFINED) {
-        FAN_TRY(add_check_shape(b, slot, c, out, err));
+        const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->p->shape;
+        int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
+        fan_fit fit = FAN_FIT_EXACT;
+        if (ndim >= 0 && (s->spec->has_shape || s->p->shaped))
+            fit = fan_accum_fit(s->spec->has_shape, wdim, fixed, ndim, shape);
+        if (fit == FAN_FIT_NO) {
+            char has[160], wants[240] = "a gradient of shape ";
+            fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, fixed, has, sizeof has),
+                       s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
+            return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
+                                     fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
+        }
+        out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
-    FAN_TRY(add_check_key(b, slot, c, err));
+    const fan_slot_state *p = s->p;
+    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                           p->keyed > 0 ? "with" : "without");
+    if (fan_slot_missing(s, 1) <= 0)
+        return fan_slot_fail_count(b, slot, c->key, "one more", err);
+    if (c->key >= 0 && ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key)))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this key has contributed already in this pass (A16)");
     bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
@@ -254,104 +225,6 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 }
 
 /* ---- 2. a place in the slot ---- */
-
-/* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
-static void add_fix_streams(fan_slot_state *p, const fan_check_result *a, const fan_add_streams *with)
-{
-    fan_stream *const known[] = {with->consumer, a->producer, with->current};
-    p->how = a->plan.sync.how;
-    p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
-    p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
-    p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
-    assert(p->consumer && p->accum);
-}
-
-/* Notes in the pass what a contribution brings: dtypes, keys, range of ints. */
-static void add_note(fan_slot_state *p, const fan_contribution *c, const fan_check_result *a,
-                     const fan_add_streams *with)
-{
-    p->seen = a->seen;
-    if (c->value.weak) {
-        p->has_weak_int = true;
-        p->weak_lo = a->weak_lo;
-        p->weak_hi = a->weak_hi;
-    }
-    p->keyed = c->key >= 0 ? 1 : -1;
-    p->count++;
-    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
-    if (a->to.device && !p->device)
-        p->device = fan_device_hold(a->to.device);
-    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER)
-        add_fix_streams(p, a, with);
-    p->rules |= a->plan.rules;
-}
-
-static void add_fill_item(const fan_slot *s, const fan_contribution *c, const fan_check_result *a, fan_item *it)
-{
-    it->value = c->value;
-    it->key = c->key;
-    if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
-        it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-    it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
-    it->producer = fan_stream_hold(a->producer);
-    it->owned = it->exposed = c->summed;
-    it->parked = FAN_FAULT(PARKED_EARLY);
-}
-
-/* Locked: puts a contribution that was checked into the slot. FAN_ERR_NOMEM changes nothing. */
-static fan_status add_put(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
-                          const fan_add_streams *with, fan_item *it, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_list *list = fan_slot_list(s);
-    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
-    const int64_t *from = NULL;
-    int ndim = fan_value_shape(&c->value, &from);
-    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
-    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
-    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
-    it->key = c->key;
-    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
-        fan_free(shape);
-        if (p && s->p == &fan_slot_state_none)
-            fan_slot_state_free(b, p);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
-    }
-    if (s->p != p) /* the thread that sums reads it without the lock */
-        s->p = p;
-    if (shaped) {
-        if (ndim)
-            memcpy(shape, from, (size_t)ndim * sizeof *shape);
-        p->shape = shape;
-        p->ndim = ndim;
-        p->shaped = true;
-    }
-    add_note(p, c, a, with);
-    if (keep) {
-        add_fill_item(s, c, a, it);
-        p->arriving++;
-    }
-    return FAN_OK;
-}
-
-/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
- * it, for fan_slot_state_free. */
-static fan_slot_state *add_remove_item(fan_buffer *b, size_t slot, fan_item *it, const fan_slot_state *before)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_slot_state *p = s->p;
-    fan_list *list = s->list;
-    const fan_entry entry = {.item = it, .general = true};
-    if (it)
-        (void)fan_list_remove(list, &entry);
-    p->count--;
-    /* no other contribution came meanwhile: the pass becomes what it was (add_forget) */
-    bool alone = p->count == before->count && !p->poison;
-    p->seen = p->summed_seen;
-    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
-        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
-    return p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
-}
 
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
 {
@@ -402,7 +275,6 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
     return FAN_OK;
 }
 
-/* Checks it, and gives it a place in its slot. */
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -427,7 +299,64 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     x->before = *s->p;
-    FAN_GO(add_put(b, slot, c, &x->checked, &x->streams, x->item, err));
+    const fan_check_result *a = &x->checked;
+    fan_item *it = x->item;
+    fan_list *list = fan_slot_list(s);
+    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
+    const int64_t *from = NULL;
+    int ndim = fan_value_shape(&c->value, &from);
+    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
+    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
+    it->key = c->key;
+    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
+        fan_free(shape);
+        if (p && s->p == &fan_slot_state_none)
+            fan_slot_state_free(b, p);
+        FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory"));
+    }
+    if (s->p != p) /* the thread that sums reads it without the lock */
+        s->p = p;
+    if (shaped) {
+        if (ndim)
+            memcpy(shape, from, (size_t)ndim * sizeof *shape);
+        p->shape = shape;
+        p->ndim = ndim;
+        p->shaped = true;
+    }
+    const fan_add_streams *with = &x->streams;
+    p->seen = a->seen;
+    if (c->value.weak) {
+        p->has_weak_int = true;
+        p->weak_lo = a->weak_lo;
+        p->weak_hi = a->weak_hi;
+    }
+    p->keyed = c->key >= 0 ? 1 : -1;
+    p->count++;
+    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
+    if (a->to.device && !p->device)
+        p->device = fan_device_hold(a->to.device);
+    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER) {
+        /* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
+        fan_stream *const known[] = {with->consumer, a->producer, with->current};
+        p->how = a->plan.sync.how;
+        p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
+        p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
+        p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+        assert(p->consumer && p->accum);
+    }
+    p->rules |= a->plan.rules;
+    if (keep) {
+        it->value = c->value;
+        it->key = c->key;
+        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+        it->producer = fan_stream_hold(a->producer);
+        it->owned = it->exposed = c->summed;
+        it->parked = FAN_FAULT(PARKED_EARLY);
+        p->arriving++;
+    }
     x->reserved = true;
     if (b->leaf && x->checked.producer && x->checked.producer != s->p->consumer) {
         x->mismatch = true;
@@ -446,43 +375,49 @@ done:
     return status;
 }
 
-/* Undoes add_note for a contribution that is taken back, if no other came meanwhile. */
-static void add_forget(fan_slot_state *p, const fan_slot_state *before)
-{
-    if (p->count != before->count || p->poison)
-        return;
-    if (!before->shaped) {
-        fan_free(p->shape);
-        p->shape = NULL;
-        p->ndim = 0;
-        p->shaped = false;
-    }
-    if (!before->device) {
-        fan_device_drop(p->device);
-        p->device = NULL;
-    }
-    if (before->how == FAN_CASE_HOST) {
-        fan_stream_drop(p->consumer);
-        fan_stream_drop(p->accum);
-        fan_stream_drop(p->capture_origin);
-        p->consumer = p->accum = p->capture_origin = NULL;
-        p->how = FAN_CASE_HOST;
-    }
-    p->rules = before->rules;
-    p->seen = before->seen;
-    p->has_weak_int = before->has_weak_int;
-    p->weak_lo = before->weak_lo;
-    p->weak_hi = before->weak_hi;
-    p->keyed = before->keyed;
-}
-
 /* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_slot_state_free. */
 static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
 {
     fan_item *it = x->item;
-    *gone = add_remove_item(b, x->slot, it, &x->before);
-    if (!*gone)
-        add_forget(b->slots[x->slot].p, &x->before);
+    fan_slot *s = &b->slots[x->slot];
+    fan_slot_state *p = s->p;
+    fan_list *list = s->list;
+    const fan_entry entry = {.item = it, .general = true};
+    if (it)
+        (void)fan_list_remove(list, &entry);
+    p->count--;
+    /* no other contribution came meanwhile: the pass becomes what it was */
+    bool alone = p->count == x->before.count && !p->poison;
+    p->seen = p->summed_seen;
+    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
+        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
+    *gone = p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
+    if (!*gone && alone) {
+        const fan_slot_state *before = &x->before;
+        if (!before->shaped) {
+            fan_free(p->shape);
+            p->shape = NULL;
+            p->ndim = 0;
+            p->shaped = false;
+        }
+        if (!before->device) {
+            fan_device_drop(p->device);
+            p->device = NULL;
+        }
+        if (before->how == FAN_CASE_HOST) {
+            fan_stream_drop(p->consumer);
+            fan_stream_drop(p->accum);
+            fan_stream_drop(p->capture_origin);
+            p->consumer = p->accum = p->capture_origin = NULL;
+            p->how = FAN_CASE_HOST;
+        }
+        p->rules = before->rules;
+        p->seen = before->seen;
+        p->has_weak_int = before->has_weak_int;
+        p->weak_lo = before->weak_lo;
+        p->weak_hi = before->weak_hi;
+        p->keyed = before->keyed;
+    }
     if (it && it->value.form != FAN_FORM_UNDEFINED) {
         if (x->old.form == FAN_FORM_UNDEFINED) {
             x->c->value = it->value;
@@ -496,7 +431,6 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
     fan_slot_notify(b, x->slot);
 }
 
-/* After a failure of its own, or of one beside it: unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
 {
     fan_slot_state *gone = NULL;
@@ -510,6 +444,175 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
     add_undo(b, x, &gone);
     fan_slot_unlock(b, x->slot);
     fan_slot_state_free(b, gone);
+}
+
+/* ---- converted, or copied, on the way into a slot (A9, A10, A12, S21) ---- */
+
+/* One job from `in` to `out`, counted. */
+static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
+                              const fan_array *out, const fan_array *in, fan_error *err)
+{
+    fan_operand operand = {in, out->dtype};
+    uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
+    bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    fan_interrupt interrupt; /* what is made is thrown away then */
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
+    fan_status status =
+        fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
+    status = fan_interrupt_end(&interrupt, status);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
+    FAN_COUNT(b, copies, 1);
+    FAN_COUNT(b, passes, 1);
+    FAN_COUNT(b, bytes_read, bytes);
+    FAN_COUNT(b, bytes_written, (uint64_t)out->size * fan_dtype_size(out->dtype));
+    return status;
+}
+
+/* The same entries in memory of our own. */
+static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out,
+                              fan_error *err)
+{
+    const fan_array *from[3] = {v->indices, v->pointers, v->values};
+    fan_array *part[3] = {NULL, NULL, NULL};
+    fan_status status = FAN_OK;
+    for (int i = 0; i < 3; i++) {
+        if (!from[i])
+            continue;
+        FAN_GO(fan_device_array(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
+        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "copy", part[i], from[i], err));
+    }
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, part[0], part[1], part[2], v->coalesced, out, err));
+    (*out)->nnz_coalesced = v->nnz_coalesced;
+done:
+    for (int i = 0; i < 3; i++)
+        fan_array_drop(part[i]);
+    return status;
+}
+
+/* The three kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the
+ * work. */
+static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+                                fan_stream *on, fan_array **made, fan_error *err)
+{
+    fan_device *d = to->device;
+    fan_dtype acc = fan_dtype_accumulate(to->dtype);
+    if (!d->backend->has_streams) {
+        fan_sparse *sparse = NULL;
+        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, &sparse, err));
+        fan_status status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
+        if (status == FAN_OK)
+            status = fan_sparse_reduce(*made, sparse, err);
+        status = fan_interrupt_end(&interrupt, status);
+        fan_sparse_drop(sparse);
+        FAN_COUNT(b, copies, 1);
+        return status;
+    }
+    fan_array *dense = NULL; /* D7: through the dense gradient */
+    FAN_TRY(fan_device_array(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
+                             v->sparse->shape, NULL, &dense, err));
+    fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
+    if (status == FAN_OK)
+        status = fan_device_run(
+            d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
+    if (status == FAN_OK)
+        status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
+    if (status == FAN_OK)
+        status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, dense, err);
+    fan_array_drop(dense);
+    return status;
+}
+
+/* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+                               fan_stream *on, fan_array **made, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_device *d = to->device;
+    fan_array *there = NULL, *cast = NULL;
+    const fan_array *from = v->array;
+    if (to->upload) {
+        FAN_GO(fan_device_array(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
+        FAN_GO(convert_job(b, d, on, FAN_JOB_UPLOAD, "upload", there, from, err));
+        from = there;
+    }
+    if (to->cast) {
+        FAN_GO(fan_device_array(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
+        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "cast", cast, from, err));
+        from = cast;
+    }
+    FAN_GO(fan_device_array(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
+    status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, from, err);
+done:
+    fan_array_drop(there);
+    fan_array_drop(cast);
+    return status;
+}
+
+/* From the host to a device, or from a device to the host; cast on the host. */
+static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
+                             fan_array **made, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *host = NULL;
+    const fan_array *from = v->array;
+    if (to->upload) {
+        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
+        FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, err));
+        FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
+        status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
+    } else {
+        FAN_GO(fan_device_array(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
+        FAN_GO(v->device->backend->read(on, host, from, err));
+        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
+        status = convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", *made, host, err);
+    }
+done:
+    fan_array_drop(host);
+    return status;
+}
+
+static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c,
+                                           const fan_conversion *to, fan_stream *on, fan_value *out, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_value *v = &c->value;
+    fan_status status;
+    fan_array *made = NULL;
+    fan_sparse *sparse = NULL;
+    *out = (fan_value){.dtype = FAN_DT_NONE};
+    if (v->form == FAN_FORM_SPARSE && to->reduce)
+        status = reduce_sparse(b, s, v, to, on, &made, err);
+    else if (v->form == FAN_FORM_SPARSE && !to->cast)
+        status = copy_sparse(b, to->device, on, v->sparse, &sparse, err);
+    else if (v->form == FAN_FORM_SPARSE)
+        status = to->device->backend->has_streams
+                     ? fan_device_sparse_merge(to->device, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false,
+                                               to->dtype, NULL, &sparse, err)
+                     : fan_sparse_cast(v->sparse, to->dtype, &sparse, err);
+    else if (to->reduce)
+        status = reduce_dense(b, s, v, to, on, &made, err);
+    else if (to->upload || to->download)
+        status = move_dense(b, v, to, on, &made, err);
+    else
+        status = fan_device_array(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
+    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !to->reduce && !to->upload && !to->download)
+        status = convert_job(b, to->device, on, FAN_JOB_COPY, to->cast ? "cast" : "copy", made, v->array, err);
+    if (status != FAN_OK) {
+        fan_array_drop(made);
+        fan_sparse_drop(sparse);
+        return status;
+    }
+    if (sparse && to->cast)
+        FAN_COUNT(b, copies, 1);
+    *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
+    out->origin = v->origin;
+    out->rank = v->rank;
+    out->weak = v->weak;
+    return FAN_OK;
 }
 
 /* ---- 3. carried out and parked ---- */
@@ -534,41 +637,6 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     return fan_order_record(b, stream, bit, &item->event, err);
 }
 
-/* S21: the converted gradient, in *made; the item gets the stream where it is ready. */
-static fan_status add_convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_error *err)
-{
-    const fan_add_plan *plan = &x->checked.plan;
-    fan_contribution *c = x->c;
-    fan_item *item = x->item;
-    fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
-    if (plan->convert == FAN_CONVERT_SOURCE) {
-        on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
-        fan_status status = fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err);
-        fan_stream_drop(on);
-        return status;
-    }
-    if (plan->wait) {
-        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-        FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
-    }
-    if (plan->mark_source)
-        FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
-    if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
-        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
-    FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err));
-    if (plan->convert != FAN_CONVERT_ACCUM)
-        return FAN_OK;
-    fan_event_drop(item->event);
-    item->event = NULL;
-    fan_stream_drop(item->producer);
-    item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
-    fan_status status =
-        plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
-    if (status != FAN_OK)
-        fan_value_drop(b->frontend, made);
-    return status;
-}
-
 /* The event of the contribution before it in one call, where that covers this one as well: it was recorded within
  * the call, on the same stream, and the buffer has queued nothing there since. NULL: there is none. */
 static fan_event *add_shared_event(const fan_add_op *x)
@@ -582,14 +650,61 @@ static fan_event *add_shared_event(const fan_add_op *x)
     return before->item->event;
 }
 
-/* The plan of the contribution: converted, its event recorded, used on A. */
-static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
+fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
+    fan_item *it = x->item;
+    if (x->c->value.form == FAN_FORM_UNDEFINED)
+        return FAN_OK;
+    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
+    if (fan_trace_on()) {
+        const fan_check_result *a = &x->checked;
+        /* a stream's number means something on its own device only */
+        const fan_device *d = a->producer ? a->producer->device : a->to.device;
+        fan_slot_trace(b, x->slot,
+                       (fan_trace_line){.kind = FAN_TRACE_ADD,
+                                        .how = fan_sync_letter(a->plan.sync.how),
+                                        .device = d && d->id ? (int16_t)d->index : -1,
+                                        .count = 1,
+                                        .key = x->c->key,
+                                        .rules = a->plan.rules,
+                                        .stream = a->producer ? a->producer->handle : 0,
+                                        .bytes = fan_value_bytes(&x->c->value)});
+    }
     const fan_add_plan *plan = &x->checked.plan;
     fan_item *item = x->item;
     fan_value made = {.dtype = FAN_DT_NONE};
-    if (plan->convert != FAN_CONVERT_NOT)
-        FAN_TRY(add_convert(b, x, &made, err));
+    if (plan->convert != FAN_CONVERT_NOT) {
+        /* S21: the item gets the stream where the converted gradient is ready. */
+        fan_contribution *c = x->c;
+        fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
+        if (plan->convert == FAN_CONVERT_SOURCE) {
+            on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
+            fan_status status = add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err);
+            fan_stream_drop(on);
+            FAN_TRY(status);
+        } else {
+            if (plan->wait) {
+                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+                FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
+            }
+            if (plan->mark_source)
+                FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
+            if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
+                FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+            FAN_TRY(add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err));
+        }
+        if (plan->convert == FAN_CONVERT_ACCUM) {
+            fan_event_drop(item->event);
+            item->event = NULL;
+            fan_stream_drop(item->producer);
+            item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
+            fan_status status =
+                plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
+            if (status != FAN_OK)
+                fan_value_drop(b->frontend, &made);
+            FAN_TRY(status);
+        }
+    }
     if (made.form != FAN_FORM_UNDEFINED) {
         x->old = item->value;
         item->value = made;
@@ -602,35 +717,8 @@ static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
         if (!item->event)
             FAN_TRY(add_record(b, x->slot, item, on, plan->producer_bit, err));
     }
-    return plan->mark ? fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
-}
-
-static void add_trace(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
-                      uint64_t bytes)
-{
-    const fan_device *d =
-        a->producer ? a->producer->device : a->to.device; /* a stream's number means something on its own device only */
-    fan_slot_trace(b, slot,
-                   (fan_trace_line){.kind = FAN_TRACE_ADD,
-                                    .how = fan_sync_letter(a->plan.sync.how),
-                                    .device = d && d->id ? (int16_t)d->index : -1,
-                                    .count = 1,
-                                    .key = c->key,
-                                    .rules = a->plan.rules,
-                                    .stream = a->producer ? a->producer->handle : 0,
-                                    .bytes = bytes});
-}
-
-/* Conversions, the event, the mark: nothing for an undefined one. */
-fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
-{
-    fan_item *it = x->item;
-    if (x->c->value.form == FAN_FORM_UNDEFINED)
-        return FAN_OK;
-    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
-    if (fan_trace_on())
-        add_trace(b, x->slot, x->c, &x->checked, fan_value_bytes(&x->c->value));
-    FAN_TRY(add_run_plan(b, x, err));
+    if (plan->mark)
+        FAN_TRY(fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* an object without bytes passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->owned) {
@@ -640,7 +728,6 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     return FAN_OK;
 }
 
-/* Locked: a fold may sum it from now on. */
 void fan_add_park(fan_buffer *b, fan_add_op *x)
 {
     fan_item *it = x->item;
@@ -661,7 +748,6 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     fan_slot_notify(b, x->slot);
 }
 
-/* Locked: no fold has summed it, and none may any more. */
 void fan_add_unpark(fan_buffer *b, fan_add_op *x)
 {
     if (!x->parked)
@@ -693,7 +779,6 @@ void fan_add_end(fan_buffer *b, fan_add_op *x)
     fan_stream_drop(x->streams.consumer);
 }
 
-/* S6. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
 {
     for (size_t i = 0; i < n; i++) {

@@ -2,9 +2,18 @@
 #ifndef FAN_BUFFER_ADD_H
 #define FAN_BUFFER_ADD_H
 
-#include "buffer/convert.h"
 #include "buffer/plan.h"
 #include "buffer/internal.h"
+
+/* What a contribution must become before it is parked. */
+typedef struct fan_conversion {
+    bool reduce;        /* A9: sum it to the declared shape */
+    bool cast;          /* A10: to the declared dtype */
+    bool upload;        /* A12: a 0-d host gradient onto the slot's device */
+    bool download;      /* A12: onto the host, where the slot is declared so */
+    fan_dtype dtype;    /* after the cast */
+    fan_device *device; /* the device that it will be on; NULL: it does not matter */
+} fan_conversion;
 
 /* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
 typedef struct fan_check_result {

@@ -43,32 +43,6 @@ static uint64_t batch_bytes(const fan_slot *s, size_t m)
     return terms > 1 ? bytes : 0;
 }
 
-/* Makes the slot busy if its fold can be one of many; how many items it will sum, 0: none. */
-static size_t batch_claim(batch_round *r, size_t slot)
-{
-    fan_slot *s = &r->b->slots[slot];
-    fan_slot_lock(r->b, slot);
-    size_t m = fan_slot_due(r->b, slot, r->pending);
-    uint64_t bytes = m ? batch_bytes(s, m) : 0;
-    if (bytes) {
-        fan_slot_make_busy(s);
-        r->pending += bytes;
-    }
-    fan_slot_unlock(r->b, slot);
-    return bytes ? m : 0;
-}
-
-static fan_status batch_end_one(batch_round *r, batch_fold *f, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    if (f->begun && fan_fold_left(&f->gathered.fold))
-        fan_fold_abandon(&f->gathered.fold);
-    else if (f->begun)
-        status = fan_fold_commit_end(r->b, f->slot, &f->gathered, err);
-    fan_gathered_fini(&f->gathered);
-    return status;
-}
-
 /* Queues the sums, and lets all slots go. The first failure is returned. */
 static fan_status batch_end_all(batch_round *r, fan_error *err)
 {
@@ -78,7 +52,13 @@ static fan_status batch_end_all(batch_round *r, fan_error *err)
         fan_batch_flush(r->batch);
     for (size_t i = 0; i < r->n; i++) {
         batch_fold *f = &r->all[i];
-        fan_status its = batch_end_one(r, f, status == FAN_OK ? err : &other);
+        fan_error *first = status == FAN_OK ? err : &other;
+        fan_status its = FAN_OK;
+        if (f->begun && fan_fold_left(&f->gathered.fold))
+            fan_fold_abandon(&f->gathered.fold);
+        else if (f->begun)
+            its = fan_fold_commit_end(r->b, f->slot, &f->gathered, first);
+        fan_gathered_fini(&f->gathered);
         status = status == FAN_OK ? its : status;
     }
     if (FAN_FAULT(BATCH_LATE))
@@ -119,7 +99,18 @@ static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_
     if (!r.batch || !r.all)
         status = fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
-        size_t items = batch_claim(&r, slots[order[i]]);
+        /* Makes the slot busy if its fold can be one of many; how many items it will sum, 0: none. */
+        size_t slot = slots[order[i]];
+        fan_slot *s = &r.b->slots[slot];
+        fan_slot_lock(r.b, slot);
+        size_t m = fan_slot_due(r.b, slot, r.pending);
+        uint64_t bytes = m ? batch_bytes(s, m) : 0;
+        if (bytes) {
+            fan_slot_make_busy(s);
+            r.pending += bytes;
+        }
+        fan_slot_unlock(r.b, slot);
+        size_t items = bytes ? m : 0;
         if (!items)
             continue;
         status = batch_begin_one(&r, slots[order[i]], items, err);
@@ -175,16 +166,6 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
     return m;
 }
 
-static fan_status batch_trial_make(fan_buffer *b, batch_trial *one, size_t m, fan_error *err)
-{
-    fan_status status = fan_gather(b, one->slot, m, false, &one->gathered, err);
-    if (status == FAN_OK && one->gathered.fold.n > 1)
-        status = fan_fold_begin(&one->gathered.fold, NULL, err);
-    one->made = status == FAN_OK;
-    fan_slot_fail(b, one->slot, status, err);
-    return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM ? FAN_OK : status;
-}
-
 /* Tries the sums that x[0 .. n), which are in the order of their slots, make due. */
 static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t, fan_error *err)
 {
@@ -206,7 +187,13 @@ static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batc
             continue;
         rest -= own;
         t->all[t->n].slot = x[i].slot;
-        status = batch_trial_make(b, &t->all[t->n++], m, err);
+        batch_trial *one = &t->all[t->n++];
+        fan_status its = fan_gather(b, one->slot, m, false, &one->gathered, err);
+        if (its == FAN_OK && one->gathered.fold.n > 1)
+            its = fan_fold_begin(&one->gathered.fold, NULL, err);
+        one->made = its == FAN_OK;
+        fan_slot_fail(b, one->slot, its, err);
+        status = its == FAN_ERR_NOMEM || its == FAN_ERR_DEVICE_NOMEM ? FAN_OK : its;
     }
     return status;
 }

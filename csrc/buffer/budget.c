@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "buffer/fold.h"
 #include "buffer/plain.h"
-#include "buffer/options.h"
 #include "buffer/slot.h"
 
 #include <string.h>
@@ -38,43 +37,6 @@ fan_auto_budget fan_budget_auto(void)
 
 /* ---- contributions of any form ---- */
 
-/* How many items a slot with accumulate="exact" may sum into its state now: all that are parked, whatever their keys,
- * if that saves memory; 0: none. */
-static size_t budget_worth_absorbing(const fan_slot *s)
-{
-    fan_slot_state *p = s->p;
-    fan_dtype d = fan_dtype_set_promote(p->seen);
-    uint64_t parked = 0, dense = 0, state;
-    const fan_entry *sum = fan_slot_sum(s);
-    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
-        (sum && !(sum->general && sum->item->value.form == FAN_FORM_ZERO)))
-        return 0;
-    size_t n = fan_slot_waiting(s);
-    if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
-        return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
-    for (size_t i = 0; i < n; i++) {
-        const fan_entry *one = &s->list->entries[i + (sum != NULL)];
-        if (!one->general) /* it is undefined: an exact sum takes no plain entries */
-            continue;
-        const fan_value *v = &one->item->value;
-        if (v->form == FAN_FORM_SPARSE)
-            return 0; /* its sum may be sparse, and small */
-        if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
-            return 0; /* an integer is read as the sum's own dtype, which may widen yet */
-        parked += one->item->bytes;
-        dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
-    }
-    state = n ? dense / n * 8 * (fan_dtype_kind(d) == 'c' ? 2 : 1) : 0; /* of a window whose words have 64 bits */
-    return n > 1 && (p->exact || parked > state) ? n : 0;
-}
-
-static fan_status budget_commit(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
-{
-    fan_status status = gathered->fold.n > 1 ? fan_fold_begin(&gathered->fold, NULL, err) : FAN_OK;
-    fan_slot_fail(b, slot, status, err);
-    return status == FAN_OK ? fan_fold_commit_end(b, slot, gathered, err) : status;
-}
-
 /* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */
 static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *err)
 {
@@ -90,8 +52,12 @@ static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *e
             fan_fold_decide(&gathered.fold);
         if (s->spec->exact)
             status = fan_fold_absorb(&gathered.fold, gathered.like, err);
+        if (status == FAN_OK && gathered.fold.n > 1) {
+            status = fan_fold_begin(&gathered.fold, NULL, err);
+            fan_slot_fail(b, slot, status, err);
+        }
         if (status == FAN_OK)
-            status = budget_commit(b, slot, &gathered, err);
+            status = fan_fold_commit_end(b, slot, &gathered, err);
         fan_gathered_fini(&gathered);
     }
     fan_slot_lock(b, slot);
@@ -158,13 +124,38 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     budget_recheck_holders(b, s, NULL, false);
     if (!fan_budget_exceeded(b, pending, true))
         return 0;
-    if (s->spec->exact)
-        return budget_worth_absorbing(s);
+    if (s->spec->exact) {
+        /* How many items a slot with accumulate="exact" may sum into its state now: all that are parked, whatever their
+         * keys, if that saves memory; 0: none. */
+        fan_slot_state *p = s->p;
+        fan_dtype d = fan_dtype_set_promote(p->seen);
+        uint64_t parked = 0, dense = 0, state;
+        const fan_entry *sum = fan_slot_sum(s);
+        if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
+            (sum && !(sum->general && sum->item->value.form == FAN_FORM_ZERO)))
+            return 0;
+        size_t n = fan_slot_waiting(s);
+        if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
+            return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+        for (size_t i = 0; i < n; i++) {
+            const fan_entry *one = &s->list->entries[i + (sum != NULL)];
+            if (!one->general) /* it is undefined: an exact sum takes no plain entries */
+                continue;
+            const fan_value *v = &one->item->value;
+            if (v->form == FAN_FORM_SPARSE)
+                return 0; /* its sum may be sparse, and small */
+            if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
+                return 0; /* an integer is read as the sum's own dtype, which may widen yet */
+            parked += one->item->bytes;
+            dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
+        }
+        state = n ? dense / n * 8 * (fan_dtype_kind(d) == 'c' ? 2 : 1) : 0; /* of a window whose words have 64 bits */
+        return n > 1 && (p->exact || parked > state) ? n : 0;
+    }
     size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
     return budget_ints_leave(s, m) ? 0 : m;
 }
 
-/* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -184,19 +175,6 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 
 /* ---- plain entries (plain.h) ---- */
 
-/* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each before
- * they add the next. */
-static void budget_recheck_newest(fan_buffer *b)
-{
-    fan_list *p = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
-    size_t at = b->last_parked.index;
-    if (p && at < p->n && p->entries[at].object == b->last_parked.object &&
-        b->frontend->alone(p->entries[at].object, NULL)) {
-        p->alone++;
-        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
-    }
-}
-
 /* budget_plain_fits: whether a sum of a slot's list may stay in it: it is of the kind of the list, or wider. */
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
@@ -213,7 +191,15 @@ static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, boo
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
         return fan_budget_exceeded(b, 0, false);
-    budget_recheck_newest(b);
+    /* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each
+     * before they add the next. */
+    fan_list *newest = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
+    size_t index = b->last_parked.index;
+    if (newest && index < newest->n && newest->entries[index].object == b->last_parked.object &&
+        b->frontend->alone(newest->entries[index].object, NULL)) {
+        newest->alone++;
+        atomic_fetch_add_explicit(&b->alone, newest->bytes, memory_order_relaxed);
+    }
     if (p->n >= p->recheck_at) {
         budget_recheck_holders(b, &b->slots[slot], object, alone);
     } else if (alone) {
@@ -238,21 +224,6 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
     const fan_list *p = s->list;
     return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
            !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
-}
-
-/* `object` replaces the first n entries. */
-static void budget_plain_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data, bool wide)
-{
-    bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
-    size_t parked = n - (p->summed > 0);
-    fan_plain_count(b, p, n, first, false, wide);
-    fan_list_unpark(b, p, parked);
-    p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
-    p->summed += (int64_t)parked;
-    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
-    p->entries[0].wide = wide;
-    memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
-    p->n -= n - 1;
 }
 
 /* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads sum them sooner. */
@@ -297,7 +268,16 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         else
             fan_plain_fold(b, p, n, acc, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);
-        budget_plain_commit(b, p, n, to, data, wide);
+        bool owned = !first || p->entries[0].owned;
+        size_t parked = n - (p->summed > 0);
+        fan_plain_count(b, p, n, first, false, wide);
+        fan_list_unpark(b, p, parked);
+        p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
+        p->summed += (int64_t)parked;
+        p->entries[0] = fan_entry_of(to, data, p->entries[n - 1].key, false, owned);
+        p->entries[0].wide = wide;
+        memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
+        p->n -= n - 1;
     } else {
         if (to && !first)
             b->frontend->drop(to);

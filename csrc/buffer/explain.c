@@ -7,47 +7,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The plan that a sum of all that is there would follow. The slot is busy. */
-static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
-{
-    fan_gathered gathered;
-    FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &gathered, err));
-    fan_dtype d = fan_fold_dtype(&gathered.fold);
-    out->dtype = d;
-    out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, b->slots[slot].spec->accumulate);
-    if (gathered.fold.n > 1)
-        fan_fold_decide(&gathered.fold);
-    out->next = gathered.fold.plan;
-    fan_gathered_fini(&gathered);
-    return FAN_OK;
-}
-
-/* Locked. */
-static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
-{
-    const fan_slot_state *p = s->p;
-    const fan_entry *sum = fan_slot_sum(s);
-    const fan_item *it = sum && sum->general ? sum->item : NULL;
-    out->how = p->accum ? fan_sync_letter(p->how) : '\0';
-    out->rules = p->rules;
-    out->consumer = p->consumer ? p->consumer->handle : 0;
-    out->accum = p->accum ? p->accum->handle : 0;
-    out->ready = it && it->producer ? it->producer->handle : 0;
-    out->event = it && it->event;
-    out->has_value = sum != NULL;
-    out->value_owned = it ? it->owned : sum && (sum->owned || s->list->summed > 1);
-    out->value_form = it ? it->value.form : sum ? FAN_FORM_DENSE : FAN_FORM_UNDEFINED;
-    out->poisoned = p->poison ? p->poison->text : NULL;
-    out->count = p->count;
-    out->expected = s->expected;
-    out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
-    out->items = fan_slot_waiting(s);
-    out->budget = b->budget;
-    out->limits = b->limits;
-    out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-}
-
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
                            fan_error *err)
 {
@@ -58,9 +17,38 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     fan_status status = fan_slot_claim_all(b, slot, false, "explain", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
-    status = explain_next(b, slot, out, err);
+    fan_gathered gathered;
+    status = fan_gather(b, slot, SIZE_MAX, false, &gathered, err);
+    if (status == FAN_OK) { /* the plan that a sum of all that is there would follow */
+        out->dtype = fan_fold_dtype(&gathered.fold);
+        out->accumulate = out->dtype == FAN_DT_NONE ? FAN_DT_NONE : fan_accum_dtype(out->dtype, s->spec->accumulate);
+        if (gathered.fold.n > 1)
+            fan_fold_decide(&gathered.fold);
+        out->next = gathered.fold.plan;
+        fan_gathered_fini(&gathered);
+    }
     fan_slot_lock(b, slot);
-    explain_state(b, s, out);
+    const fan_slot_state *p = s->p;
+    const fan_entry *sum = fan_slot_sum(s);
+    const fan_item *own = sum && sum->general ? sum->item : NULL;
+    out->how = p->accum ? fan_sync_letter(p->how) : '\0';
+    out->rules = p->rules;
+    out->consumer = p->consumer ? p->consumer->handle : 0;
+    out->accum = p->accum ? p->accum->handle : 0;
+    out->ready = own && own->producer ? own->producer->handle : 0;
+    out->event = own && own->event;
+    out->has_value = sum != NULL;
+    out->value_owned = own ? own->owned : sum && (sum->owned || s->list->summed > 1);
+    out->value_form = own ? own->value.form : sum ? FAN_FORM_DENSE : FAN_FORM_UNDEFINED;
+    out->poisoned = p->poison ? p->poison->text : NULL;
+    out->count = p->count;
+    out->expected = s->expected;
+    out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
+    out->items = fan_slot_waiting(s);
+    out->budget = b->budget;
+    out->limits = b->limits;
+    out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
     if (s->list)
         fan_list_sort(s->list);
     for (size_t i = 0; i < fan_slot_waiting(s) && i < cap; i++) {

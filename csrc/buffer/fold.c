@@ -7,7 +7,6 @@
 #include "buffer/fold_job.h"
 #include "buffer/plain.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 
@@ -31,17 +30,6 @@ void fan_gathered_fini(fan_gathered *gathered)
     fan_stream_drop(gathered->fold.ready);
     fan_event_drop(gathered->fold.ready_event);
     memset(gathered, 0, sizeof *gathered);
-}
-
-static void fold_consider_kind(fan_gathered *gathered, const fan_value *v, int64_t key)
-{
-    if (v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
-        return;
-    if (!gathered->like || v->rank < gathered->like->rank ||
-        (v->rank == gathered->like->rank && key >= 0 && key < gathered->like_key)) {
-        gathered->like = v;
-        gathered->like_key = key;
-    }
 }
 
 /* The running sum and the first `m` parked contributions, copied: what arrives meanwhile moves the list. */
@@ -73,47 +61,6 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     return FAN_OK;
 }
 
-/* The value of a plain entry, made for this sum: the entry stays as it is. */
-static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one, fan_term *t, fan_error *err)
-{
-    const fan_slot *s = fan_fold_slot(&gathered->fold);
-    const fan_frontend *frontend = gathered->fold.b->frontend;
-    fan_value *v = &gathered->values[gathered->nvalues];
-    bool kept = false;
-    t->owned = one->owned || (t->is_value && s->list->summed > 1);
-    t->donated = one->donated;
-    /* Checked before plain_value makes a value, which has a reference of its own. */
-    t->unshared = gathered->fold.n == 0 && !one->exposed && fan_plain_unshared(gathered->fold.b, one, t->owned);
-    const fan_plain_kind kind = fan_entry_kind(&s->list->kind, one);
-    fan_status status = frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
-    if (status == FAN_ERR_STATE)
-        return fan_slot_changed(gathered->fold.b, gathered->fold.slot, one->key, err);
-    FAN_TRY(status);
-    gathered->nvalues++;
-    t->v = v;
-    t->exposed = t->owned && (kept || one->exposed);
-    t->own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
-    return FAN_OK;
-}
-
-static fan_status fold_gather_item(const fan_gathered *gathered, const fan_item *it, fan_term *t, fan_error *err)
-{
-    const fan_fold *f = &gathered->fold;
-    t->v = &it->value;
-    if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
-        return FAN_OK;
-    t->producer = it->producer;
-    t->event = it->event;
-    t->donated = it->donated;
-    t->owned = it->owned;
-    t->exposed = it->exposed;
-    t->own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
-    FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, t->key, it->hashed ? &it->hash : NULL, f->may_end, err));
-    /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
-    bool checked = it->value.form != FAN_FORM_SPARSE || it->value.device != fan_cpu() || it->owned;
-    return checked ? FAN_OK : fan_sparse_check(it->value.sparse, err);
-}
-
 /* The i-th entry becomes a term, if it adds anything. */
 static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *err)
 {
@@ -124,10 +71,41 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     fan_term t = {.is_value = sum, .entry = i, .key = sum ? s->p->like_key : fan_entry_key(one)};
     if (!sum)
         f->seen = fan_entry_seen(f->seen, s, one);
-    if (one->general)
-        FAN_TRY(fold_gather_item(gathered, one->item, &t, err));
-    else if (one->object)
-        FAN_TRY(fold_gather_plain(gathered, one, &t, err));
+    if (one->general) {
+        const fan_item *it = one->item;
+        t.v = &it->value;
+        if (it->value.form != FAN_FORM_UNDEFINED && it->value.form != FAN_FORM_ZERO) {
+            t.producer = it->producer;
+            t.event = it->event;
+            t.donated = it->donated;
+            t.owned = it->owned;
+            t.exposed = it->exposed;
+            t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
+            FAN_TRY(
+                fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
+            /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
+            bool checked = it->value.form != FAN_FORM_SPARSE || it->value.device != fan_cpu() || it->owned;
+            if (!checked)
+                FAN_TRY(fan_sparse_check(it->value.sparse, err));
+        }
+    } else if (one->object) {
+        /* The value of a plain entry, made for this sum: the entry stays as it is. */
+        fan_value *v = &gathered->values[gathered->nvalues];
+        bool kept = false;
+        t.owned = one->owned || (t.is_value && s->list->summed > 1);
+        t.donated = one->donated;
+        /* Checked before plain_value makes a value, which has a reference of its own. */
+        t.unshared = f->n == 0 && !one->exposed && fan_plain_unshared(f->b, one, t.owned);
+        const fan_plain_kind kind = fan_entry_kind(&s->list->kind, one);
+        fan_status status = f->b->frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
+        if (status == FAN_ERR_STATE)
+            return fan_slot_changed(f->b, f->slot, one->key, err);
+        FAN_TRY(status);
+        gathered->nvalues++;
+        t.v = v;
+        t.exposed = t.owned && (kept || one->exposed);
+        t.own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
+    }
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
     if (t.v->form == FAN_FORM_ZERO) {
@@ -139,7 +117,11 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.own = FAN_DT_NONE;
     t.seen = f->seen;
     f->terms[f->n++] = t;
-    fold_consider_kind(gathered, t.v, t.key);
+    if (!gathered->like || t.v->rank < gathered->like->rank ||
+        (t.v->rank == gathered->like->rank && t.key >= 0 && t.key < gathered->like_key)) {
+        gathered->like = t.v;
+        gathered->like_key = t.key;
+    }
     return FAN_OK;
 }
 
@@ -223,49 +205,6 @@ static fan_side fold_side_of(const fan_value *v)
     return (fan_side){.form = v->form, .format = v->form == FAN_FORM_SPARSE ? (int)v->sparse->format : 0};
 }
 
-/* Which term the first one meets, as the rules have it: an object, else one of another form, else a sparse one of
- * another format, else the second. */
-static size_t fold_other_term(const fan_fold *f)
-{
-    fan_side first = fold_side_of(f->terms[0].v);
-    size_t at = 1;
-    int best = 0;
-    for (size_t i = 1; i < f->n; i++) {
-        fan_side one = fold_side_of(f->terms[i].v);
-        int rank = one.form == FAN_FORM_OBJECT ? 3 : one.form != first.form ? 2 : one.format != first.format ? 1 : 0;
-        if (rank > best) {
-            best = rank;
-            at = i;
-        }
-    }
-    return at;
-}
-
-/* The facts of the terms, but for whether they may be written. */
-static fan_fold_facts fold_term_facts(const fan_fold *f)
-{
-    fan_fold_facts facts = {.terms = f->n};
-    for (size_t i = 0; i < f->n; i++) {
-        const fan_value *v = f->terms[i].v;
-        facts.sparse += v->form == FAN_FORM_SPARSE;
-        facts.objects += v->form == FAN_FORM_OBJECT;
-        facts.entries += v->form == FAN_FORM_SPARSE ? fan_sparse_nnz(v->sparse) : 0;
-    }
-    facts.expanded = fan_fold_expanded(f);
-    if (!f->n)
-        return facts;
-    const fan_sparse *sparse = f->terms[0].v->form == FAN_FORM_SPARSE ? f->terms[0].v->sparse : NULL;
-    facts.first = fold_side_of(f->terms[0].v);
-    facts.coalesced = sparse && sparse->coalesced;
-    facts.entries_before = sparse ? sparse->nnz_coalesced : 0;
-    if (f->n > 1) {
-        size_t other = fold_other_term(f);
-        facts.other = fold_side_of(f->terms[other].v);
-        facts.other_is_second = other == 1;
-    }
-    return facts;
-}
-
 bool fan_fold_is_exact(const fan_fold *f)
 {
     fan_dtype d = fan_fold_dtype(f);
@@ -275,7 +214,41 @@ bool fan_fold_is_exact(const fan_fold *f)
 static fan_fold_facts fold_facts(const fan_fold *f)
 {
     const fan_slot *s = fan_fold_slot(f);
-    fan_fold_facts facts = fold_term_facts(f);
+    /* The facts of the terms, but for whether they may be written. */
+    fan_fold_facts facts = {.terms = f->n};
+    for (size_t i = 0; i < f->n; i++) {
+        const fan_value *v = f->terms[i].v;
+        facts.sparse += v->form == FAN_FORM_SPARSE;
+        facts.objects += v->form == FAN_FORM_OBJECT;
+        facts.entries += v->form == FAN_FORM_SPARSE ? fan_sparse_nnz(v->sparse) : 0;
+    }
+    facts.expanded = fan_fold_expanded(f);
+    if (f->n) {
+        const fan_value *v = f->terms[0].v;
+        facts.first = fold_side_of(v);
+        facts.coalesced = v->form == FAN_FORM_SPARSE && v->sparse->coalesced;
+        facts.entries_before = v->form == FAN_FORM_SPARSE ? v->sparse->nnz_coalesced : 0;
+    }
+    if (f->n > 1) {
+        /* Which term the first one meets, as the rules have it: an object, else one of another form, else a sparse one
+         * of another format, else the second. */
+        fan_side first = fold_side_of(f->terms[0].v);
+        size_t other = 1;
+        int best = 0;
+        for (size_t i = 1; i < f->n; i++) {
+            fan_side one = fold_side_of(f->terms[i].v);
+            int rank = one.form == FAN_FORM_OBJECT  ? 3
+                       : one.form != first.form     ? 2
+                       : one.format != first.format ? 1
+                                                    : 0;
+            if (rank > best) {
+                best = rank;
+                other = i;
+            }
+        }
+        facts.other = fold_side_of(f->terms[other].v);
+        facts.other_is_second = other == 1;
+    }
     facts.recording = f->b->create_graph;
     facts.exact = fan_fold_is_exact(f);
     facts.has_state = f->state != NULL;
@@ -337,33 +310,26 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     return status;
 }
 
-/* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own: *own, where it is not
- * undefined, is that. */
-static fan_status fold_in_own_dtype(fan_fold *f, const fan_term *t, fan_value *own, fan_error *err)
-{
-    const fan_value *v = t->v;
-    fan_array *a = NULL;
-    if (v->form != FAN_FORM_DENSE || t->own == FAN_DT_NONE || v->dtype == t->own)
-        return FAN_OK;
-    FAN_TRY(fan_fold_fresh(f, t->own, v->array->ndim, v->array->shape, v->array, &a, err));
-    f->scratch[0] = (fan_operand){v->array, t->own};
-    fan_status status =
-        fan_fold_job(f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
-    if (status != FAN_OK) {
-        fan_array_drop(a);
-        return status;
-    }
-    *own = fan_value_dense(a, fan_fold_device(f));
-    own->origin = v->origin;
-    own->rank = v->rank;
-    return FAN_OK;
-}
-
 /* *sum becomes that of itself and term t. */
 static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, fan_error *err)
 {
     fan_value own = {.dtype = FAN_DT_NONE}, next = {.dtype = FAN_DT_NONE};
-    FAN_TRY(fold_in_own_dtype(f, t, &own, err));
+    /* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own. */
+    const fan_value *v = t->v;
+    fan_array *a = NULL;
+    if (v->form == FAN_FORM_DENSE && t->own != FAN_DT_NONE && v->dtype != t->own) {
+        FAN_TRY(fan_fold_fresh(f, t->own, v->array->ndim, v->array->shape, v->array, &a, err));
+        f->scratch[0] = (fan_operand){v->array, t->own};
+        fan_status status = fan_fold_job(
+            f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
+        if (status != FAN_OK) {
+            fan_array_drop(a);
+            return status;
+        }
+        own = fan_value_dense(a, fan_fold_device(f));
+        own.origin = v->origin;
+        own.rank = v->rank;
+    }
     FAN_COUNT(f->b, passes, 1);
     fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
                                                 own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
@@ -495,23 +461,6 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
     return FAN_OK;
 }
 
-static void fold_trace(const fan_fold *f)
-{
-    const fan_slot *s = fan_fold_slot(f);
-    if (!fan_trace_on())
-        return;
-    fan_slot_trace(f->b, f->slot,
-                   (fan_trace_line){.kind = FAN_TRACE_FOLD,
-                                    .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                                    .device = s->p->device ? (int16_t)s->p->device->index : -1,
-                                    .count = (uint32_t)f->n,
-                                    .key = -1,
-                                    .rules = f->rules,
-                                    .stream = s->p->accum ? s->p->accum->handle : 0,
-                                    .bytes = fan_value_bytes(&f->result),
-                                    .in_place = f->plan.exclusive});
-}
-
 fan_status fan_fold_end(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -525,10 +474,20 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
         FAN_COUNT(f->b, folds, f->n > 1);
         status = fold_record(f, err);
     }
-    if (status == FAN_OK)
-        fold_trace(f);
-    else
+    const fan_slot *s = fan_fold_slot(f);
+    if (status != FAN_OK)
         fan_fold_abandon(f);
+    else if (fan_trace_on())
+        fan_slot_trace(f->b, f->slot,
+                       (fan_trace_line){.kind = FAN_TRACE_FOLD,
+                                        .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
+                                        .device = s->p->device ? (int16_t)s->p->device->index : -1,
+                                        .count = (uint32_t)f->n,
+                                        .key = -1,
+                                        .rules = f->rules,
+                                        .stream = s->p->accum ? s->p->accum->handle : 0,
+                                        .bytes = fan_value_bytes(&f->result),
+                                        .in_place = f->plan.exclusive});
     return status;
 }
 
@@ -540,55 +499,66 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
 
 /* ---- it becomes the slot's sum ---- */
 
-/* Locked: the sum that was made becomes the slot's. Returns the statistics of the one before. */
-static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *gathered)
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
 {
+    fan_slot *s = &b->slots[slot];
+    fan_slot_state *p = s->p;
     fan_fold *f = &gathered->fold;
-    const fan_term *t = &f->terms[0];
-    const fan_entry *first = &gathered->entries[t->entry];
-    bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
-    uint8_t origin = gathered->like ? gathered->like->origin : 0, rank = gathered->like ? gathered->like->rank : 0;
-    fan_sum_stats old = p->sum_stats;
-    *gathered->sum = (fan_item){.value = f->result,
-                                .producer = f->ready,
-                                .event = f->ready_event,
-                                .donated = f->donated,
-                                .owned = f->owned,
-                                .exposed = same && t->exposed,
-                                .shown = same && (first->general ? first->item->shown : first->exposed)};
-    gathered->sum->value.origin = origin;
-    gathered->sum->value.rank = rank;
-    f->result = (fan_value){.dtype = FAN_DT_NONE};
-    f->ready = NULL;
-    f->ready_event = NULL;
-    p->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    if (old.has_nonfinite) {
-        p->sum_stats.has_nonfinite = true;
-        p->sum_stats.nonfinite_key = old.nonfinite_key;
+    fan_sum_stats old = {.valid = false};
+    int64_t summed = 0;
+    fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
+    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
+    fan_slot_lock(b, slot);
+    if (status != FAN_OK) {
+        fan_slot_poison(s, status, err);
+        fan_slot_unlock(b, slot);
+        return status;
     }
-    p->rules |= f->rules;
-    return old;
-}
-
-/* Locked: the only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11 hold). A plain one gets
- * an item. */
-static void fold_commit_entry(fan_gathered *gathered, fan_entry *one)
-{
-    const fan_term *t = &gathered->fold.terms[0];
-    if (one->general)
-        return;
-    *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
-                                .donated = t->donated,
-                                .owned = t->owned,
-                                .exposed = t->exposed,
-                                .shown = one->exposed};
-    gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
-}
-
-/* Locked: the sum, where there is one, takes the place of the gathered entries, which are at the front of the list but
- * for those that arrived between (only beyond a gap). */
-static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered *gathered, int64_t summed)
-{
+    if (f->n > 1 || stays != SIZE_MAX) {
+        bool item = stays != SIZE_MAX && gathered->entries[stays].general;
+        gathered->sum = item ? gathered->entries[stays].item : gathered->room;
+        gathered->room = item ? gathered->room : NULL;
+        summed = f->n > 1 ? 2 : stays == 0 && gathered->has_sum ? s->list->summed : 1;
+    }
+    if (f->n > 1) {
+        const fan_term *t = &f->terms[0];
+        const fan_entry *first = &gathered->entries[t->entry];
+        bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
+        old = p->sum_stats;
+        *gathered->sum = (fan_item){.value = f->result,
+                                    .producer = f->ready,
+                                    .event = f->ready_event,
+                                    .donated = f->donated,
+                                    .owned = f->owned,
+                                    .exposed = same && t->exposed,
+                                    .shown = same && (first->general ? first->item->shown : first->exposed)};
+        gathered->sum->value.origin = gathered->like ? gathered->like->origin : 0;
+        gathered->sum->value.rank = gathered->like ? gathered->like->rank : 0;
+        f->result = (fan_value){.dtype = FAN_DT_NONE};
+        f->ready = NULL;
+        f->ready_event = NULL;
+        p->sum_stats = fan_sum_stats_move(&f->sum_stats);
+        if (old.has_nonfinite) {
+            p->sum_stats.has_nonfinite = true;
+            p->sum_stats.nonfinite_key = old.nonfinite_key;
+        }
+        p->rules |= f->rules;
+    } else if (stays != SIZE_MAX && !gathered->entries[stays].general) {
+        /* The only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11 hold). A plain one gets
+         * an item. */
+        const fan_term *t = &f->terms[0];
+        *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
+                                    .donated = t->donated,
+                                    .owned = t->owned,
+                                    .exposed = t->exposed,
+                                    .shown = gathered->entries[stays].exposed};
+        gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
+    }
+    p->summed_seen = f->seen;
+    if (gathered->like)
+        p->like_key = gathered->like_key;
+    /* The sum, where there is one, takes the place of the gathered entries, which are at the front of the list but for
+     * those that arrived between (only beyond a gap). */
     fan_list *list = s->list;
     size_t kept = gathered->sum != NULL, k = 0, plain = 0;
     int64_t last = gathered->n ? fan_entry_key(&gathered->entries[gathered->n - 1]) : -1;
@@ -623,37 +593,6 @@ static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered 
     }
     if (s->p->keyed > 0 && gathered->n > gathered->has_sum)
         s->p->next_key = (uint64_t)last + 1;
-}
-
-fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_slot_state *p = s->p;
-    fan_fold *f = &gathered->fold;
-    fan_sum_stats old = {.valid = false};
-    int64_t summed = 0;
-    fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
-    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
-    fan_slot_lock(b, slot);
-    if (status != FAN_OK) {
-        fan_slot_poison(s, status, err);
-        fan_slot_unlock(b, slot);
-        return status;
-    }
-    if (f->n > 1 || stays != SIZE_MAX) {
-        bool item = stays != SIZE_MAX && gathered->entries[stays].general;
-        gathered->sum = item ? gathered->entries[stays].item : gathered->room;
-        gathered->room = item ? gathered->room : NULL;
-        summed = f->n > 1 ? 2 : stays == 0 && gathered->has_sum ? s->list->summed : 1;
-    }
-    if (f->n > 1)
-        old = fold_commit_made(p, gathered);
-    else if (stays != SIZE_MAX)
-        fold_commit_entry(gathered, &gathered->entries[stays]);
-    p->summed_seen = f->seen;
-    if (gathered->like)
-        p->like_key = gathered->like_key;
-    fold_replace_entries(b, s, gathered, summed);
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < gathered->n; i++) {
         const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL, *sum = gathered->sum;

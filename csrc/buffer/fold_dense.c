@@ -3,7 +3,6 @@
 #include "base/fault.h"
 #include "buffer/fold_job.h"
 #include "buffer/plain.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 
@@ -12,85 +11,63 @@
 #define PLAIN_RELEASE_BYTES \
     (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed */
 
-/* ---- of the terms of a fold ---- */
-
-/* D5: a sum of Python ints that leaves its dtype is none. */
-static fan_status dense_check_ints(const fan_fold *f, bool *all, fan_error *err)
+fan_status fan_fold_dense(fan_fold *f, fan_error *err)
 {
+    fan_status status = FAN_OK;
+    fan_array *out = NULL;                   /* what the job writes */
+    fan_array *seen = NULL;                  /* .. as the sum shows it, where it stays expanded (A13) */
+    fan_value kept = {.dtype = FAN_DT_NONE}; /* the term whose memory `out` is */
+    size_t compact = 0;                      /* operands that were made for the sum: compact bases */
+    const fan_array *full = f->terms[0].v->array;
+    /* D5: a sum of Python ints that leaves its dtype is none. */
     const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
     fan_int_run run = {.sum = 0};
     size_t n = 0;
     while (n < f->n && fan_int_run_add(&run, f->terms[n].v))
         n++;
-    *all = n == f->n;
-    const fan_value *next = *all ? NULL : f->terms[n].v;
-    fan_dtype d = *all ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_DT_NONE;
-    if (!n || !fan_int_run_leaves(&run, next, scale, d))
-        return FAN_OK;
-    return fan_fail_at(err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
-                       "the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
-                       fan_dtype_name(d));
-}
-
-/* A dense sum while it is made; what it holds is dropped at the end. */
-typedef struct dense {
-    fan_array *out;  /* what the job writes */
-    fan_array *seen; /* .. as the sum shows it, where it stays expanded (A13); NULL: as it is */
-    fan_value kept;  /* the term whose memory `out` is */
-    size_t compact;  /* operands that were made for the sum: compact bases */
-} dense;
-
-/* A13: each operand's compact base, along the axes that stay expanded. */
-static fan_status dense_operands(fan_fold *f, dense *m, fan_error *err)
-{
+    bool ints = n == f->n;
+    const fan_value *next = ints ? NULL : f->terms[n].v;
+    fan_dtype d = ints ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_DT_NONE;
+    if (n && fan_int_run_leaves(&run, next, scale, d))
+        return fan_fail_at(
+            err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
+            "the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
+            fan_dtype_name(d));
+    /* A13: each operand's compact base, along the axes that stay expanded. */
     fan_operand *in = f->scratch;
     for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_operand){f->terms[i].v->array, fan_fold_accumulated(f, f->terms[i].seen)};
-    for (; f->plan.expanded && m->compact < f->n; m->compact++) {
+    for (; f->plan.expanded && compact < f->n; compact++) {
         fan_array *c = NULL;
-        FAN_TRY(fan_array_compact(in[m->compact].array, f->plan.expanded, &c, err));
-        in[m->compact].array = c;
+        FAN_GO(fan_array_compact(in[compact].array, f->plan.expanded, &c, err));
+        in[compact].array = c;
     }
-    return FAN_OK;
-}
-
-static fan_status dense_place(fan_fold *f, dense *m, fan_error *err)
-{
-    const fan_array *full = f->terms[0].v->array, *first = f->scratch[0].array;
     switch (f->plan.action) {
     case FAN_ACTION_OUT:
-        m->out = fan_array_hold(f->out->array);
-        return FAN_OK;
+        out = fan_array_hold(f->out->array);
+        break;
     case FAN_ACTION_INTO_OLD:
-        FAN_TRY(fan_fold_keep_term(f, 0, &m->kept, err));
-        m->out = fan_array_hold((fan_array *)first);
-        return FAN_OK;
+        FAN_GO(fan_fold_keep_term(f, 0, &kept, err));
+        out = fan_array_hold((fan_array *)in[0].array);
+        break;
     default:
-        FAN_TRY(fan_fold_fresh(f, f->plan.dtype, first->ndim, first->shape, first, &m->out, err));
-        return f->plan.expanded ? fan_array_broadcast(m->out, full->ndim, full->shape, &m->seen, err) : FAN_OK;
+        FAN_GO(fan_fold_fresh(f, f->plan.dtype, in[0].array->ndim, in[0].array->shape, in[0].array, &out, err));
+        if (f->plan.expanded)
+            FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
     }
-}
-
-/* S12, S13, S22, *Reusable*: whatever the sum has to wait for. */
-static fan_status dense_order(fan_fold *f, const dense *m, fan_error *err)
-{
+    /* S12, S13, S22, *Reusable*: whatever the sum has to wait for. */
     if (!FAN_FAULT(WAIT_AFTER_SUM))
-        FAN_TRY(fan_order_wait_terms(f, err));
+        FAN_GO(fan_order_wait_terms(f, err));
     if (f->plan.exclusive)
-        FAN_TRY(fan_order_wait_users(f, m->out, err));
-    return fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err);
-}
-
-static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
-{
+        FAN_GO(fan_order_wait_users(f, out, err));
+    FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err));
     bool here = f->b->sum_stats && !fan_fold_device(f)->backend->has_streams;
     fan_stats_out stats_out = {
         .words = f->sum_stats.device_words, .before = fan_fold_slot(f)->p->sum_stats.device_words, .keys = f->keys};
-    const fan_array *full = f->terms[0].v->array;
-    FAN_TRY((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(
+    FAN_GO((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(
         f,
         &(fan_job){.kind = FAN_JOB_SUM,
-                   .out = m->out,
+                   .out = out,
                    .in = f->scratch,
                    .n = f->n,
                    .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
@@ -100,44 +77,27 @@ static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
                    .label = f->n > 1 ? "sum" : "finish"},
         err));
     f->sum_stats.valid = f->sum_stats.valid || here || f->sum_stats.device_words;
-    if (f->plan.expanded && m->out->size) /* each element stands for several */
-        f->sum_stats.multiplicity = (uint64_t)(full->size / m->out->size);
-    return FAN_FAULT(WAIT_AFTER_SUM) ? fan_order_wait_terms(f, err) : FAN_OK;
-}
-
-static fan_status dense_result(fan_fold *f, dense *m, fan_error *err)
-{
-    if (f->plan.action == FAN_ACTION_OUT)
-        return fan_value_copy(f->b->frontend, f->out, &f->result, err);
-    if (f->plan.action == FAN_ACTION_INTO_OLD) {
+    if (f->plan.expanded && out->size) /* each element stands for several */
+        f->sum_stats.multiplicity = (uint64_t)(full->size / out->size);
+    if (FAN_FAULT(WAIT_AFTER_SUM))
+        FAN_GO(fan_order_wait_terms(f, err));
+    if (f->plan.action == FAN_ACTION_OUT) {
+        FAN_GO(fan_value_copy(f->b->frontend, f->out, &f->result, err));
+    } else if (f->plan.action == FAN_ACTION_INTO_OLD) {
         FAN_COUNT(f->b, in_place, f->n - 1);
-        f->result = m->kept;
-        m->kept = (fan_value){.dtype = FAN_DT_NONE};
-        return FAN_OK;
+        f->result = kept;
+        kept = (fan_value){.dtype = FAN_DT_NONE};
+    } else {
+        f->result = fan_value_dense(fan_array_hold(seen ? seen : out), fan_fold_device(f));
+        f->owned = true;
     }
-    f->result = fan_value_dense(fan_array_hold(m->seen ? m->seen : m->out), fan_fold_device(f));
-    f->owned = true;
-    return FAN_OK;
-}
-
-fan_status fan_fold_dense(fan_fold *f, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    dense m = {.kept = {.dtype = FAN_DT_NONE}};
-    bool ints;
-    FAN_TRY(dense_check_ints(f, &ints, err));
-    FAN_GO(dense_operands(f, &m, err));
-    FAN_GO(dense_place(f, &m, err));
-    FAN_GO(dense_order(f, &m, err));
-    FAN_GO(dense_run(f, &m, err));
-    FAN_GO(dense_result(f, &m, err));
     f->result.weak = ints;
 done:
-    for (size_t i = 0; i < m.compact; i++)
+    for (size_t i = 0; i < compact; i++)
         fan_array_drop((fan_array *)f->scratch[i].array);
-    fan_value_drop(f->b->frontend, &m.kept);
-    fan_array_drop(m.out);
-    fan_array_drop(m.seen);
+    fan_value_drop(f->b->frontend, &kept);
+    fan_array_drop(out);
+    fan_array_drop(seen);
     return status;
 }
 

@@ -1,7 +1,6 @@
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 #include "buffer/slot.h"

@@ -4,7 +4,7 @@
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
-#include "buffer/options.h"
+#include "buffer/internal.h"
 
 #include <stdio.h>
 
@@ -76,7 +76,6 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
     return *out ? FAN_OK : fan_device_array(d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out, err);
 }
 
-/* Takes over term `i` as the result: its memory now holds the sum. */
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
 {
     FAN_TRY(fan_value_copy(f->b->frontend, f->terms[i].v, out, err));
@@ -92,7 +91,6 @@ fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, cons
                         err);
 }
 
-/* The first n terms, all sparse, as one without duplicates. */
 fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err)
 {
     fan_sparse_operand *in = fan_alloc(n * sizeof *in);

@@ -1,12 +1,10 @@
 /* fold_sparse: sums with sparse terms: merged, or scattered into a dense sum. */
 #include "base/mem.h"
 #include "buffer/fold_job.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 
 /* ---- all terms sparse ---- */
 
-/* All terms sparse (A5, A7), or one of them to be finished. */
 fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -39,21 +37,6 @@ typedef struct mixed {
     size_t lead; /* sparse terms before the first dense one, where that is copied */
     size_t next; /* the term that comes next */
 } mixed;
-
-/* Where the sum is made: in the first term or the second, or in fresh memory. */
-static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
-{
-    fan_term *t = f->terms;
-    if (f->plan.exclusive) {
-        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
-        m->cur = fan_array_hold(t[kept].v->array);
-        return fan_fold_keep_term(f, kept, &m->kept, err);
-    }
-    while (t[m->lead].v->form == FAN_FORM_SPARSE)
-        m->lead++;
-    return fan_fold_fresh(f, fan_fold_accumulated(f, t[m->lead].seen), m->ndim, m->shape, t[m->lead].v->array, &m->cur,
-                          err);
-}
 
 /* The terms up to and with the first dense one. */
 static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
@@ -112,39 +95,43 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
     return status;
 }
 
-/* The sum in the dtype in which it is wanted, scaled. */
-static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
-{
-    fan_dtype dtype = f->plan.dtype;
-    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
-    fan_array *done = NULL;
-    if (dtype == m->cur->dtype && !scale)
-        return FAN_OK;
-    FAN_TRY(fan_fold_fresh(f, dtype, m->ndim, m->shape, m->cur, &done, err));
-    f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
-    fan_status status = fan_fold_job(
-        f, &(fan_job){.kind = FAN_JOB_SUM, .out = done, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
-        err);
-    fan_array_drop(status == FAN_OK ? m->cur : done);
-    m->cur = status == FAN_OK ? done : m->cur;
-    return status;
-}
-
-/* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation
- * dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     mixed m = {.kept = {.dtype = FAN_DT_NONE}};
     bool begun = false;
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
-    FAN_GO(mixed_place(f, &m, err));
+    /* Where the sum is made: in the first term or the second, or in fresh memory. */
+    fan_term *t = f->terms;
+    if (f->plan.exclusive) {
+        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
+        m.cur = fan_array_hold(t[kept].v->array);
+        FAN_GO(fan_fold_keep_term(f, kept, &m.kept, err));
+    } else {
+        while (t[m.lead].v->form == FAN_FORM_SPARSE)
+            m.lead++;
+        FAN_GO(fan_fold_fresh(f, fan_fold_accumulated(f, t[m.lead].seen), m.ndim, m.shape, t[m.lead].v->array, &m.cur,
+                              err));
+    }
     FAN_GO(fan_order_wait_terms(f, err));
     FAN_GO(mixed_begin(f, &m, err));
     begun = m.next > 1;
     for (; m.next < f->n; begun = true)
         FAN_GO(mixed_more(f, &m, err));
-    FAN_GO(mixed_end(f, &m, err));
+    /* The sum in the dtype in which it is wanted, scaled. */
+    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
+    if (f->plan.dtype != m.cur->dtype || scale) {
+        fan_array *last = NULL;
+        FAN_GO(fan_fold_fresh(f, f->plan.dtype, m.ndim, m.shape, m.cur, &last, err));
+        f->scratch[0] = (fan_operand){m.cur, m.cur->dtype};
+        status = fan_fold_job(
+            f,
+            &(fan_job){.kind = FAN_JOB_SUM, .out = last, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
+            err);
+        fan_array_drop(status == FAN_OK ? m.cur : last);
+        m.cur = status == FAN_OK ? last : m.cur;
+        FAN_GO(status);
+    }
     if (m.kept.form == FAN_FORM_DENSE) {
         f->result = m.kept;
         m.kept = (fan_value){.dtype = FAN_DT_NONE};
@@ -153,9 +140,8 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
         f->owned = true;
     }
 done:
-    if (status == FAN_ERR_DEVICE_NOMEM && begun &&
-        m.kept.form ==
-            FAN_FORM_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    if (status == FAN_ERR_DEVICE_NOMEM && begun && m.kept.form == FAN_FORM_DENSE) {
         status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;

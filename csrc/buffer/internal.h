@@ -29,7 +29,6 @@ typedef struct fan_exact_state {
     uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
 } fan_exact_state;
 
-
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
  * what is marked (folder) is written only by the thread that made the slot busy. */
 typedef struct fan_slot_state {
@@ -171,5 +170,24 @@ static inline fan_place fan_buffer_place(const fan_buffer *b)
 {
     return (fan_place){.object = b->name, .slot = -1, .key = -1};
 }
+
+/* ---- the switches of the process, what is counted, and what scheduled threads share without a lock (options.c) ----
+ */
+
+/* fan_count: adds to a counter of the buffer and of the process. */
+void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
+#define FAN_COUNT(b, name, k) fan_count((b), offsetof(fan_counters, name), (k))
+extern fan_counters fan_plain_total; /* of the process: what is counted of plain entries */
+/* fan_count_parked: `bytes` more are parked; the peaks. */
+void fan_count_parked(fan_buffer *b, uint64_t bytes);
+/* fan_warn_mismatch_now: S6: whether it is to be warned of now: once per process, while the warning is on. */
+bool fan_warn_mismatch_now(void);
+
+/* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits may become less. */
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode how);
+/* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all that such threads
+ * ever added fits the (smallest) budget, a fold is due or not whatever the other slots do; from then on whether one is
+ * due depends on the order of all adds. */
+void fan_buffer_weigh(fan_buffer *b, uint64_t bytes);
 
 #endif

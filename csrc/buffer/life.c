@@ -2,53 +2,12 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/stats.h"
 
 #include <assert.h>
 #include <string.h>
 
 static atomic_uint_fast64_t next_buffer = 1;
-
-static char *copy_text(const char *text)
-{
-    size_t n = strlen(text) + 1;
-    char *copy = fan_alloc(n);
-    if (copy)
-        memcpy(copy, text, n);
-    return copy;
-}
-
-/* slot_declare: of a slot that declares nothing yet. What is declared is one block, shape and name behind it. */
-static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
-{
-    bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
-    size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
-    size_t name = spec->name ? strlen(spec->name) + 1 : 0;
-    fan_slot_spec *own;
-    accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
-    if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
-                           "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(accumulate),
-                           fan_dtype_name(spec->dtype));
-    if (!(own = fan_alloc(sizeof *own + shape + name)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
-                           .has_shape = spec->has_shape,
-                           .dtype = spec->dtype,
-                           .accumulate = accumulate,
-                           .exact = exact,
-                           .device = spec->device ? fan_device_hold(spec->device) : NULL,
-                           .combine = spec->combine};
-    if (spec->has_shape)
-        own->shape = shape ? memcpy(own + 1, spec->shape, shape) : (void *)(own + 1);
-    if (name)
-        own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
-    if (own->combine)
-        b->frontend->hold(own->combine);
-    b->slots[i].spec = own;
-    return FAN_OK;
-}
 
 static void slot_undeclare(fan_buffer *b, size_t i)
 {
@@ -64,8 +23,36 @@ static void slot_undeclare(fan_buffer *b, size_t i)
 
 fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
 {
-    for (size_t i = 0; config->specs && i < b->nslots; i++)
-        FAN_TRY(slot_declare(b, i, &config->specs[i], config->accumulate, err));
+    for (size_t i = 0; config->specs && i < b->nslots; i++) {
+        /* Of a slot that declares nothing yet. What is declared is one block, shape and name behind it. */
+        const fan_slot_spec *spec = &config->specs[i];
+        fan_dtype accumulate = config->accumulate;
+        bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
+        size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
+        size_t name = spec->name ? strlen(spec->name) + 1 : 0;
+        fan_slot_spec *own;
+        accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
+        if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
+                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(accumulate),
+                               fan_dtype_name(spec->dtype));
+        if (!(own = fan_alloc(sizeof *own + shape + name)))
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
+                               .has_shape = spec->has_shape,
+                               .dtype = spec->dtype,
+                               .accumulate = accumulate,
+                               .exact = exact,
+                               .device = spec->device ? fan_device_hold(spec->device) : NULL,
+                               .combine = spec->combine};
+        if (spec->has_shape)
+            own->shape = shape ? memcpy(own + 1, spec->shape, shape) : (void *)(own + 1);
+        if (name)
+            own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
+        if (own->combine)
+            b->frontend->hold(own->combine);
+        b->slots[i].spec = own;
+    }
     return FAN_OK;
 }
 
@@ -190,7 +177,10 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
         s->busy = s->taking = false;
     }
     if (config->name) {
-        char *name = copy_text(config->name);
+        size_t n = strlen(config->name) + 1;
+        char *name = fan_alloc(n);
+        if (name)
+            memcpy(name, config->name, n);
         if (!name) {
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
             goto done;

@@ -291,16 +291,6 @@ void fan_list_detach(fan_list *p, fan_detached *to)
     p->cap = FAN_LIST_INLINE;
 }
 
-void fan_detached_fini(fan_detached *d, fan_list *p)
-{
-    if (d->heap && p->entries == p->inline_entries && p->n == 0 && d->cap <= FAN_LIST_KEPT) {
-        p->entries = d->heap;
-        p->cap = d->cap;
-        d->heap = NULL;
-    }
-    fan_free(d->heap);
-}
-
 void fan__list_shrink(fan_list *p)
 {
     fan_free(p->entries);

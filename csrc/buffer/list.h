@@ -182,15 +182,13 @@ void fan_list_by_key(fan_list *p);
 bool fan_list_begins(const fan_list *p);
 size_t fan_list_prefix(const fan_list *p);
 
-/* fan_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
- * which calls fan_detached_fini last. */
+/* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in *to, for the caller to
+ * drop. */
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
     size_t n, cap;
 } fan_detached;
 void fan_list_detach(fan_list *p, fan_detached *to);
-/* fan_detached_fini: a list that stayed empty gets its memory back, for the next pass. */
-void fan_detached_fini(fan_detached *d, fan_list *p);
 /* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
 #define FAN_LIST_KEPT 64
 void fan__list_shrink(fan_list *p);

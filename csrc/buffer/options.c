@@ -1,4 +1,4 @@
-#include "buffer/options.h"
+#include "buffer/internal.h"
 
 #include "base/mem.h"
 

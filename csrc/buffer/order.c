@@ -1,7 +1,6 @@
 #include "buffer/order.h"
 
 #include "base/fault.h"
-#include "buffer/options.h"
 
 #include <stdio.h>
 
@@ -63,7 +62,12 @@ fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t b
 {
     if (fan_order_left_out(s->device) & bit)
         return FAN_OK;
-    return fan_value_record_stream(v, s, err);
+    fan_array *own[3];
+    size_t n;
+    fan_array *const *all = fan_value_arrays(v, own, &n);
+    for (size_t i = 0; i < n; i++)
+        FAN_TRY(all[i]->storage ? fan_memory_record_stream(all[i]->storage, s, err) : FAN_OK);
+    return FAN_OK;
 }
 
 /* An event whose record on the same stream began when this one's was through covers this gradient too. */
@@ -150,7 +154,6 @@ fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t 
     return NULL;
 }
 
-/* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
 fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A,
                                fan_stream *R, fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err)
 {

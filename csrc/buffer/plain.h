@@ -26,7 +26,6 @@
 #include "array/extents.h"
 #include "base/pool.h"
 #include "base/trace.h"
-#include "buffer/options.h"
 #include "buffer/slot.h"
 
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */

@@ -16,17 +16,6 @@ static uint64_t producer_bit(fan_sync_case how)
     }
 }
 
-/* S21: it is ready on the accumulation stream then, with an event there if a stream will wait. */
-static void convert_on_accum(fan_add_plan *plan, const fan_add_facts *f)
-{
-    const fan_sync_slot *slot = &plan->sync.slot;
-    bool first = plan->sync.how != FAN_CASE_LATER;
-    plan->wait = !f->upload && !fan_stream_id_same(plan->sync.producer, slot->accum);
-    plan->ready = slot->accum;
-    plan->mark = false;
-    plan->record = first && !fan_stream_id_same(slot->accum, slot->consumer) ? FAN_RECORD_ACCUM : FAN_RECORD_NOT;
-}
-
 fan_add_plan fan_plan_add(const fan_add_facts *f)
 {
     fan_add_plan plan = {.convert = FAN_CONVERT_NOT};
@@ -50,8 +39,15 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
         plan.convert = on.on_producer && !f->upload ? FAN_CONVERT_PRODUCER : FAN_CONVERT_ACCUM;
         plan.mark_source = !f->upload;
         plan.rules |= on.rules;
-        if (plan.convert == FAN_CONVERT_ACCUM)
-            convert_on_accum(&plan, f);
+        if (plan.convert == FAN_CONVERT_ACCUM) {
+            /* S21: it is ready on the accumulation stream then, with an event there if a stream will wait. */
+            const fan_sync_slot *slot = &plan.sync.slot;
+            bool first = plan.sync.how != FAN_CASE_LATER;
+            plan.wait = !f->upload && !fan_stream_id_same(plan.sync.producer, slot->accum);
+            plan.ready = slot->accum;
+            plan.mark = false;
+            plan.record = first && !fan_stream_id_same(slot->accum, slot->consumer) ? FAN_RECORD_ACCUM : FAN_RECORD_NOT;
+        }
     }
     return plan;
 }

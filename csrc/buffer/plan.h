@@ -7,7 +7,7 @@
  * that takes a step gathers facts, calls the function here, and carries out the plan:
  *
  *   plan              facts gathered by          carried out by
- *   fan_add_plan      add.c                      add.c, order.c, convert.c
+ *   fan_add_plan      add.c                      add.c, order.c
  *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its streams)
  *   fan_take_plan     take.c                     take.c, fold.c
  *   fan_target_plan   target.c                   target.c

@@ -4,7 +4,6 @@
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -90,12 +89,6 @@ static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *er
     return status;
 }
 
-static fan_status slot_reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
-{
-    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
-                       "%s from within a sum, or a target, that holds this slot or one that its take waits for", what);
-}
-
 /* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
  * wait for `slot` then: a take of `slot` could be waiting for one of this thread's. (A take claims slots from the
  * lowest up, and so waits only for higher ones.) */
@@ -112,7 +105,9 @@ static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
 static fan_status slot_wait_free(fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
     if (fan_slot_owned_by(&b->slots[slot], fan_thread_id()) || slot_held_by_this_thread(b, slot))
-        return slot_reentered(b, slot, what, err);
+        return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                           "%s from within a sum, or a target, that holds this slot or one that its take waits for",
+                           what);
     return slot_wait_for_change(b, slot, err);
 }
 
@@ -256,26 +251,6 @@ void fan_item_unpark(fan_buffer *b, fan_item *it)
     it->alone = false;
 }
 
-/* S11: joins a pooled stream back to the capture that it came into: no other code can, and the capture could not end.
- * The end of the capture reports what fails here. */
-static void slot_join_pooled(const fan_slot_state *p)
-{
-    uint64_t id = 0;
-    fan_event *e = NULL;
-    if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
-        fan_event_record(p->accum, &e, NULL) == FAN_OK)
-        (void)fan_stream_wait(p->capture_origin, e, NULL, NULL);
-    fan_event_drop(e);
-}
-
-static void slot_exact_free(fan_exact_state *st)
-{
-    if (st)
-        fan_window_free(st->sum);
-    fan_free(st);
-}
-
-/* Drops all that a pass held. Unlocked. */
 void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 {
     if (!p || p == &fan_slot_state_none)
@@ -292,13 +267,22 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
     fan_free(p->left.heap);
     fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);
-    slot_join_pooled(p);
+    /* S11: joins a pooled stream back to the capture that it came into: no other code can, and the capture could not
+     * end. The end of the capture reports what fails here. */
+    uint64_t id = 0;
+    fan_event *e = NULL;
+    if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
+        fan_event_record(p->accum, &e, NULL) == FAN_OK)
+        (void)fan_stream_wait(p->capture_origin, e, NULL, NULL);
+    fan_event_drop(e);
     fan_stream_drop(p->capture_origin);
     fan_stream_drop(p->consumer);
     fan_stream_drop(p->accum);
     fan_device_drop(p->device);
     fan_free(p->poison);
-    slot_exact_free(p->exact);
+    if (p->exact)
+        fan_window_free(p->exact->sum);
+    fan_free(p->exact);
     fan_free(p);
 }
 
@@ -321,7 +305,6 @@ bool fan_status_poisons(fan_status s)
     return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK || s == FAN_ERR_CAPTURE;
 }
 
-/* Locked or owned: the first failure is kept. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
     if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))
@@ -393,49 +376,13 @@ void fan_slot_drop_plain(fan_buffer *b, size_t slot)
     const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
     for (size_t i = 0; i < gone.n; i++)
         fan_entry_drop(b, &entries[i]);
-    fan_detached_fini(&gone, p);
-}
-
-/* D5: Python ints are checked against the dtype of all, which may come yet. */
-static void slot_weak_range(fan_slot_state *p, const fan_list *list)
-{
-    p->has_weak_int = true;
-    for (size_t i = 0; list->kind.dtype == FAN_DT_INT64 && i < list->n; i++) {
-        int64_t n = 0;
-        if (list->entries[i].object)
-            memcpy(&n, fan_entry_data(&list->kind, &list->entries[i]), sizeof n);
-        p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
-        p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
+    /* A list that stayed empty gets its memory back, for the next pass. */
+    if (gone.heap && p->entries == p->inline_entries && p->n == 0 && gone.cap <= FAN_LIST_KEPT) {
+        p->entries = gone.heap;
+        p->cap = gone.cap;
+        gone.heap = NULL;
     }
-}
-
-/* Fills the state of a slot to which plain entries alone have come so far. Takes the shape. */
-static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape)
-{
-    const fan_list *list = s->list;
-    const fan_plain_kind *k = &list->kind;
-    bool some = fan_list_defined(list);
-    p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
-    if (some && k->weak)
-        slot_weak_range(p, list);
-    p->keyed = list->entries[0].key < 0 ? -1 : 1;
-    p->count = fan_list_count(list);
-    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = fan_plan_plain_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
-    if (list->summed) {
-        p->summed_seen = p->seen;
-        p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */
-        p->next_key = (uint64_t)list->entries[0].key + 1;
-    }
-    if (s->spec->has_shape || !some) {
-        fan_free(shape);
-        return;
-    }
-    if (k->ndim)
-        memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-    p->shape = shape;
-    p->ndim = k->ndim;
-    p->shaped = true;
+    fan_free(gone.heap);
 }
 
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
@@ -450,7 +397,39 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     }
     fan_list_sort(list);
-    slot_fill_state(p, s, shape);
+    /* Fills the state of a slot to which plain entries alone have come so far. Takes the shape. */
+    const fan_plain_kind *k = &list->kind;
+    bool some = fan_list_defined(list);
+    p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
+    if (some && k->weak) {
+        /* D5: Python ints are checked against the dtype of all, which may come yet. */
+        p->has_weak_int = true;
+        for (size_t i = 0; list->kind.dtype == FAN_DT_INT64 && i < list->n; i++) {
+            int64_t n = 0;
+            if (list->entries[i].object)
+                memcpy(&n, fan_entry_data(&list->kind, &list->entries[i]), sizeof n);
+            p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
+            p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
+        }
+    }
+    p->keyed = list->entries[0].key < 0 ? -1 : 1;
+    p->count = fan_list_count(list);
+    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
+    p->rules = fan_plan_plain_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    if (list->summed) {
+        p->summed_seen = p->seen;
+        p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */
+        p->next_key = (uint64_t)list->entries[0].key + 1;
+    }
+    if (s->spec->has_shape || !some) {
+        fan_free(shape);
+    } else {
+        if (k->ndim)
+            memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+        p->shape = shape;
+        p->ndim = k->ndim;
+        p->shaped = true;
+    }
     s->p = p;
     size_t kept = 0;
     for (size_t i = 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */

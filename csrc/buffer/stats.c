@@ -89,30 +89,6 @@ static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d, const
                           err);
 }
 
-static fan_status stats_collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
-{
-    const fan_slot_state *p = stats_state(f);
-    size_t n = 1;
-    if (f->sum_stats.valid || f->snapshot)
-        return FAN_OK;
-    if (!f->sum_stats.device_words)
-        FAN_TRY(stats_memory_for_fold(f, result->device, a->size, err));
-    if (f->sum_stats.captured)
-        return FAN_OK;
-    f->scratch[0] = (fan_operand){a, a->dtype};
-    for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
-        const fan_array *of = stats_numbers(f->terms[i].v);
-        if (!of || f->terms[i].v->device != result->device)
-            continue;
-        f->scratch[n] = (fan_operand){of, of->dtype};
-        f->keys[n++] = f->terms[i].key;
-    }
-    FAN_TRY(stats_measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch, f->keys,
-                          n, 1, err));
-    f->sum_stats.valid = true;
-    return FAN_OK;
-}
-
 static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats *out)
 {
     uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
@@ -133,8 +109,33 @@ fan_status fan_fold_stats_of(const fan_fold *f, const fan_array *a, fan_stats *o
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
-static fan_status stats_collect_on_host(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
 {
+    const fan_array *a = stats_numbers(result);
+    if (!f->b->sum_stats || !a)
+        return FAN_OK;
+    if (stats_on_device(result)) {
+        const fan_slot_state *p = stats_state(f);
+        size_t n = 1;
+        if (f->sum_stats.valid || f->snapshot)
+            return FAN_OK;
+        if (!f->sum_stats.device_words)
+            FAN_TRY(stats_memory_for_fold(f, result->device, a->size, err));
+        if (f->sum_stats.captured)
+            return FAN_OK;
+        f->scratch[0] = (fan_operand){a, a->dtype};
+        for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
+            const fan_array *of = stats_numbers(f->terms[i].v);
+            if (!of || f->terms[i].v->device != result->device)
+                continue;
+            f->scratch[n] = (fan_operand){of, of->dtype};
+            f->keys[n++] = f->terms[i].key;
+        }
+        FAN_TRY(stats_measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch,
+                              f->keys, n, 1, err));
+        f->sum_stats.valid = true;
+        return FAN_OK;
+    }
     fan_sum_stats *sum_stats = &f->sum_stats;
     bool summed = sum_stats->valid;
     if (!summed) {
@@ -159,16 +160,6 @@ static fan_status stats_collect_on_host(fan_fold *f, const fan_value *result, co
         return FAN_OK;
     }
     return FAN_OK;
-}
-
-fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
-{
-    const fan_array *a = stats_numbers(result);
-    if (!f->b->sum_stats || !a)
-        return FAN_OK;
-    if (stats_on_device(result))
-        return stats_collect_on_device(f, result, a, err);
-    return stats_collect_on_host(f, result, a, err);
 }
 
 fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
@@ -252,20 +243,6 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k,
     return FAN_OK;
 }
 
-/* put_down: locked: what was stats_read stays, if the slot's last sum is the same still. What stood there is the
- * caller's to drop, unlocked. */
-static fan_sum_stats stats_keep(fan_buffer *b, size_t slot, const fan_sum_stats *k)
-{
-    fan_sum_stats had = {.valid = false};
-    if (b->sum_stats[slot].device_words == k->device_words) {
-        had = b->sum_stats[slot];
-        b->sum_stats[slot] = *k;
-        b->sum_stats[slot].device_words = NULL;
-        b->sum_stats[slot].stream = NULL;
-    }
-    return had;
-}
-
 fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
                             fan_error *err)
 {
@@ -289,7 +266,14 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
         status = stats_read(b, slot, &k, err);
         if (status == FAN_OK) {
             fan_slot_lock(b, slot);
-            fan_sum_stats had = stats_keep(b, slot, &k);
+            /* What was read stays, if the slot's last sum is still the same. */
+            fan_sum_stats had = {.valid = false};
+            if (b->sum_stats[slot].device_words == k.device_words) {
+                had = b->sum_stats[slot];
+                b->sum_stats[slot] = k;
+                b->sum_stats[slot].device_words = NULL;
+                b->sum_stats[slot].stream = NULL;
+            }
             fan_slot_unlock(b, slot);
             fan_sum_stats_drop(&had);
         }

@@ -8,7 +8,6 @@
 #include "buffer/plain.h"
 #include "buffer/slot.h"
 #include "buffer/fold_job.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 
@@ -81,88 +80,13 @@ static bool take_out_overlaps_own(const take_slot *c)
     return false;
 }
 
-/* Collects the extents of all inputs and of all outs, for a take with out=. */
-static fan_status take_collect_outs(take_op *t, fan_error *err)
-{
-    size_t most = 0, given = 0;
-    for (size_t i = 0; i < t->n; i++) {
-        const fan_fold *f = &t->slots[i].gathered.fold;
-        given += t->slots[i].out != NULL;
-        most += 3 * f->n;
-        for (size_t j = 0; j < f->n; j++)
-            most += f->terms[j].v->nparts;
-    }
-    t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
-    t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
-    if (!t->inputs.all || !t->outs.all)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
-    for (size_t i = 0; i < t->n; i++) {
-        const take_slot *c = &t->slots[i];
-        if (c->out)
-            fan_extents_put(&t->outs, c->out->array, c->slot, true);
-        for (size_t j = 0; j < c->gathered.fold.n; j++) {
-            const fan_value *v = c->gathered.fold.terms[j].v;
-            fan_array *own[3];
-            size_t n;
-            fan_array *const *all = fan_value_arrays(v, own, &n);
-            for (size_t k = 0; k < n; k++)
-                fan_extents_put(&t->inputs, all[k], c->slot, v->form == FAN_FORM_DENSE);
-        }
-    }
-    fan_extents_sort(&t->inputs);
-    fan_extents_sort(&t->outs);
-    const fan_extent_entry *x, *y;
-    if (fan_extents_any_pair(&t->outs, &x, &y))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b), "out= of slots %zu and %zu may share memory",
-                           x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
-    for (size_t i = 0; i < t->n; i++) {
-        take_slot *c = &t->slots[i];
-        c->out_overlaps_inputs = c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
-    }
-    return FAN_OK;
-}
-
 /* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call ---- */
 
-static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
+/* take_scale_fits: whether the scale is one for sums of this dtype. */
+static bool take_scale_fits(const fan_take *options, fan_dtype d)
 {
-    fan_slot *s = &b->slots[slot];
-    fan_slot_lock(b, slot);
-    fan_status status = fan_slot_in_target(b, slot, "take", err);
-    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
-        status = fan_slot_poisoned(b, slot, err);
-        if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
-            char got[24];
-            snprintf(got, sizeof got, "%" PRId64, s->p->count);
-            status = fan_slot_fail_count(b, slot, -1, got, err);
-        }
-        if (status != FAN_OK)
-            fan_slot_let_go(b, slot);
-    }
-    fan_slot_unlock(b, slot);
-    return status;
-}
-
-/* take_article: of the name of a dtype. */
-static const char *take_article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
-
-static fan_status take_check_scale(const take_op *t, const take_slot *c, fan_error *err)
-{
-    const fan_take *options = t->options;
-    fan_dtype d = fan_fold_dtype(&c->gathered.fold);
-    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
-    if (!options->scale.on || d == FAN_DT_NONE)
-        return FAN_OK;
-    if (!options->real && kind != 'c')
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
-                           "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re, options->scale.im,
-                           take_article(d), fan_dtype_name(d));
-    if (!options->integral && kind != 'f' && kind != 'c')
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
-                           "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, take_article(d),
-                           fan_dtype_name(d),
-                           (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
-    return FAN_OK;
+    char kind = d == FAN_DT_NONE ? 'c' : fan_dtype_kind(d);
+    return !options->scale.on || kind == 'c' || (options->real && (kind == 'f' || options->integral));
 }
 
 static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error *err)
@@ -205,25 +129,89 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
 
 static fan_status take_gather(take_op *t, fan_error *err)
 {
+    fan_buffer *b = t->b;
     for (size_t i = 0; i < t->n; i++) {
         take_slot *c = &t->slots[i];
         const fan_fold *f = &c->gathered.fold;
-        FAN_TRY(take_slot_claim(t->b, c->slot, err));
+        fan_slot *s = &b->slots[c->slot];
+        fan_slot_lock(b, c->slot);
+        fan_status status = fan_slot_in_target(b, c->slot, "take", err);
+        if (status == FAN_OK && (status = fan_slot_claim_all(b, c->slot, true, "take", err)) == FAN_OK) {
+            status = fan_slot_poisoned(b, c->slot, err);
+            if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
+                char got[24];
+                snprintf(got, sizeof got, "%" PRId64, s->p->count);
+                status = fan_slot_fail_count(b, c->slot, -1, got, err);
+            }
+            if (status != FAN_OK)
+                fan_slot_let_go(b, c->slot);
+        }
+        fan_slot_unlock(b, c->slot);
+        FAN_TRY(status);
         c->claimed = true;
         /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
-        fan_stream *own = t->b->slots[c->slot].p->consumer;
-        c->consumer = t->options->stream ? t->options->stream : own ? own : t->b->stream;
-        FAN_TRY(fan_gather(t->b, c->slot, SIZE_MAX, true, &c->gathered, err));
+        fan_stream *own = s->p->consumer;
+        c->consumer = t->options->stream ? t->options->stream : own ? own : b->stream;
+        FAN_TRY(fan_gather(b, c->slot, SIZE_MAX, true, &c->gathered, err));
         c->has_gathered = true;
         for (size_t j = 0; j < f->n; j++)
             if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
                 return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
                                    "sums objects; scale= and out= need arrays");
-        FAN_TRY(take_check_scale(t, c, err));
+        const fan_take *options = t->options;
+        fan_dtype d = fan_fold_dtype(f);
+        const char *article = d != FAN_DT_NONE && fan_dtype_name(d)[0] == 'i' ? "an" : "a";
+        if (!take_scale_fits(options, d) && !options->real)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                               "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re,
+                               options->scale.im, article, fan_dtype_name(d));
+        if (!take_scale_fits(options, d))
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                               "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, article,
+                               fan_dtype_name(d),
+                               (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
     }
-    return t->options->out ? take_collect_outs(t, err) : FAN_OK;
+    if (!t->options->out)
+        return FAN_OK;
+    /* Collects the extents of all inputs and of all outs, for a take with out=. */
+    size_t most = 0, given = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        const fan_fold *f = &t->slots[i].gathered.fold;
+        given += t->slots[i].out != NULL;
+        most += 3 * f->n;
+        for (size_t j = 0; j < f->n; j++)
+            most += f->terms[j].v->nparts;
+    }
+    t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
+    t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
+    if (!t->inputs.all || !t->outs.all)
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
+    for (size_t i = 0; i < t->n; i++) {
+        const take_slot *c = &t->slots[i];
+        if (c->out)
+            fan_extents_put(&t->outs, c->out->array, c->slot, true);
+        for (size_t j = 0; j < c->gathered.fold.n; j++) {
+            const fan_value *v = c->gathered.fold.terms[j].v;
+            fan_array *own[3];
+            size_t n;
+            fan_array *const *all = fan_value_arrays(v, own, &n);
+            for (size_t k = 0; k < n; k++)
+                fan_extents_put(&t->inputs, all[k], c->slot, v->form == FAN_FORM_DENSE);
+        }
+    }
+    fan_extents_sort(&t->inputs);
+    fan_extents_sort(&t->outs);
+    const fan_extent_entry *x, *y;
+    if (fan_extents_any_pair(&t->outs, &x, &y))
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b), "out= of slots %zu and %zu may share memory",
+                           x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
+    for (size_t i = 0; i < t->n; i++) {
+        take_slot *c = &t->slots[i];
+        c->out_overlaps_inputs = c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
+    }
+    return FAN_OK;
 }
 
 /* ---- 3. sum: planned (A14, D11, D21), then made ---- */
@@ -246,60 +234,6 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
     if (status == FAN_OK)
         *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
     return status;
-}
-
-/* The facts for the plan: of the slot, of the options of the call, of the other slots. */
-static fan_take_facts take_facts(const take_op *t, const take_slot *c, bool last)
-{
-    const fan_slot *s = &t->b->slots[c->slot];
-    const fan_gathered *g = &c->gathered;
-    const fan_fold *f = &g->fold;
-    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
-    for (size_t i = 0; i < f->n; i++) {
-        facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
-        facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
-        facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
-    }
-    fan_dtype sum = fan_fold_dtype(f);
-    facts.has_out = c->out;
-    facts.out_overlaps_inputs = c->out_overlaps_inputs;
-    facts.stats = t->b->sum_stats != NULL;
-    facts.out_overlaps_own = facts.has_out && facts.stats && take_out_overlaps_own(c);
-    facts.scaled = t->options->scale.on;
-    facts.writable = t->options->writable || (f->n == 1 && fan_is_lent(t->b, NULL, f->terms[0].v));
-    facts.exact = fan_fold_is_exact(f);
-    facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
-    facts.expanded = fan_fold_expanded(f) != 0;
-    size_t n = g->n - g->has_sum;
-    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
-    facts.alone = t->n == 1;
-    if (f->n) {
-        facts.first_donated = f->terms[0].donated;
-        facts.same_dtype = f->terms[0].v->dtype == sum;
-        facts.summed = f->terms[0].is_value && s->list->summed > 1;
-    }
-    if (f->n == 1 && !facts.has_out && !facts.scaled) {
-        facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
-        if (facts.writable && !facts.objects)
-            facts.reuse = fan_term_may_write(f, 0, FAN_WRITER_TAKER);
-    }
-    return facts;
-}
-
-/* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
-static fan_status take_hand_through(const take_op *t, take_slot *c, fan_error *err)
-{
-    fan_fold *f = &c->gathered.fold;
-    fan_stream *R = NULL;
-    if (fan_fold_first_suspect(f)) {
-        c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
-    } else {
-        FAN_TRY(fan_fold_measure_term(f, &R, err));
-        c->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    }
-    c->ready = fan_stream_hold(R ? R : f->terms[0].producer);
-    c->ready_event = R ? NULL : fan_event_hold(f->terms[0].event);
-    return fan_value_copy(t->b->frontend, f->terms[0].v, &c->result, err);
 }
 
 /* Takes over the result of the fold. */
@@ -379,7 +313,36 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     fan_buffer *b = t->b;
     fan_gathered *g = &c->gathered;
     fan_fold *f = &g->fold;
-    fan_take_facts facts = take_facts(t, c, last);
+    const fan_slot *s = &b->slots[c->slot];
+    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
+    for (size_t i = 0; i < f->n; i++) {
+        facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
+        facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
+    }
+    fan_dtype sum = fan_fold_dtype(f);
+    facts.has_out = c->out;
+    facts.out_overlaps_inputs = c->out_overlaps_inputs;
+    facts.stats = t->b->sum_stats != NULL;
+    facts.out_overlaps_own = facts.has_out && facts.stats && take_out_overlaps_own(c);
+    facts.scaled = t->options->scale.on;
+    facts.writable = t->options->writable || (f->n == 1 && fan_is_lent(b, NULL, f->terms[0].v));
+    facts.exact = fan_fold_is_exact(f);
+    facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
+    facts.expanded = fan_fold_expanded(f) != 0;
+    size_t n = g->n - g->has_sum;
+    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
+    facts.alone = t->n == 1;
+    if (f->n) {
+        facts.first_donated = f->terms[0].donated;
+        facts.same_dtype = f->terms[0].v->dtype == sum;
+        facts.summed = f->terms[0].is_value && s->list->summed > 1;
+    }
+    if (f->n == 1 && !facts.has_out && !facts.scaled) {
+        facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
+        if (facts.writable && !facts.objects)
+            facts.reuse = fan_term_may_write(f, 0, FAN_WRITER_TAKER);
+    }
     c->plan = fan_plan_take(&facts);
     f->taker = c->consumer;
     if (g->like) { /* D15: the kind of object that the sum comes back as */
@@ -396,8 +359,19 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     switch (c->plan.way) {
     case FAN_TAKE_ZERO:
         return take_zeros(b, c->slot, g->zero, fan_fold_dtype(f), &c->result, err);
-    case FAN_TAKE_HAND:
-        return take_hand_through(t, c, err);
+    case FAN_TAKE_HAND: {
+        /* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
+        fan_stream *R = NULL;
+        if (fan_fold_first_suspect(f)) {
+            c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
+        } else {
+            FAN_TRY(fan_fold_measure_term(f, &R, err));
+            c->sum_stats = fan_sum_stats_move(&f->sum_stats);
+        }
+        c->ready = fan_stream_hold(R ? R : f->terms[0].producer);
+        c->ready_event = R ? NULL : fan_event_hold(f->terms[0].event);
+        return fan_value_copy(t->b->frontend, f->terms[0].v, &c->result, err);
+    }
     case FAN_TAKE_FINISH:
         f->finish = true;
         f->take = t->options;
@@ -460,34 +434,39 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
     return fan_order_wait_taker(f, on, plan, err);
 }
 
-static fan_status take_copy_out(const take_op *t, take_slot *c, fan_error *err)
+static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_buffer *b = t->b;
-    fan_slot_state *p = b->slots[c->slot].p;
-    fan_value sum = c->result;
-    fan_sync_fold plan = {.rules = 0};
-    fan_stream *on = take_writer(p, &c->gathered.fold, c->out);
-    fan_status status = take_order_copy(t, c, on, &plan, err);
-    if (status == FAN_OK)
-        status = take_copy_into_out(t, c, on, err);
-    fan_stream_drop(c->ready);
-    c->ready = on;
-    FAN_TRY(status);
-    p->rules |= plan.rules;
-    fan_event_drop(c->ready_event);
-    c->ready_event = NULL;
-    if (plan.slot.has_event)
-        FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
-    c->result = (fan_value){.dtype = FAN_DT_NONE};
-    fan_value_drop(b->frontend, &sum);
-    return fan_value_copy(b->frontend, c->out, &c->result, err);
-}
-
-/* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX elements;
- * zeros that went into an out are zeros. */
-static fan_status take_measure(const take_op *t, take_slot *c, fan_error *err)
-{
-    const fan_slot_state *p = t->b->slots[c->slot].p;
+    fan_slot_state *p = t->b->slots[c->slot].p;
+    if (c->handed)
+        return FAN_OK;
+    c->handed = true;
+    if (c->plan.copy_out) {
+        fan_buffer *b = t->b;
+        fan_value sum = c->result;
+        fan_sync_fold plan = {.rules = 0};
+        fan_stream *on = take_writer(p, &c->gathered.fold, c->out);
+        fan_status status = take_order_copy(t, c, on, &plan, err);
+        if (status == FAN_OK)
+            status = take_copy_into_out(t, c, on, err);
+        fan_stream_drop(c->ready);
+        c->ready = on;
+        FAN_TRY(status);
+        p->rules |= plan.rules;
+        fan_event_drop(c->ready_event);
+        c->ready_event = NULL;
+        if (plan.slot.has_event)
+            FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
+        c->result = (fan_value){.dtype = FAN_DT_NONE};
+        fan_value_drop(b->frontend, &sum);
+        FAN_TRY(fan_value_copy(b->frontend, c->out, &c->result, err));
+    }
+    if (c->result.form != FAN_FORM_UNDEFINED)
+        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready, c->ready_event,
+                                    c->consumer, &p->rules, err));
+    if (!t->b->sum_stats)
+        return FAN_OK;
+    /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX
+     * elements; zeros that went into an out are zeros. */
     fan_fold *f = &c->gathered.fold;
     fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
@@ -509,20 +488,6 @@ static fan_status take_measure(const take_op *t, take_slot *c, fan_error *err)
         c->sum_stats.nonfinite_key = p->sum_stats.nonfinite_key;
     }
     return FAN_OK;
-}
-
-static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
-{
-    fan_slot_state *p = t->b->slots[c->slot].p;
-    if (c->handed)
-        return FAN_OK;
-    c->handed = true;
-    if (c->plan.copy_out)
-        FAN_TRY(take_copy_out(t, c, err));
-    if (c->result.form != FAN_FORM_UNDEFINED)
-        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready, c->ready_event,
-                                    c->consumer, &p->rules, err));
-    return t->b->sum_stats ? take_measure(t, c, err) : FAN_OK;
 }
 
 /* ---- the steps of a take ---- */
@@ -584,49 +549,6 @@ static void take_name_origin(take_slot *c)
     c->result.rank = c->rank;
 }
 
-/* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
- * slot is not written any more. */
-static fan_status take_show_all(const take_op *t, fan_error *err)
-{
-    const fan_take *options = t->options;
-    for (size_t i = 0; options->show && i < t->n; i++) {
-        take_slot *c = &t->slots[i];
-        if (c->out) {
-            if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
-                FAN_TRY(options->show(options->ctx, i, NULL, err));
-            continue;
-        }
-        for (size_t k = 0; k < fan_slot_entries(&t->b->slots[c->slot]); k++) {
-            fan_entry *one = &t->b->slots[c->slot].list->entries[k];
-            if (one->general) {
-                one->item->exposed = one->item->shown = true;
-                if (one->item->donated) /* the promise was one until the take */
-                    fan_value_returned(&one->item->value);
-                one->item->donated = false;
-            } else {
-                one->exposed = true;
-                one->donated = false;
-            }
-        }
-        take_name_origin(c);
-        FAN_TRY(options->show(options->ctx, i, &c->result, err));
-    }
-    return FAN_OK;
-}
-
-/* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
-static fan_status take_check_outs(const take_op *t, fan_error *err)
-{
-    const fan_buffer *b = t->b;
-    for (size_t i = 0; i < t->n; i++) {
-        const take_slot *c = &t->slots[i];
-        if (c->out && !fan_value_unmoved(b, c->out))
-            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, c->slot, -1),
-                               "the memory, dtype or shape of out= was changed during the take");
-    }
-    return FAN_OK;
-}
-
 /* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias an input of another
  * slot, so nothing is written while an input is still unread. */
 static fan_status take_all(take_op *t, fan_error *err)
@@ -645,8 +567,39 @@ static fan_status take_all(take_op *t, fan_error *err)
     for (size_t i = 0; late && i < t->n; i++)
         t->slots[i].gathered.fold.may_end = false;
     FAN_GO(take_each_slot(t, TAKE_ORDER_RETURNED, err));
-    FAN_GO(take_show_all(t, err));
-    FAN_GO(take_check_outs(t, err));
+    /* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
+     * slot is not written any more. */
+    const fan_take *options = t->options;
+    for (size_t i = 0; options->show && i < t->n; i++) {
+        take_slot *c = &t->slots[i];
+        if (c->out) {
+            if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
+                FAN_GO(options->show(options->ctx, i, NULL, err));
+            continue;
+        }
+        for (size_t k = 0; k < fan_slot_entries(&t->b->slots[c->slot]); k++) {
+            fan_entry *one = &t->b->slots[c->slot].list->entries[k];
+            if (one->general) {
+                one->item->exposed = one->item->shown = true;
+                if (one->item->donated) /* the promise was one until the take */
+                    fan_value_returned(&one->item->value);
+                one->item->donated = false;
+            } else {
+                one->exposed = true;
+                one->donated = false;
+            }
+        }
+        take_name_origin(c);
+        FAN_GO(options->show(options->ctx, i, &c->result, err));
+    }
+    /* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
+    const fan_buffer *b = t->b;
+    for (size_t i = 0; i < t->n; i++) {
+        const take_slot *c = &t->slots[i];
+        if (c->out && !fan_value_unmoved(b, c->out))
+            FAN_GO(fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, c->slot, -1),
+                               "the memory, dtype or shape of out= was changed during the take"));
+    }
     if (t->options->out) {
         FAN_GO(take_each_slot(t, TAKE_WRITE_OUT, err));
         status = take_each_slot(t, TAKE_ORDER, err);
@@ -657,57 +610,6 @@ done:
 }
 
 /* ---- 5. hand over: the slots are empty and free ---- */
-
-static void take_trace(const take_op *t, const take_slot *c)
-{
-    const fan_slot *s = &t->b->slots[c->slot];
-    const fan_device *d = c->consumer ? c->consumer->device : s->p->device;
-    fan_slot_trace(t->b, c->slot,
-                   (fan_trace_line){.kind = FAN_TRACE_TAKE,
-                                    .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                                    .device = d && d->id ? (int16_t)d->index : -1,
-                                    .count = (uint32_t)s->p->count,
-                                    .key = -1,
-                                    .rules = s->p->rules,
-                                    .stream = c->consumer ? c->consumer->handle : 0,
-                                    .bytes = fan_value_bytes(&c->result)});
-}
-
-/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_slot_state_free. */
-static void take_hand_over(const take_op *t, fan_status status, fan_slot_state **gone)
-{
-    fan_buffer *b = t->b;
-    for (size_t i = 0; i < t->n && t->slots[i].claimed; i++) {
-        take_slot *c = &t->slots[i];
-        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED)
-            take_trace(t, c);
-        fan_slot_lock(b, c->slot);
-        if (status == FAN_OK) {
-            gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
-            if (b->sum_stats) {
-                fan_sum_stats old = b->sum_stats[c->slot];
-                b->sum_stats[c->slot] = c->sum_stats;
-                c->sum_stats = old;
-            }
-        }
-        fan_slot_let_go(b, c->slot);
-        fan_slot_unlock(b, c->slot);
-    }
-}
-
-static void take_slot_fini(fan_buffer *b, take_slot *c, fan_slot_state *gone)
-{
-    fan_sum_stats_drop(&c->sum_stats);
-    fan_stream_drop(c->ready);
-    fan_event_drop(c->ready_event);
-    if (c->has_gathered)
-        fan_gathered_fini(&c->gathered);
-    if (gone && gone != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
-        fan_stream_drop(gone->capture_origin);
-        gone->capture_origin = NULL;
-    }
-    fan_slot_state_free(b, gone);
-}
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results, fan_error *err)
 {
@@ -731,7 +633,33 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
         status = take_all(&t, err);
     fan_free(t.inputs.all);
     fan_free(t.outs.all);
-    take_hand_over(&t, status, gone);
+    for (size_t i = 0; i < t.n && t.slots[i].claimed; i++) {
+        take_slot *c = &t.slots[i];
+        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED) {
+            const fan_slot *s = &t.b->slots[c->slot];
+            const fan_device *d = c->consumer ? c->consumer->device : s->p->device;
+            fan_slot_trace(t.b, c->slot,
+                           (fan_trace_line){.kind = FAN_TRACE_TAKE,
+                                            .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
+                                            .device = d && d->id ? (int16_t)d->index : -1,
+                                            .count = (uint32_t)s->p->count,
+                                            .key = -1,
+                                            .rules = s->p->rules,
+                                            .stream = c->consumer ? c->consumer->handle : 0,
+                                            .bytes = fan_value_bytes(&c->result)});
+        }
+        fan_slot_lock(b, c->slot);
+        if (status == FAN_OK) {
+            gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
+            if (b->sum_stats) {
+                fan_sum_stats old = b->sum_stats[c->slot];
+                b->sum_stats[c->slot] = c->sum_stats;
+                c->sum_stats = old;
+            }
+        }
+        fan_slot_let_go(b, c->slot);
+        fan_slot_unlock(b, c->slot);
+    }
     for (size_t i = 0; i < t.n; i++) {
         take_slot *c = &t.slots[i];
         if (status == FAN_OK) {
@@ -740,7 +668,16 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
         } else {
             fan_value_drop(b->frontend, &c->result);
         }
-        take_slot_fini(b, c, gone[i]);
+        fan_sum_stats_drop(&c->sum_stats);
+        fan_stream_drop(c->ready);
+        fan_event_drop(c->ready_event);
+        if (c->has_gathered)
+            fan_gathered_fini(&c->gathered);
+        if (gone[i] && gone[i] != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
+            fan_stream_drop(gone[i]->capture_origin);
+            gone[i]->capture_origin = NULL;
+        }
+        fan_slot_state_free(b, gone[i]);
     }
     fan_free(t.slots);
     fan_free(gone);
@@ -776,13 +713,6 @@ static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) :
 
 static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
 
-/* take_scale_fits: whether a scale is one for sums of this dtype; what is wrong with it the general path reports. */
-static bool take_scale_fits(const fan_take *options, fan_dtype dtype, fan_dtype acc)
-{
-    char kind = fan_dtype_kind(dtype);
-    return kind == 'c' ? acc == dtype : kind == 'f' ? options->real : options->integral;
-}
-
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -792,8 +722,9 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
         fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
-        if (options->scale.on && fan_list_defined(p) &&
-            !take_scale_fits(options, p->kind.dtype, fan_plain_accum(b, slot)))
+        fan_dtype d = p->kind.dtype;
+        if (options->scale.on && fan_list_defined(p) && /* the general path reports what is wrong with it */
+            (!take_scale_fits(options, d) || (fan_dtype_kind(d) == 'c' && fan_plain_accum(b, slot) != d)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
@@ -811,16 +742,6 @@ static void take_plain_give_back(fan_buffer *b, fan_span span)
             fan_list_by_key(p);
     }
     fan_plain_release(b, span);
-}
-
-static bool take_plain_claim(fan_buffer *b, fan_span span, const fan_take *options)
-{
-    for (size_t i = span.first; i < span.end; i++)
-        if (!take_plain_claim_slot(b, i, options)) {
-            take_plain_give_back(b, (fan_span){span.first, i});
-            return false;
-        }
-    return true;
 }
 
 /* take_stays_in_int64: of a sum of Python ints. */
@@ -948,22 +869,6 @@ static bool take_reads_all(const take_plain *t)
     return t->outs || t->options->scale.on || t->options->writable || t->b->sum_stats;
 }
 
-/* take_plain_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
- * the general path reports what does not fit. */
-static bool take_plain_sums(take_plain *t, const fan_list *p, size_t n, fan_dtype acc)
-{
-    size_t bytes = fan_plain_scratch(p, n, acc, t->b->sum_stats);
-    if (fan_plain_is_large(p->size) && take_reads_all(t))
-        return false;
-    if (bytes > t->nscratch) {
-        fan_free(t->scratch);
-        t->nscratch = bytes;
-        if (!(t->scratch = fan_alloc(bytes)))
-            return false;
-    }
-    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->options);
-}
-
 static bool take_plain_gather(take_plain *t)
 {
     bool far = t->span.end - t->span.first >= TAKE_FAR;
@@ -982,7 +887,17 @@ static bool take_plain_gather(take_plain *t)
             continue;
         fan_dtype acc = fan_plain_accum(t->b, i);
         t->calls = t->calls || p->kind.check_at_use;
-        if (!take_plain_sums(t, p, n, acc))
+        /* A large array is handed through at most, and of Python ints the general path reports what does not fit. */
+        size_t bytes = fan_plain_scratch(p, n, acc, t->b->sum_stats);
+        if (fan_plain_is_large(p->size) && take_reads_all(t))
+            return false;
+        if (bytes > t->nscratch) {
+            fan_free(t->scratch);
+            t->nscratch = bytes;
+            if (!(t->scratch = fan_alloc(bytes)))
+                return false;
+        }
+        if (p->kind.weak && p->kind.dtype == FAN_DT_INT64 && !take_stays_in_int64(p, t->options))
             return false;
         if (*result)
             continue;
@@ -1042,38 +957,34 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
     sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
 }
 
-static void take_plain_sum_slot(const take_plain *t, size_t slot, bool is_out)
-{
-    _Alignas(16) char value[16];
-    FAN_UNINITIALIZED fan_stats sum_stats;
-    fan_buffer *b = t->b;
-    const fan_list *p = take_list(b, slot);
-    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
-    size_t n = fan_list_defined(p);
-    void *to = t->results[slot - t->span.first];
-    bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
-    bool handed = n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
-    if (handed && !stats)
-        return;
-    if (stats || !number)
-        fan_plain_fold(b, p, n, fan_plain_accum(b, slot), take_scale(t->options), number ? value : p->out, t->scratch,
-                       stats);
-    if (stats)
-        take_keep_stats(b, slot, stats);
-    if (!handed)
-        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
-}
-
 static void take_plain_sum(const take_plain *t)
 {
+    fan_buffer *b = t->b;
     bool far = t->span.end - t->span.first >= TAKE_FAR;
     for (size_t i = t->span.first; i < t->span.end; i++) {
+        _Alignas(16) char value[16];
+        FAN_UNINITIALIZED fan_stats sum_stats;
+        const fan_list *p = take_list(b, i);
+        fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+        size_t n = take_defined(p);
         if (far)
             take_fetch(t, i, true);
-        if (take_defined(take_list(t->b, i)))
-            take_plain_sum_slot(t, i, t->outs && t->given[i - t->span.first]);
-        else if (t->b->sum_stats)
-            take_keep_stats(t->b, i, NULL);
+        if (!n) {
+            if (stats)
+                take_keep_stats(b, i, NULL);
+            continue;
+        }
+        void *to = t->results[i - t->span.first];
+        bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
+        bool handed = n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
+        bool is_out = t->outs && t->given[i - t->span.first];
+        if (stats || (!number && !handed))
+            fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t->options), number ? value : p->out, t->scratch,
+                           stats);
+        if (stats)
+            take_keep_stats(b, i, stats);
+        if (!handed)
+            fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out, false);
     }
 }
 
@@ -1128,19 +1039,6 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         b->frontend->drop(d.all[i]);
     if (d.all != d.inline_objects)
         fan_free(d.all);
-}
-
-/* As if there had been no take. The general path reports what is wrong, if anything is. */
-static void take_plain_call_off(const take_plain *t)
-{
-    take_plain_give_back(t->b, t->span);
-    for (size_t i = 0; i < t->span.end - t->span.first; i++) {
-        if (t->results[i])
-            t->b->frontend->drop(t->results[i]);
-        t->results[i] = NULL;
-    }
-    if (t->b->frontend->clear_error)
-        t->b->frontend->clear_error();
 }
 
 static bool take_plain_outs_begin(take_plain *t)
@@ -1200,8 +1098,11 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const
         if (!good || results[0])
             return good;
     }
-    if (!take_plain_claim(b, span, options))
-        return false;
+    for (size_t i = span.first; i < span.end; i++)
+        if (!take_plain_claim_slot(b, i, options)) {
+            take_plain_give_back(b, (fan_span){span.first, i});
+            return false;
+        }
     t.b = b;
     t.span = span;
     t.options = options;
@@ -1218,7 +1119,15 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const
         take_plain_sum(&t);
         take_plain_hand_over(b, span);
     } else {
-        take_plain_call_off(&t);
+        /* As if there had been no take. The general path reports what is wrong, if anything is. */
+        take_plain_give_back(t.b, t.span);
+        for (size_t i = 0; i < t.span.end - t.span.first; i++) {
+            if (t.results[i])
+                t.b->frontend->drop(t.results[i]);
+            t.results[i] = NULL;
+        }
+        if (t.b->frontend->clear_error)
+            t.b->frontend->clear_error();
     }
     fan_free(t.scratch);
     if (t.written != t.inline_outs) {

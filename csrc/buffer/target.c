@@ -3,7 +3,6 @@
 #include "buffer/add.h"
 #include "buffer/fold.h"
 #include "buffer/slot.h"
-#include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
 
@@ -40,33 +39,6 @@ static void target_forget(fan_slot *s, const fan_target *t)
         *at = t->next;
 }
 
-static fan_status target_scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_slot_spec *spec,
-                                 fan_array **out, fan_error *err)
-{
-    FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
-    fan_status status = fan_device_run(d, P, &(fan_job){.kind = FAN_JOB_ZERO, .out = *out, .label = "target"}, err);
-    if (status != FAN_OK) {
-        fan_array_drop(*out);
-        *out = NULL;
-    }
-    return status;
-}
-
-/* Locked: lends the running sum of the slot: the contribution counts from now on (A16), although nothing is in it yet.
- */
-static void target_lend(fan_slot *s, fan_target *t)
-{
-    fan_slot_state *p = s->p;
-    t->sum = fan_slot_sum(s)->item;
-    t->array = fan_array_hold(t->sum->value.array);
-    fan_slot_make_busy(s);
-    p->count++;
-    p->arriving++;
-    p->keyed = t->key >= 0 ? 1 : -1;
-    p->next_key = t->key >= 0 ? (uint64_t)t->key + 1 : p->next_key;
-    t->sum->key = t->key;
-}
-
 /* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
  * is so. */
 static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t,
@@ -86,25 +58,19 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     t->thread = fan_thread_id();
     t->next = s->targets;
     s->targets = t;
-    if (plan.direct)
-        target_lend(s, t);
-    return FAN_OK;
-}
-
-/* Unlocked: for a lent sum, memory for its statistics; else scratch of its own. */
-static fan_status target_prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
-{
-    fan_slot *s = &b->slots[t->slot];
-    if (!t->direct)
-        return target_scratch(t->device, t->producer, acc, s->spec, &t->array, err);
-    fan_status status = b->sum_stats && !s->p->sum_stats.valid
-                            ? fan_slot_measure(b, t->slot, t->array, t->device, s->p->like_key, err)
-                            : FAN_OK;
-    if (status != FAN_OK) {
-        fan_slot_poison(s, status, err);
-        fan_buffer_target_cancel(b, t);
+    if (plan.direct) {
+        /* The contribution counts from now on (A16), although nothing is in it yet. */
+        fan_slot_state *p = s->p;
+        t->sum = fan_slot_sum(s)->item;
+        t->array = fan_array_hold(t->sum->value.array);
+        fan_slot_make_busy(s);
+        p->count++;
+        p->arriving++;
+        p->keyed = t->key >= 0 ? 1 : -1;
+        p->next_key = t->key >= 0 ? (uint64_t)t->key + 1 : p->next_key;
+        t->sum->key = t->key;
     }
-    return status;
+    return FAN_OK;
 }
 
 /* A hold: the device that the target will be on. */
@@ -142,8 +108,21 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot_lock(b, slot);
     fan_status status = target_begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
-    if (status == FAN_OK)
-        status = target_prepare(b, t, acc, err);
+    if (status == FAN_OK && t->direct) { /* memory for the statistics of the lent sum */
+        if (b->sum_stats && !s->p->sum_stats.valid)
+            status = fan_slot_measure(b, slot, t->array, t->device, s->p->like_key, err);
+        if (status != FAN_OK) {
+            fan_slot_poison(s, status, err);
+            fan_buffer_target_cancel(b, t);
+        }
+    } else if (status == FAN_OK) { /* scratch of its own */
+        status = fan_device_array(t->device, t->producer, acc, spec->ndim, spec->shape, NULL, &t->array, err);
+        if (status == FAN_OK)
+            status = fan_device_run(t->device, t->producer,
+                                    &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
+        if (status != FAN_OK)
+            fan_array_drop(t->array);
+    }
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
         target_forget(s, t);
@@ -157,56 +136,6 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     return status;
 }
 
-/* The lent running sum comes back: it has one contribution more (S15). */
-static fan_status target_take_back(fan_buffer *b, fan_target *t, bool good, fan_error *err)
-{
-    fan_slot *s = &b->slots[t->slot];
-    fan_slot_state *p = s->p;
-    fan_event *e = NULL, *old = NULL;
-    fan_sum_stats last = {.valid = false};
-    fan_status status = good ? fan_slot_measure(b, t->slot, t->array, t->device, t->key, err) : FAN_OK;
-    uint64_t rules = 0;
-    bool unknown = status != FAN_OK;
-    if (good && !unknown && p->accum) {
-        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
-                                                                .accum = fan_stream_id_of(p->accum),
-                                                                .ready = fan_stream_id_of(t->sum->producer),
-                                                                .has_event = t->sum->event != NULL});
-        rules = plan.rules;
-        if (plan.slot.has_event)
-            status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
-        if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
-            status = FAN_OK; /* S18 records then */
-    }
-    fan_slot_lock(b, t->slot);
-    target_forget(s, t);
-    p->rules |= rules;
-    p->arriving--;
-    fan_slot_poison(s, status, err);
-    if (!good || unknown) {
-        p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
-        if (p->poison && !p->poison->text[0])
-            snprintf(p->poison->text, sizeof p->poison->text,
-                     unknown ? "the statistics of the running sum were lost when target() gave it back"
-                             : "the body of target() failed while it had the running sum");
-    }
-    if (good) {
-        old = t->sum->event;
-        t->sum->event = e;
-        t->sum->exposed = true;
-        s->list->summed++;
-        if (b->sum_stats)
-            last = fan_sum_stats_forget(b, t->slot);
-        FAN_COUNT(b, adds, 1);
-        FAN_COUNT(b, in_place, 1);
-    }
-    fan_slot_let_go(b, t->slot);
-    fan_slot_unlock(b, t->slot);
-    fan_sum_stats_drop(&last);
-    fan_event_drop(old);
-    return status;
-}
-
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -216,7 +145,51 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
         fan_slot_unlock(b, t->slot);
     }
     if (t->direct) {
-        status = target_take_back(b, t, good, err);
+        /* The lent running sum comes back: it has one contribution more (S15). */
+        fan_slot *s = &b->slots[t->slot];
+        fan_slot_state *p = s->p;
+        fan_event *e = NULL, *old = NULL;
+        fan_sum_stats last = {.valid = false};
+        status = good ? fan_slot_measure(b, t->slot, t->array, t->device, t->key, err) : FAN_OK;
+        uint64_t rules = 0;
+        bool unknown = status != FAN_OK;
+        if (good && !unknown && p->accum) {
+            fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
+                                                                    .accum = fan_stream_id_of(p->accum),
+                                                                    .ready = fan_stream_id_of(t->sum->producer),
+                                                                    .has_event = t->sum->event != NULL});
+            rules = plan.rules;
+            if (plan.slot.has_event)
+                status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
+            if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+                status = FAN_OK; /* S18 records then */
+        }
+        fan_slot_lock(b, t->slot);
+        target_forget(s, t);
+        p->rules |= rules;
+        p->arriving--;
+        fan_slot_poison(s, status, err);
+        if (!good || unknown) {
+            p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
+            if (p->poison && !p->poison->text[0])
+                snprintf(p->poison->text, sizeof p->poison->text,
+                         unknown ? "the statistics of the running sum were lost when target() gave it back"
+                                 : "the body of target() failed while it had the running sum");
+        }
+        if (good) {
+            old = t->sum->event;
+            t->sum->event = e;
+            t->sum->exposed = true;
+            s->list->summed++;
+            if (b->sum_stats)
+                last = fan_sum_stats_forget(b, t->slot);
+            FAN_COUNT(b, adds, 1);
+            FAN_COUNT(b, in_place, 1);
+        }
+        fan_slot_let_go(b, t->slot);
+        fan_slot_unlock(b, t->slot);
+        fan_sum_stats_drop(&last);
+        fan_event_drop(old);
     } else if (good) {
         fan_contribution c = {.key = t->key,
                               .stream = t->producer,

@@ -93,39 +93,20 @@ fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t
     return own;
 }
 
-static uint64_t array_bytes(const fan_array *a)
-{
-    uint64_t n = fan_dtype_size(a->dtype);
-    for (int i = 0; i < a->ndim; i++)
-        if (a->strides[i] != 0 || a->shape[i] == 0)
-            n *= (uint64_t)a->shape[i];
-    return n;
-}
-
 uint64_t fan_value_bytes(const fan_value *v)
 {
     fan_array *own[3];
     size_t n;
     fan_array *const *all = fan_value_arrays(v, own, &n);
     uint64_t bytes = 0;
-    for (size_t i = 0; i < n; i++)
-        bytes += array_bytes(all[i]);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t one = fan_dtype_size(all[i]->dtype);
+        for (int k = 0; k < all[i]->ndim; k++)
+            if (all[i]->strides[k] != 0 || all[i]->shape[k] == 0)
+                one *= (uint64_t)all[i]->shape[k];
+        bytes += one;
+    }
     return bytes;
-}
-
-static fan_status value_record_stream(fan_array *a, fan_stream *s, fan_error *err)
-{
-    return a->storage ? fan_memory_record_stream(a->storage, s, err) : FAN_OK;
-}
-
-fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err)
-{
-    fan_array *own[3];
-    size_t n;
-    fan_array *const *all = fan_value_arrays(v, own, &n);
-    for (size_t i = 0; i < n; i++)
-        FAN_TRY(value_record_stream(all[i], s, err));
-    return FAN_OK;
 }
 
 fan_value fan_value_dense(fan_array *a, fan_device *d)

@@ -141,8 +141,6 @@ int fan_value_shape(const fan_value *v, const int64_t **shape);
 fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t *n);
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
-/* fan_value_record_stream: its memory is used on s (Lifetime). */
-fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err);
 
 /* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
  * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does

@@ -76,7 +76,6 @@ NEAR = {
     "array/overlap": ["array/test_overlap.py", "graph/test_recorded_layout.py"],
     "array/equation": ["array/test_overlap.py"],
     "array/sparse": ["array/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
-    "array/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/test_sums.py"],
     "array/reduce": ["device/test_cuda_values.py"],
     "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"]
