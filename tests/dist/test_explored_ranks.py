@@ -109,7 +109,7 @@ SCENES: list[tuple[int, int, dict[str, Any], int]] = [
     (2, 1, {"fails": 1, "after": True}, 5),
 ]
 LARGE: list[tuple[int, int, dict[str, Any], int]] = [
-    (2, 3, {}, 50),
+    (2, 3, {}, 40),
     (2, 3, {"fails": 0, "inputs": 1}, 10),
     (2, 2, {"fails": 1, "after": True}, 50),
     (3, 1, {}, 50),
