@@ -2,7 +2,7 @@
  * caused them.
  *
  * The squares are added in float64 in an order that depends on the number of elements alone, not on instruction set,
- * threads or tiles. An array is cut into pieces (stats_piece in sum.c); in a piece the number at position i goes to
+ * threads or tiles. An array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to
  * lane i % FAN_STATS_LANES; lanes are added as a tree, pieces one after the other. */
 #ifndef FAN_ARRAY_STATS_H
 #define FAN_ARRAY_STATS_H
@@ -22,6 +22,14 @@ typedef struct fan_stats {
 
 #define FAN_STATS_LANES 16u
 #define FAN_STATS_PIECES 256u
+
+/* fan_stats_piece: the elements of a piece: at least 2^15 (fewer are not worth waking a thread), a multiple of 2^12. */
+static inline int64_t fan_stats_piece(int64_t size)
+{
+    const int64_t least = (int64_t)1 << 15, unit = (int64_t)1 << 12;
+    int64_t piece = (size / FAN_STATS_PIECES + unit) & -unit;
+    return piece > least ? piece : least;
+}
 
 /* An unfinished piece. */
 typedef struct fan_stats_run {

@@ -1,4 +1,4 @@
-/* Design. The elements are cut into pieces (stats_piece), which several threads may process; a piece is cut into
+/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
  * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
  * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
  * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
@@ -24,10 +24,6 @@
 
 /* ---- statistics (stats.h) ---- */
 
-/* Pieces have at least this many elements (less is not worth waking a thread), in a multiple of PIECE_UNIT. */
-#define PIECE_LEAST ((int64_t)1 << 15)
-#define PIECE_UNIT ((int64_t)1 << 12)
-
 static void stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
 
 static void stats_merge(fan_stats *into, const fan_stats *next)
@@ -37,14 +33,6 @@ static void stats_merge(fan_stats *into, const fan_stats *next)
     into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
     into->nonfinite += next->nonfinite;
     into->bad = next->bad < into->bad ? next->bad : into->bad;
-}
-
-static int64_t stats_piece(int64_t size)
-{
-    int64_t piece = size / FAN_STATS_PIECES + 1;
-    piece += PIECE_UNIT - 1;
-    piece -= piece % PIECE_UNIT;
-    return piece > PIECE_LEAST ? piece : PIECE_LEAST;
 }
 
 static void stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
@@ -412,7 +400,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.first_suspect = how->first_suspect;
     atomic_init(&j.stop, false);
     bool parallel = how->parallel && read + written >= PARALLEL_FROM;
-    j.piece = parallel || j.parts ? stats_piece(out->size) : out->size;
+    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
     if (parallel)
         fan_workers_run(pieces, do_piece, &j);
@@ -473,7 +461,7 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
     FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
     FAN_UNINITIALIZED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
-    int64_t piece = stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    int64_t piece = fan_stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
     stats_begin(s);
     fan_nditer_begin(&w, a, false);
     fan_nditer_ready(&w);

@@ -99,11 +99,10 @@ NEAR = {
     "device/sim/call": ["sim/test_explore.py", "sim/test_explore_law.py"],
     "device/memory": ["sim/test_sim_memory.py", "buffer/test_many.py"],
     "device/sim/memory": ["sim/test_sim_memory.py"],
-    "device/sim/arena": ["sim/test_sim_memory.py"],
     "device/cpu/": ["graph/test_graph_trees_cpu.py"],
-    "device/sparse": ["spec/test_streams_on_sim.py", "buffer/test_kinds.py", "device/test_cuda.py"],
     "device/cuda/run": ["buffer/test_many.py"],
-    "device/batch": ["buffer/test_many.py", "buffer/test_batches.py", "spec/test_streams_on_sim.py"],
+    "device/batch": ["buffer/test_many.py", "buffer/test_batches.py", "spec/test_streams_on_sim.py"]
+    + ["buffer/test_kinds.py", "device/test_cuda.py"],
     "device/sim/": ["sim/test_sim.py", "device/test_streams.py", "sim/test_host_order.py"]
     + ["graph/test_capture.py", "sim/test_explore.py"],
     "device/": ["sim/test_sim.py", "device/test_streams.py", "device/test_cuda.py", "graph/test_capture.py"]
@@ -155,7 +154,7 @@ NEAR = {
     "py/arrays/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/arrays/dlpack_export": ["interop/test_exchange_cuda.py"],
-    "device/sim/run": ["sim/test_sim_memory.py"],
+    "device/sim/work": ["sim/test_sim_memory.py"],
     "py/arrays/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
     "py/arrays/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
     "py/arrays/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
@@ -163,9 +162,8 @@ NEAR = {
     "py/arrays/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
     "py/device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
     "py/sim/machine": ["sim/test_sim.py", "sim/test_sim_memory.py", "sim/test_explore.py", "graph/test_capture.py"]
-    + ["graph/test_capture_table.py"],
+    + ["graph/test_capture_table.py", "sim/test_explore_law.py"],
     "py/sim/kernel": ["sim/test_sim.py", "sim/test_explore.py", "sim/test_host_order.py"],
-    "py/sim/search": ["sim/test_explore.py", "sim/test_explore_law.py"],
     "py/device/stream": ["device/test_streams.py", "sim/test_sim.py", "device/test_cuda.py"],
     "py/device/event": ["device/test_streams.py", "sim/test_sim.py"],
     "py/arrays/array": ["sim/test_sim.py", "sim/test_sim_memory.py", "interop/test_exchange_dlpack.py"],

@@ -17,7 +17,7 @@ import pytest
 
 from fanin import analysis
 from fanin import descriptors as d
-from fanin.analysis import MutationType, OutputType, records, tensors
+from fanin.analysis import MutationType, OutputType, records
 from fanin.analysis import collect as collector
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
@@ -33,6 +33,7 @@ from torch._functorch._aot_autograd import descriptors as upstream  # noqa: E402
 from torch._functorch._aot_autograd import input_output_analysis as ioa  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from fanin.analysis import tensors  # noqa: E402
 from kit.programs_torch import GEOMETRY, Program, base_program, dedupe, program  # noqa: E402
 from kit.upstream_torch import faked, upstream_meta  # noqa: E402
 

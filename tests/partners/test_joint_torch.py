@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fanin import analysis
-from fanin.analysis import JointSignature, ViewAndMutationMeta, records, tensors
+from fanin.analysis import JointSignature, ViewAndMutationMeta, records
 from fanin.descriptors import PlainAOTInput, parse
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
@@ -29,6 +29,7 @@ if not torch.__version__.startswith("2.13."):
 
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors, aot_export_module  # noqa: E402
 
+from fanin.analysis import tensors  # noqa: E402
 from kit.programs_torch import GEOMETRY, Program, base_program, dedupe, program  # noqa: E402
 from kit.pymutants import Mutant, survivors  # noqa: E402
 from kit.support import ROOT  # noqa: E402
