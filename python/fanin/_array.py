@@ -251,14 +251,18 @@ COMPARISONS = {
 }  # fmt: skip
 
 
-def refusing(ufunc: str, what: str) -> Any:
-    """The method of an operator of one operand, or of a comparison; on a device it raises."""
+def refusing(ufunc: str, what: str) -> tuple[Any, Any]:
+    """The methods of an operator of one operand and of a comparison; on a device they raise."""
 
-    def method(self: _core.Array, /, *other: object) -> object:
+    def of_one(self: _core.Array) -> object:
         check_on_cpu(self, what)
-        return getattr(np, ufunc)(self, *other)
+        return getattr(np, ufunc)(self)
 
-    return method
+    def of_two(self: _core.Array, other: object, /) -> object:
+        check_on_cpu(self, what)
+        return getattr(np, ufunc)(self, other)
+
+    return of_one, of_two
 
 
 def binary(ufunc: str) -> tuple[Any, Any, Any]:
@@ -275,8 +279,8 @@ def install() -> None:
     for name, ufunc in BINARY.items():
         kinds = ("", "r") if name in ("matmul", "divmod") else ("", "r", "i")
         methods |= {f"__{kind}{name}__": method for kind, method in zip(kinds, binary(ufunc), strict=False)}
-    methods |= {f"__{name}__": refusing(ufunc, "computing with") for name, ufunc in UNARY.items()}
-    methods |= {f"__{name}__": refusing(ufunc, "comparing") for name, ufunc in COMPARISONS.items()}
+    methods |= {f"__{name}__": refusing(ufunc, "computing with")[0] for name, ufunc in UNARY.items()}
+    methods |= {f"__{name}__": refusing(ufunc, "comparing")[1] for name, ufunc in COMPARISONS.items()}
     for name, method in methods.items():
         setattr(_core.Array, name, method)
 
