@@ -14,6 +14,7 @@ import itertools
 import operator
 import sys
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -401,11 +402,11 @@ def _backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
     return ctx.function(), None
 
 
-#: A node of torch's whose gradient is what a function returns.
-_Calls: Any = type(
+#: A node of torch's whose gradient is what a function returns. new_class: torch is a mock where the site is built.
+_Calls: Any = types.new_class(
     "Calls",
     (torch.autograd.Function,),
-    {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
+    exec_body=lambda names: names.update(forward=staticmethod(_forward), backward=staticmethod(_backward)),
 )
 
 
