@@ -697,6 +697,7 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
         (few, meta, {}, "expected 1 token, 2 parameters and 2 buffers among the inputs, but there are 3: tok, w, v"),
         (names, meta, {"num_user_fw_outs": None}, "trace_joint needs num_user_fw_outs and loss_index"),
         (names, meta, {"loss_index": None}, "trace_joint needs"),
+        (names, meta, {"loss_index": None, "user_args_flat": []}, "trace_joint needs"),
         (names, meta, {"loss_index": 3}, "loss_index counts the user's 3 outputs from 0 on, got 3"),
         (names, meta, {"loss_index": -1}, "got -1"),
         (names, meta, {"num_user_fw_outs": 4}, r"expected 4 outputs and 3 gradients \(fc.w, bn.m, y\), got 6 in all"),

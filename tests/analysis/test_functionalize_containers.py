@@ -248,6 +248,9 @@ def check_what_a_compiled_function_must_return_is_said() -> None:
         ):
             f(a)
         assert not a.any()
+    f = F.functionalize(fn, (np.zeros(2),), compiler=lambda pure: lambda *inner: collections.deque(pure(*inner)))
+    a = np.zeros(2)
+    assert f(a).tolist() == [2, 2] and a.tolist() == [1, 1]
 
 
 def check_flags_are_counted_before_anything_runs() -> None:

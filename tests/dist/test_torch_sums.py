@@ -19,6 +19,7 @@ from fanin import dist
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+torch_ranks = pytest.importorskip("fanin._interop.torch_ranks")
 
 pytestmark = pytest.mark.partners
 
@@ -720,6 +721,23 @@ def test_what_does_not_fit_is_refused_by_name(call: Any, kind: type[Exception], 
             call(group)
 
     on_ranks(rank, 1)
+
+
+def test_a_hook_keeps_the_group_of_a_communicator_that_has_no_hash_and_takes_no_reference() -> None:
+    class Plain:
+        __slots__ = ("group",)  # and no __weakref__
+        __hash__ = None  # type: ignore[assignment]
+
+        def __fanin_group__(self) -> Any:
+            return self.group
+
+    def program(group: Any) -> None:
+        one, known = Plain(), {}  # type: ignore[var-annotated]
+        one.group = group
+        assert torch_ranks._group("ddp_hook", one, known) is torch_ranks._group("ddp_hook", one, known) is group
+        assert len(known) == 1
+
+    dist.threads(2, program)
 
 
 def test_a_graph_of_gradients_is_refused_in_the_block() -> None:

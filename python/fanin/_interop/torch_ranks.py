@@ -14,7 +14,7 @@ import torch
 
 from fanin import _core
 from fanin._words import type_of
-from fanin.dist.group import Call, Group, failure_of, seconds
+from fanin.dist.group import Call, Group, failure_of, seconds, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sums import Options, Order, Term, finish, prepare
@@ -28,9 +28,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
 
-#: The group of each process group. A closed group stays closed: making another is collective, and would wait for ranks
-#: whose group is open.
-Known = weakref.WeakKeyDictionary[object, Group]
+#: The group of each process group, by id, with a reference to it. A closed group stays closed: making another is
+#: collective, and would wait for ranks whose group is open.
+Known = dict[int, tuple[object, Group]]
 
 
 def _group(call: str, x: object, known: Known) -> Group:
@@ -45,9 +45,10 @@ def _group(call: str, x: object, known: Known) -> Group:
     process_group = isinstance(x, distributed.ProcessGroup)
     if process_group and distributed.get_backend(x) == "nccl" and not torch.cuda.is_available():  # type: ignore[arg-type, unused-ignore]
         raise RuntimeError(f"{call}: the process group is of NCCL, and there is no GPU: make it with Gloo")
-    if x not in known:
-        known[x] = group_of(x)
-    return known[x]
+    number = id(x)
+    if number not in known:
+        known[number] = weakly(x, lambda: known.pop(number, None)), group_of(x)
+    return known[number][1]
 
 
 def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
@@ -187,7 +188,7 @@ class _Hook:
     def __init__(self, options: Options, timeout: float | None) -> None:
         self.options = options
         self.timeout = None if timeout is None else seconds("ddp_hook", timeout)
-        self.known: Known = Known()
+        self.known: Known = {}
         self.current: _Pass | None = None
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
@@ -310,7 +311,7 @@ class ReduceScatter:
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
         self._timeout = None if timeout is None else seconds("ReduceScatter", timeout)
-        self._known: Known = Known()
+        self._known: Known = {}
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an empty tensor for FSDP's gradients.

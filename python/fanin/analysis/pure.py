@@ -293,9 +293,10 @@ class Pure:
             raise TypeError(f"{expected}, as a list; got {type_of(values)}")
         if len(values) != count:
             raise ValueError(f"{expected}; got {len(values)}")
+        values = list(values)  # a deque has no slices
         first = len(self.bases) + len(self.changed)
         end = first + len(self.outcome.places)
-        news, outputs, bases = list(values[:first]), list(values[first:end]), list(values[end + len(self.late) :])
+        news, outputs, bases = values[:first], values[first:end], values[end + len(self.late) :]
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
         self._write(arrays, moves)

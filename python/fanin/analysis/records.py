@@ -874,6 +874,15 @@ def create_graph_signature(
             f"{API}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
             f" {counted(len(graph.outputs), 'output')}"
         )
+    backward, outputs = None, graph.outputs[first:]
+    own, bases = fw_metadata.num_outputs, fw_metadata.num_intermediate_bases
+    if trace_joint and (num_user_fw_outs is None or loss_index is None):
+        raise ValueError(f"{API}: trace_joint needs num_user_fw_outs and loss_index")
+    if not trace_joint and fw_metadata.output_info and len(outputs) != own + bases:
+        raise ValueError(
+            f"{API}: expected {counted(own + bases, 'output')} after the new values, {own} of the function and"
+            f" {counted(bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
+        )
     requiring = []
     for given, named, what in (
         (params_and_buffers_flat, full, "params_and_buffers_flat"),
@@ -882,10 +891,7 @@ def create_graph_signature(
         if (trace_joint or len(given)) and len(given) != len(named):
             raise ValueError(f"{API}: expected {len(named)} {what}, {', '.join(named)}; got {len(given)}")
         requiring.append([i for i, x in enumerate(given) if getattr(x, "requires_grad", False)])
-    backward, outputs = None, graph.outputs[first:]
-    if trace_joint:
-        if num_user_fw_outs is None or loss_index is None:
-            raise ValueError(f"{API}: trace_joint needs num_user_fw_outs and loss_index")
+    if num_user_fw_outs is not None and loss_index is not None and trace_joint:
         of_stored, of_given = requiring
         wrong = [full[i] for i in written if i < params]
         if wrong:
@@ -911,12 +917,6 @@ def create_graph_signature(
             gradients_to_buffers={g: full[i] for g, i in grads.items() if i >= params},
         )
         outputs = outputs[:num_user_fw_outs]
-    elif fw_metadata.output_info and len(outputs) != fw_metadata.num_outputs + fw_metadata.num_intermediate_bases:
-        own, bases = fw_metadata.num_outputs, fw_metadata.num_intermediate_bases
-        raise ValueError(
-            f"{API}: expected {counted(own + bases, 'output')} after the new values, {own} of the function and"
-            f" {counted(bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
-        )
     new = dict(zip(written, graph.outputs[tokens:first], strict=True))
     return GraphSignature(
         parameters=parameters,

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
@@ -367,15 +367,22 @@ def failure_of(error: BaseException) -> Header:
     return {"text": text, "leaf": getattr(error, "leaf", None)}
 
 
+def weakly(x: object, ended: Callable[[], object]) -> object:
+    """A weak reference to a communicator, at whose end `ended` is called; itself if it takes none. A reference to a
+    process group that was destroyed would keep its threads until Python ends.
+    """
+    try:
+        return weakref.ref(x, lambda _: ended())
+    except TypeError:
+        return x
+
+
 class _Known:
     """A communicator and its group. The lock: one thread at a time makes the group."""
 
     def __init__(self, x: object) -> None:
         number = id(x)
-        try:  # a reference to a process group that was destroyed would keep its threads until Python ends
-            self.x: object = weakref.ref(x, lambda _: _known.pop(number, None))
-        except TypeError:
-            self.x = x
+        self.x = weakly(x, lambda: _known.pop(number, None))
         self.lock = threading.Lock()
         self.group: Group | None = None
 

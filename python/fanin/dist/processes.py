@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import socket
 import time
 import weakref
@@ -106,6 +107,8 @@ class _Notes:
 
 
 _engines: weakref.WeakSet[TorchEngine] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_engines.clear)  # a child has none of their threads
 
 
 @atexit.register
@@ -115,8 +118,8 @@ def _at_exit() -> None:
     """
     for engine in list(_engines):
         pg, engine._pg, engine._ended = engine._pg, None, True
-        if dist.is_initialized() and engine.device.type == "cpu":
-            with suppress(RuntimeError, ValueError):  # it was destroyed before
+        if pg is not None and dist.is_initialized() and engine.device.type == "cpu":
+            with suppress(Exception):  # it was destroyed before
                 dist.destroy_process_group(pg)
 
 
