@@ -137,7 +137,7 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
         assert(r == 0);
         return FOUND;
     }
-    /* Returns the values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
+    /* The values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
      * gcd. */
     int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
     int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0, last = equation_quotient(r, step);
@@ -186,7 +186,7 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
         size_t n = end - whole < whole ? end - whole : whole;
         n = n < 2048 ? n : 2048; /* fits the L1 cache */
         end -= n;
-        /* Ors n words of `from`, shifted up by `part` bits, into `to`; from[-1] is the word below. No overlap. */
+        /* n words of `from` are shifted up by `part` bits and or-ed into `to`; from[-1] is the word below. */
         uint64_t *restrict to = bits + end;
         const uint64_t *restrict from = bits + end - whole;
         if (part == 0)

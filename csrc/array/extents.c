@@ -250,7 +250,7 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
 
 const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near)
 {
-    /* Returns how many begin before `end`; searches from `from` outwards, because queries mostly come in order. */
+    /* How many begin before `end`? Search from `from` outwards, because queries mostly come in order. */
     const char *end = data + bytes;
     size_t from = *near;
     size_t at = 0, hi = n;

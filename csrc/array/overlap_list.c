@@ -603,7 +603,7 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
     if (aside) {
-        /* Compares the last `count` of a run with all, and sweeps the others separately. */
+        /* The last `aside` of a run are compared with all, the others swept. */
         for (size_t i = n - aside; i < n; i++)
             for (size_t j = 0; j < i; j++) {
                 fan_verdict v = FAN_OVERLAP_DISJOINT;

@@ -252,8 +252,8 @@ static void do_piece(void *ctx, size_t index)
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    /* elements before the first that begins a cache line; 0 if none does */
     size_t to_line = (64 - ((uintptr_t)j->out->data + (size_t)begin * item) % 64) % 64;
+    /* The elements before the first that begins a cache line; 0: none does. */
     int64_t head = j->parts && j->watch && j->how.stream && to_line % item == 0 ? (int64_t)(to_line / item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
         if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)

@@ -99,7 +99,7 @@ static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_
     if (!r.batch || !r.all)
         status = fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
-        /* Makes the slot busy if its fold can be one of many; how many items it will sum, 0: none. */
+        /* A slot whose fold can be one of many is busy from here on. */
         size_t slot = slots[order[i]];
         fan_slot *s = &r.b->slots[slot];
         fan_slot_lock(r.b, slot);

@@ -125,7 +125,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     if (!fan_budget_exceeded(b, pending, true))
         return 0;
     if (s->spec->exact) {
-        /* How many items a slot with accumulate="exact" may sum into its state now: all that are parked, whatever their
+        /* A slot with accumulate="exact" may sum into its state now: all that are parked, whatever their
          * keys, if that saves memory; 0: none. */
         fan_slot_state *p = s->p;
         fan_dtype d = fan_dtype_set_promote(p->seen);

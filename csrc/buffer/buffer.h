@@ -162,7 +162,7 @@ typedef struct fan_take {
     fan_stream *stream;   /* the stream that will use the sums; NULL: the buffer's */
     const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
-    bool integral, real;  /* of scale */
+    bool integral, real;  /* of scale; what is integral is real */
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is written and anything
      * is let go. sum NULL: the sum of this slot will be written into its `out`. `slot`: 0 where `one` is set. If it

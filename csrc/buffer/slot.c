@@ -397,7 +397,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     }
     fan_list_sort(list);
-    /* Fills the state of a slot to which plain entries alone have come so far. Takes the shape. */
+    /* The state of a slot to which plain entries alone have come so far. */
     const fan_plain_kind *k = &list->kind;
     bool some = fan_list_defined(list);
     p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;

@@ -120,8 +120,10 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         if (status == FAN_OK)
             status = fan_device_run(t->device, t->producer,
                                     &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
-        if (status != FAN_OK)
+        if (status != FAN_OK) {
             fan_array_drop(t->array);
+            t->array = NULL;
+        }
     }
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
