@@ -443,7 +443,7 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     }
     r->restore = plan.restore;
     FAN_TRY(run_plan(r, &plan, &p, o, err));
-    char text[FAN_TREE_REASON + 64];
+    char text[FAN_TREE_REASON + 64] = "";
     if (plan.outcome == FAN_TREE_EAGER)
         snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
     if (plan.warn_writes)

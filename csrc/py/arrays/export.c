@@ -75,12 +75,21 @@ static PyObject *export_dense(const fan_value *v)
 static PyObject *export_sparse(const fan_value *v)
 {
     const fan_sparse *s = v->sparse;
-    PyObject *arrays = fan_arrays();
-    return arrays ? PyObject_CallMethod(arrays, "export_sparse", "isNNNNO", (int)v->origin, fan_format_name(s->format),
-                                        fan_ints(s->ndim, s->shape), export_part(s->indices, v->device),
-                                        s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None),
-                                        export_part(s->values, v->device), s->coalesced ? Py_True : Py_False)
-                  : NULL;
+    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL, *values = NULL, *o = NULL;
+    if (!arrays)
+        return NULL;
+    shape = fan_ints(s->ndim, s->shape);
+    indices = shape ? export_part(s->indices, v->device) : NULL;
+    pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
+    values = pointers ? export_part(s->values, v->device) : NULL;
+    if (values)
+        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape,
+                                indices, pointers, values, s->coalesced ? Py_True : Py_False);
+    Py_XDECREF(shape);
+    Py_XDECREF(indices);
+    Py_XDECREF(pointers);
+    Py_XDECREF(values);
+    return o;
 }
 
 static PyObject *export_zero(const fan_value *v)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._words import counted, ordinal, rules_of, size
 
-View = dict[str, Any]  #: a slot as csrc/py/buffer/view.c describes it; streams are handles, 0 for none
+View = dict[str, Any]  #: a slot as csrc/py/buffer/buffer.c describes it; streams are handles, 0 for none
 
 CASES = {
     "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there, without a wait (S8).",
