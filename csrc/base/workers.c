@@ -5,6 +5,8 @@
  *   caller    turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees turn
  *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
  *
+ * The pool below serves jobs, each on a thread of its own.
+ *
  * Pitfall: fork. The child has none of the threads, and they may have held the locks: everything is initialized
  * again. */
 #define _GNU_SOURCE /* sched_getaffinity */
@@ -28,16 +30,18 @@ static void workers_at_exit(void);
 static void workers_in_child(void);
 
 static fan_fork workers_fork = {.child = workers_in_child};
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool prepared; /* the handlers of fork and exit are installed: without them no thread is started */
 
-static void workers_prepare(void) { prepared = fan_fork_add(&workers_fork) == 0 && atexit(workers_at_exit) == 0; }
+/* When the library is loaded: a thread that adds a handler waits for a fork, and would hold one of the locks below. */
+__attribute__((constructor)) static void workers_prepare(void)
+{
+    prepared = fan_fork_add(&workers_fork) == 0 && atexit(workers_at_exit) == 0;
+}
 
 /* workers_start: starts a thread that blocks all signals. */
 static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 {
     sigset_t all, before;
-    (void)pthread_once(&once, workers_prepare);
     (void)sigfillset(&all);
     if (!prepared || pthread_sigmask(SIG_SETMASK, &all, &before)) /* the new thread inherits the mask */
         return false;
@@ -49,13 +53,13 @@ static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 /* ---- helpers ---- */
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* its holder uses the workers; acquired before `lock` */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below but the atomics */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what is below but the atomics and `over` */
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 
 static pthread_t helper[FAN_WORKERS_MOST];
 static atomic_int alive;   /* helpers started; written by the holder of `turn` */
 static bool ending;        /* helpers must return */
-static bool over;          /* the process ends: start no more */
+static bool over;          /* the process ends: start no more; under `turn` */
 static unsigned long call; /* number of the current work */
 static bool joinable;      /* helpers may still join it */
 static int inside;         /* helpers at work */
@@ -189,8 +193,8 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
  * A job of a scheduled thread is served at once and begins when its scheduler allows. It is not cancelled, unless its
  * scheduler has given up, so that the search of orders covers its work.
  *
- * Pitfalls. Fork: the child has none of the threads and initializes everything again. End of the process: a thread that
- * is at work may wait forever for an interpreter that is finalized, and is left running. */
+ * Pitfall: the end of the process. A thread that is at work may wait forever for an interpreter that is finalized, and
+ * is left running. */
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below, and the states of jobs */
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the process ends */
 static pthread_cond_t pool_heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, or a thread ended */

@@ -1,10 +1,13 @@
 /* The workers: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
+#include "base/thread.h"
 #include "base/workers.h"
 
 #include "check.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,8 +109,54 @@ static void several_callers_at_once(void)
 }
 
 #if defined(__SANITIZE_THREAD__)
-static void a_child_starts_its_own(void) /* the thread sanitizer ends such a child */ { fan_workers_set(1); }
+/* the thread sanitizer ends such a child */
+static void a_child_of_a_fork_beside_the_first_start_ends(void) {}
+static void a_child_starts_its_own(void) { fan_workers_set(1); }
 #else
+static atomic_bool forking, helped, served;
+
+static void fork_begins(void)
+{
+    atomic_store(&forking, true);
+    for (int i = 0; i < 200 && !atomic_load(&helped); i++)
+        usleep(10000); /* bounded: the thread may need what this fork holds */
+}
+
+static void fork_is_over(void) {}
+
+static void serve(void *arg) { atomic_store((atomic_bool *)arg, true); }
+
+static void *start_beside(void *arg)
+{
+    while (!atomic_load(&forking))
+        sched_yield();
+    *(int *)arg = wrong(TASKS);
+    atomic_store(&helped, true);
+    return NULL;
+}
+
+static void a_child_of_a_fork_beside_the_first_start_ends(void)
+{
+    static fan_fork slow = {.lock = fork_begins, .unlock = fork_is_over};
+    static fan_thread_job job = {.work = serve, .arg = &served};
+    pthread_t t;
+    int bad = -1, status = -1;
+    CHECK(fan_fork_add(&slow) == 0);
+    fan_workers_set(3);
+    CHECK_INT(pthread_create(&t, NULL, start_beside, &bad), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        exit(fan_thread_job_start(&job) ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_INT(pthread_join(t, NULL), 0);
+    CHECK_INT(bad, 0);
+    CHECK(atomic_load(&helped));
+    fan_workers_set(1);
+}
+
 static void a_child_starts_its_own(void)
 {
     fan_workers_set(3);
@@ -131,6 +180,7 @@ int main(void)
     fan_workers_set(0);
     CHECK(fan_workers_get() >= 1 && fan_workers_get() <= 8);
     CHECK_INT(fan_workers_alive(), 0); /* nothing is started unasked */
+    a_child_of_a_fork_beside_the_first_start_ends();
     every_task_is_done_once();
     helpers_help();
     several_callers_at_once();

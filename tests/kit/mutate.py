@@ -84,6 +84,7 @@ NEAR = {
     "base/keys": ["buffer/test_keys.py", "spec/test_ledger.py"],
     "base/trace": ["cli/test_trace.py", "buffer/test_explain.py"],
     "base/thread": ["isolated/test_fork.py"],
+    "base/workers": ["isolated/test_fork.py", "array/test_sums.py", "engine/test_workers.py"],
     "base/clock": ["sim/test_sim.py", "sim/test_explore.py"],
     "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/test_sums.py"],
     "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "device/test_cuda_values.py"]
