@@ -965,10 +965,12 @@ class GraphTree:
         """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
     def close(self) -> None:  # step
         """Free all recordings and the memory; later calls fail."""
-    def plot(self, path: str | PathLike[str] | None = None, /) -> object:
-        """A picture of the tree, as a matplotlib figure; also written to `path` if given. ImportError without
-        matplotlib; OSError if it cannot be written.
+    def plot(self, path: str | PathLike[str] | None = None, /) -> str:
+        """A picture of the tree, as SVG text that a notebook shows; also written to `path` if given. ValueError for a
+        file name with another ending than .svg; OSError if it cannot be written.
         """
+    def _repr_svg_(self) -> str | None:
+        """The picture for a notebook; None of a closed tree."""
     def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
         """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
     def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step

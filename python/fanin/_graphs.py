@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ._core import Leaf, Node
-from ._words import fitted
+
+if TYPE_CHECKING:  # pictures are imported when one is drawn
+    from ._layers import Arrow, Box
+    from ._svg import Svg
 
 
 def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
@@ -61,31 +65,21 @@ def free(roots: Iterable[object]) -> None:
         raise errors[0]
 
 
-def dot_program() -> str | None:
-    import shutil
-
-    return shutil.which("dot")
-
-
 class Drawing(str):
-    """Graphviz text of a graph. A notebook shows it as a picture if Graphviz's program `dot` is installed."""
+    """Graphviz text of a graph. A notebook shows it as a picture."""
 
-    __slots__ = ()
+    __slots__ = ("_arrows", "_boxes")
+    _boxes: Sequence[Box]
+    _arrows: Sequence[Arrow]
 
-    def svg(self) -> str:
-        """Return the picture as SVG text; RuntimeError if Graphviz's program `dot` is not on the PATH."""
-        import subprocess
+    def svg(self) -> Svg:
+        """Return the picture as SVG text."""
+        from ._layers import draw
 
-        program = dot_program()
-        if program is None:
-            raise RuntimeError("draw: Graphviz's program `dot` is not on the PATH: install Graphviz, or use the text")
-        done = subprocess.run([program, "-Tsvg"], input=self, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"draw: `dot` ended with status {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
+        return draw(self._boxes, self._arrows)
 
     def _repr_svg_(self) -> str | None:
-        return fitted(self.svg()) if dot_program() else None
+        return self.svg()._repr_svg_() if self._boxes else None
 
 
 def draw(roots: Iterable[object]) -> Drawing:
@@ -109,22 +103,38 @@ def draw(roots: Iterable[object]) -> Drawing:
       n0 -> n1;
     }
     """
+    from ._layers import Arrow
     from ._trace.graphviz import quoted
 
     found = reached("draw", roots)
     number = {node: i for i, node in enumerate(found)}
     out = ["digraph fanin {", "  node [fontsize=10];"]
-    edges = []
+    boxes, arrows = [], []
     for node, i in number.items():
-        kind = "leaf" if isinstance(node, Leaf) else "node" if type(node) is Node else type(node).__name__
-        label = node.name or f"{kind} {node.sequence_nr}"
+        boxes.append(box_of(node))
         if isinstance(node, Leaf):
-            shape = getattr(node.array, "shape", None)
-            out.append(f"  n{i} [label={quoted(label if shape is None else f'{label} {tuple(shape)}')}, shape=box];")
+            out.append(f"  n{i} [label={quoted(boxes[i].label)}, shape=box];")
             continue
         grey = ", style=filled, fillcolor=grey" if node.freed else ""
-        out.append(f"  n{i} [label={quoted(label)}, shape=ellipse{grey}];")
+        out.append(f"  n{i} [label={quoted(boxes[i].label)}, shape=ellipse{grey}];")
         for to, slot in (edge for edge in node.edges if edge is not None):
             several = isinstance(to, Node) and to.inputs > 1
-            edges.append(f"  n{i} -> n{number[to]}" + (f' [label="{slot}"];' if several else ";"))
-    return Drawing("\n".join([*out, *edges, "}"]))
+            arrows.append(Arrow(i, number[to], str(slot) if several else ""))
+    for arrow in arrows:
+        label = f' [label="{arrow.label}"]' if arrow.label else ""
+        out.append(f"  n{arrow.source} -> n{arrow.target}{label};")
+    made = Drawing("\n".join([*out, "}"]))
+    made._boxes, made._arrows = boxes, arrows
+    return made
+
+
+def box_of(node: Node | Leaf) -> Box:
+    """The name of a node or leaf, and what it is."""
+    from ._layers import Box
+
+    if isinstance(node, Node):
+        kind = "node" if type(node) is Node else type(node).__name__
+        return Box(node.name or f"{kind} {node.sequence_nr}", is_grey=node.freed)
+    label = node.name or f"leaf {node.sequence_nr}"
+    shape = getattr(node.array, "shape", None)
+    return Box(label if shape is None else f"{label} {tuple(shape)}", is_leaf=True)

@@ -11,11 +11,6 @@ def counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-def fitted(svg: str) -> str:
-    """SVG for a notebook: never wider than its cell."""
-    return svg.replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
-
-
 def type_of(x: object) -> str:
     """The type of an object for messages: "an int", "a list", "None"."""
     name = type(x).__name__

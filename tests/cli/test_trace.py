@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import sys
 import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -18,14 +17,14 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin._svg import COLOURS, apart
 from fanin._trace.chrome import chrome
 from fanin._trace.line import Line
 from fanin._trace.picture import Lane, place
-from fanin._trace.plot import apart
 from fanin._trace.recording import Trace
 from fanin._words import type_of
 from fanin.sim import Machine
-from kit.support import run_python
+from kit.pictures import Read, outside
 
 pytestmark = pytest.mark.core
 
@@ -50,10 +49,6 @@ def one_pass(out: tuple[str, ...] = (), producers: int = 3) -> Trace:
 @pytest.fixture(scope="module")
 def t() -> Trace:
     return one_pass()
-
-
-def needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
 
 
 # Lines
@@ -233,7 +228,6 @@ def test_a_race_is_a_red_instant(tmp_path: Path) -> None:
     (race,) = events(inner, name="RACE")
     assert race["ph"] == "i" and race["cname"] == "terrible" and "produce" in race["args"]["text"]
     assert "color=red" in inner.dot()
-    needs_matplotlib()
     inner.plot(tmp_path / "race.svg")
     assert "#d00000" in (tmp_path / "race.svg").read_text()
 
@@ -258,7 +252,6 @@ def test_an_empty_trace_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
     t.save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["traceEvents"] == []
     assert t.dot().startswith("digraph")
-    needs_matplotlib()
     t.plot(tmp_path / "a.svg")
     assert ET.fromstring((tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
 
@@ -284,8 +277,6 @@ def test_an_empty_trace_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(
     t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, path: Any, error: type[Exception]
 ) -> None:
-    if what == "plot" and path == "x" * 300:
-        needs_matplotlib()  # it is drawn before the system says no
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("before")
@@ -336,27 +327,23 @@ def test_a_file_appears_whole_or_not_at_all(t: Trace, tmp_path: Path, monkeypatc
 # Pictures and graphs
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
-def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
-    needs_matplotlib()
-    path = tmp_path / f"pass.{suffix}"
-    t.plot(path, title="one pass")
-    data = path.read_bytes()
-    assert len(data) > 5000
-    if suffix == "svg":
-        root = ET.fromstring(data)
-        assert root.tag.endswith("svg")
+def drawn_by(t: Trace, path: Path, **how: Any) -> Read:
+    """The picture that `plot` writes."""
+    t.plot(path, **how)
+    return Read(path.read_bytes())
 
 
-def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_is_drawn_with_the_same_bytes_again(t: Trace, tmp_path: Path) -> None:
+    picture = drawn_by(t, tmp_path / "pass.svg", title="one <pass> & more")
+    assert picture.texts()[0] == "one <pass> & more"
+    t.plot(str(tmp_path / "again.SVG"), title="one <pass> & more")
+    t.plot(tmp_path / "again", title="one <pass> & more")
+    for name in ("again.SVG", "again"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "pass.svg").read_bytes()
+
+
+def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path) -> None:
     """A second trace of one machine begins late on its clock."""
-    needs_matplotlib()
-    from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure
-
-    drawn: list[Any] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
     with Machine(1) as m:
         g = m.empty(1 << 16, "float32")
         m.launch(m.stream(), lambda v: v.fill(1), writes=[g], name="before", us=5000)
@@ -364,27 +351,23 @@ def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path, monkeyp
         with fanin.trace() as late:
             fanin.add_n([g, g])
         m.synchronize()
-    for trace in (t, late):
-        trace.plot(tmp_path / "pass.svg")
-        (axes,) = drawn.pop().axes
-        begin, end = axes.get_xlim()
-        bars = [path for bar in axes.collections if isinstance(bar, PolyCollection) for path in bar.get_paths()]
-        assert len(bars) == len(trace.picture().slices) > 0
-        assert all(begin <= x <= end for bar in bars for x in bar.vertices[:, 0])
-        assert all(begin <= text.get_position()[0] <= end for text in axes.texts)
+    for trace in (t, late, primed_pass(), primed_pass("S12.wait"), fanin.trace()):
+        picture = drawn_by(trace, tmp_path / "pass.svg")
+        assert outside(picture) == []
+        assert len(picture.shapes("bars")) == len(trace.picture().slices)
 
 
-def drawn_by(t: Trace, monkeypatch: pytest.MonkeyPatch, path: Path, **how: Any) -> Any:
-    """The figure that `plot` saves."""
-    needs_matplotlib()
-    from matplotlib.figure import Figure
-
-    drawn: list[Any] = []
-    save = Figure.savefig
-    with monkeypatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
-        t.plot(path, **how)
-    return drawn[0]
+def test_a_shape_outside_of_its_picture_is_found() -> None:
+    for shape in (
+        '<rect x="90" y="5" width="20" height="5"/>',
+        '<text x="5" y="105">a</text>',
+        '<circle cx="-9" cy="5" r="1"/>',
+        '<path d="M5 5V6H120"/>',
+        '<path d="M5 5L6 140"/>',
+    ):
+        start = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">'
+        assert len(outside(Read(f"{start}{shape}</svg>"))) == 1, shape
+        assert outside(Read(f"{start}<rect x='5' y='5' width='9' height='9'/></svg>")) == []
 
 
 def primed_pass(leave_out: str = "") -> Trace:
@@ -407,34 +390,37 @@ def primed_pass(leave_out: str = "") -> Trace:
     return t
 
 
-def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_explains_itself(tmp_path: Path) -> None:
     t = primed_pass()
     waits, elided = (sum(line.kind == kind for line in t.lines) for kind in ("wait", "elided"))
     assert waits > 1 and elided > 0
-    figure = drawn_by(t, monkeypatch, tmp_path / "a.svg")
-    (axes,) = figure.axes
-    said = axes.get_xlabel().replace("\n", " ")
+    picture = drawn_by(t, tmp_path / "a.svg")
+    said = picture.notes()
     assert said.startswith("us, simulated"), "the word that the critical path and every table use"
     assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
     assert "A colour: one sum" in said and "An arrow: waits for." in said
     assert f" {waits} waits, {elided} left out (they already held), 0 races." in said
-    texts = [text.get_text() for text in axes.texts]
-    assert "matmul'" in texts, "a name that has room"
+    assert "matmul'" in picture.texts("words"), "a name that has room"
     listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("does not fit: ")[2]))
     assert set(listed.values()) == {"multiply'", "reshape'"}
-    assert set(listed) <= set(texts), "a number that is explained is seen"
-    (legend,) = figure.legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["1 sum w", "producers and others"] and "1" in texts
+    numbers = picture.texts("numbers") + picture.texts("words")
+    assert set(listed) <= set(numbers), "a number that is explained is seen"
+    assert picture.texts("legend") == ["1 sum w", "producers and others"] and "1" in numbers
+    assert any(tip.startswith("multiply': 1.0 us") for tip in picture.tips("bars"))
 
 
-def test_one_of_a_thing_is_said_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    t = primed_pass("S12.wait")
-    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg").axes
-    assert ", 1 race." in axes.get_xlabel()
+def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
+    assert ", 1 race." in drawn_by(primed_pass("S12.wait"), tmp_path / "a.svg").notes()
 
 
-def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_has_a_rim_a_cross_and_its_message(tmp_path: Path) -> None:
+    picture = drawn_by(primed_pass("S12.wait"), tmp_path / "a.svg")
+    rims = [e for e in picture.shapes("races") if e.attrib["fill"] == "none"]
+    assert len(rims) == 1 and rims[0].attrib["stroke"] == "#d00000"
+    assert "".join(picture.texts("races")).startswith("race on") and len(picture.shapes("races", "path")) == 4
+
+
+def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
     t = primed_pass()
     consumer, first, second = (Lane(0, k) for k in (2, 3, 4))
     assert t.picture().in_order({}) == [first, second, consumer], "producers, then who sums"
@@ -443,12 +429,8 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.Monk
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     index = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == 0}
     assert index[4] < index[2] < index[3]
-    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg", names={second: "b"}).axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == [
-        "device 0, b\nstream 4",
-        "device 0, stream 3",
-        "device 0, stream 2",
-    ]
+    picture = drawn_by(t, tmp_path / "a.svg", names={second: "b"})
+    assert picture.texts("lanes") == ["device 0, b", "stream 4", "device 0, stream 3", "device 0, stream 2"]
     with fanin.trace() as both, Machine(2) as m:
         for device in (1, 0):
             g = m.empty(4, device=device)
@@ -456,22 +438,32 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.Monk
     assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
 
 
-def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_matplotlib()
-    from matplotlib.collections import PolyCollection
+def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(tmp_path: Path) -> None:
+    picture = drawn_by(primed_pass(), tmp_path / "a.svg")
+    assert picture.shapes("wires", "path") and picture.shapes("bars")
+    assert picture.at("wires") < picture.at("bars") < picture.at("heads")
+    sums = [e for e in picture.shapes("bars") if e.attrib["fill"] == COLOURS[0]]
+    assert sums and all(float(e.attrib["width"]) >= 3 for e in sums)
 
-    (axes,) = drawn_by(primed_pass(), monkeypatch, tmp_path / "a.svg").axes
-    wires = [line for line in axes.lines if len(line.get_xdata()) == 4]
-    bars = [bar for bar in axes.collections if isinstance(bar, PolyCollection)]
-    assert wires and bars
-    assert max(line.get_zorder() for line in wires) < min(bar.get_zorder() for bar in bars)
-    begin, end = axes.get_xlim()
-    for bar in bars:
-        if bar.get_zorder() == max(bar.get_zorder() for bar in bars):
-            (path,) = bar.get_paths()
-            assert np.ptp(path.vertices[:, 0]) > (end - begin) / 300
+
+def test_a_picture_of_thousands_of_works_is_whole(tmp_path: Path) -> None:
+    """On many streams, with names that have no room: each bar is there, and numbers are those that have room."""
+    rng = np.random.default_rng(3)
+    with fanin.trace(capacity=1 << 20) as t, Machine(1) as m:
+        streams = [m.stream() for _ in range(40)]
+        for i in range(3000):
+            name = f"an operation with a long name, the {i}th <&> \x07\n"
+            m.launch(streams[rng.integers(40)], lambda: None, name=name, us=float(rng.exponential(20)))
+            one, other = rng.integers(0, 40, 2)
+            streams[one].wait(streams[other].record())
+    picture = drawn_by(t, tmp_path / "a.svg")
+    assert outside(picture) == []
+    assert len(picture.shapes("bars")) == 3000 and len(picture.shapes("wires", "path")) > 1000
+    assert any("\\x07\\n" in tip for tip in picture.tips("bars"))
+    numbers = picture.texts("numbers")
+    listed = re.findall(r"(\d+) an operation", picture.notes().partition("does not fit: ")[2])
+    assert 10 < len(set(numbers)) <= len(listed) == 60 and set(numbers) <= set(listed), "each number is explained"
+    assert "2940 more names: in a browser, under the pointer." in picture.notes()
 
 
 def test_numbers_are_moved_apart_and_no_further() -> None:
@@ -479,7 +471,7 @@ def test_numbers_are_moved_apart_and_no_further() -> None:
     moved = 0
     for _ in range(300):
         places = sorted(rng.uniform(0, 100, int(rng.integers(0, 12))).tolist())
-        made = apart(places, 5, 2, 98)
+        made = apart(places, [5] * (len(places) - 1), 2, 98)
         assert len(made) == len(places)
         assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(made)) and all(
             2 - 1e-9 <= x <= 98 + 1e-9 for x in made
@@ -489,11 +481,10 @@ def test_numbers_are_moved_apart_and_no_further() -> None:
         else:
             moved += 1
     assert 50 < moved < 290, "seed 5"
-    assert apart([50, 50], 5, 0, 100) == [47.5, 52.5]
+    assert apart([50, 50], [5], 0, 100) == [47.5, 52.5]
 
 
-def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_matplotlib()
+def test_a_notebook_shows_the_picture(t: Trace) -> None:
     shown = t._repr_svg_()
     assert shown is not None and ET.fromstring(shown).tag.endswith("svg")
     assert "max-width: 100%" in ET.fromstring(shown).attrib["style"]
@@ -503,38 +494,13 @@ def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch)
         assert now._repr_svg_() is None, "it is still recording"
         assert repr(now) == f"<fanin.Trace: {len(now)} lines, recording>"
     assert now._repr_svg_() and repr(now) == f"<fanin.Trace: {len(now)} lines>"
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "matplotlib":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.warns(RuntimeWarning, match=r'pip install "fanin\[demo\]"'):
-        assert t._repr_svg_() is None
 
 
-def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:
-    needs_matplotlib()
-    with pytest.raises(ValueError, match=r"'xyz'.*svg"):
-        t.plot(tmp_path / "pass.xyz")
+@pytest.mark.parametrize("name", ["pass.png", "pass.pdf", "pass.xyz", "a.svg.gz"])
+def test_a_file_of_another_kind_is_refused_with_the_remedy(t: Trace, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"^trace\.plot: expected a file name that ends in \.svg, got .*rsvg-convert"):
+        t.plot(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_matplotlib_the_error_says_what_to_install(
-    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "matplotlib":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        t.plot(tmp_path / "pass.svg")
-
-
-def test_tracing_imports_no_matplotlib() -> None:
-    code = (
-        "import fanin, numpy, sys\nwith fanin.trace() as t: fanin.add_n([numpy.ones(1)] * 2)\nt.dot()\nassert"
-        " 'matplotlib' not in sys.modules"
-    )
-    run_python(code)
 
 
 def test_a_graph_says_what_comes_before_what(t: Trace) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 
 import fanin
 from fanin import Leaf, Node
+from kit.pictures import Read, outside
 
 pytestmark = pytest.mark.core
 
@@ -239,20 +240,21 @@ def test_a_graph_is_drawn_before_and_after_a_pass() -> None:
     assert fanin.draw([two]).count("fillcolor=grey") == 2
 
 
-def test_a_drawing_is_a_picture_where_graphviz_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = fanin.draw([w()])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert drawing._repr_svg_() is None
-    with pytest.raises(RuntimeError, match="Graphviz's program `dot` is not on the PATH"):
-        drawing.svg()
-    dot = tmp_path / "dot"
-    dot.write_text(f"#!{sys.executable}\nimport sys\nprint('<svg>', sys.argv[1], sys.stdin.readline(), '</svg>')\n")
-    dot.chmod(0o755)
-    assert drawing.svg() == "<svg> -Tsvg digraph fanin {\n </svg>\n"
-    assert drawing._repr_svg_() == drawing.svg().replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
-    dot.write_text("#!/bin/sh\necho bad >&2\nexit 3\n")
-    with pytest.raises(RuntimeError, match="`dot` ended with status 3: bad"):
-        drawing.svg()
+def test_a_drawing_is_a_picture_of_its_own() -> None:
+    weights, x = w(), Leaf(np.zeros(2), name='a "leaf" <&>')
+    two = Node(lambda a, b: (a, b), 2, edges=[(weights, 0), (x, 0)], name="two")
+    roots = [Node(lambda g: (g, g), edges=[(two, 0), (two, 1)], name="n" * 99), Node(lambda g: g, edges=[(x, 0)])]
+    drawing = fanin.draw(roots)
+    assert drawing.svg() == fanin.draw(roots).svg() and "max-width: 100%" in drawing._repr_svg_()
+    picture = Read(drawing.svg())
+    assert outside(picture) == []
+    assert len(picture.shapes("node")) == 3 and len(picture.shapes("leaf")) == 2
+    assert len(picture.shapes("arrows", "path")) == len(picture.shapes("heads", "path")) == drawing.count("->") == 5
+    assert sorted(picture.texts("heads")) == ["0", "1"], "the slots of a node that has several"
+    assert 'a "leaf" <&> (2,)' in picture.texts() and sum("nnn…nnn" in text for text in picture.texts()) == 1
+    assert fanin.draw([])._repr_svg_() is None and outside(Read(fanin.draw([]).svg())) == []
+    copied = pickle.loads(pickle.dumps(drawing))
+    assert copied == drawing and copied.svg() == drawing.svg()
 
 
 def test_roots_without_a_gradient_begin_with_what_one_makes() -> None:

@@ -4,7 +4,6 @@ path.
 
 from __future__ import annotations
 
-import io
 import itertools
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from fanin._trace.passes import CriticalPath, add_passes, critical_paths, summar
 from fanin._trace.picture import Node, Picture, place
 from fanin._trace.recording import Trace
 from fanin.sim import Machine
+from kit.pictures import Read, outside
 
 pytestmark = pytest.mark.core
 
@@ -280,25 +280,22 @@ def test_in_chromes_format_each_gradient_is_a_flow_between_slices_that_enclose_i
 
 @pytest.mark.rule("E18")
 def test_the_picture_of_two_workers_has_their_lanes_the_arrows_between_them_and_the_path(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
-    from matplotlib.figure import Figure
-
     from fanin._trace.plot import Sheet, draw
 
     nodes = [timed("top", 3, 0, 10), timed("a", 2, 11, 20), timed("b", 1, 12, 50, 2), timed("low", 0, 60, 70)]
     lines = sorted([*nodes, arrow(3, 2, 9), arrow(3, 1, 9), arrow(2, 0, 19), arrow(1, 0, 49)], key=lambda x: x.host_ns)
     p = add_passes(place(lines), lines)
-    sheet = Sheet(Figure().add_subplot(), p, p.in_order({}))
+    sheet = Sheet(p, p.in_order({}), {})
     assert [(bar.name, bar.row) for bar in sheet.bars] == [("top", 0), ("a", 0), ("low", 0), ("b", 1)]
     assert sorted((w.row, w.to, w.bold) for w in sheet.given) == [
         (0, 1, True),
         (1, 0, True),
     ]  # a and low are neighbours
     assert sheet.critical == {id(n) for n in p.nodes if n.name != "a"}
-    for picture in (two_workers().picture(), on_streams(20).picture()):
-        out = io.BytesIO()
-        draw(picture, out)
-        assert out.getvalue().startswith(b"<?xml")
+    on_workers, on_devices = Read(draw(two_workers().picture())), Read(draw(on_streams(20).picture()))
+    assert "cpu, worker 1" in on_workers.texts("lanes") and "a lane for each worker" in on_workers.notes()
+    assert on_devices.shapes("nodes", "path") and "A line below: the work of one node." in on_devices.notes()
+    assert outside(on_workers) == outside(on_devices) == []
 
 
 @pytest.mark.rule("E18")

@@ -19,6 +19,7 @@ from fanin import sim
 from kit import hooks
 from kit.child import in_child
 from kit.graph_trees import did, launch, scaled, tree_on
+from kit.pictures import Read, outside
 
 
 def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
@@ -402,13 +403,13 @@ def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_
 
 
 def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: Any) -> None:
-    pytest.importorskip("matplotlib")
     tree, g = tree_on(m), m.array(np.zeros(2))
     add = tree.function(lambda g: launch(m, lambda a: np.add(a, 1, out=a), [], [g]), roles="accumulate")
     for _ in range(3):
         with tree.step():
             add(g)
-    assert tree.plot() is not None
+    picture = Read(tree.plot())
+    assert outside(picture) == [] and len([text for text in picture.texts() if ", owns 0 B" in text]) == 1
 
 
 def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: Any) -> None:
@@ -767,8 +768,7 @@ def test_what_a_call_that_writes_into_a_copied_operand_gives_is_an_ordinary_arra
 def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
     """Behind `first` stand two branches, which use the same memory: each shares with the other, and `first` with none
     but for what it needs while it runs."""
-    pytest.importorskip("matplotlib")
-    from fanin.graph.trees import _shared
+    from fanin.graph.picture import shared_memory
 
     tree = tree_on(m)
     first, left = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
@@ -781,26 +781,28 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
                 z = then(y)
                 assert z.numpy()[0] in (6, 70)
     names = {node: (f, parent) for node, parent, f, *_ in tree._recordings()}
-    shared = {names[n][0]: sum(hi - lo for lo, hi in all_) for n, all_ in _shared(tree._memory()).items()}
+    shared = {names[n][0]: sum(hi - lo for lo, hi in all_) for n, all_ in shared_memory(tree._memory()).items()}
     owned = {n: sum(hi - lo for node, lo, hi, owns in tree._memory() if node == n and owns) for n in names}
     assert len(names) == 3 and owned == {n: owns for n, _, _, owns, *_ in tree._recordings()}
     behind = [n for n, (_, parent) in names.items() if parent >= 0]
     assert len(behind) == 2 and shared["times_3"] >= 512 and shared["<lambda>"] >= 512
-    figure: Any = tree.plot()
-    (axes,) = figure.axes
-    texts = {t.get_text() for t in axes.texts}
+    picture = Read(tree.plot())
+    texts = set(picture.texts())
     for n, _parent, f, owns, _reaches, replays, _path in tree._recordings():
-        bytes_ = sum(hi - lo for lo, hi in _shared(tree._memory())[n])
+        bytes_ = sum(hi - lo for lo, hi in shared_memory(tree._memory())[n])
         assert f"{n}: {f}, owns {owns} B, shares {bytes_} B, replayed {replays} times" in texts
-    hatched = [bar for bar in axes.patches if bar.get_hatch()]
-    assert {bar.get_gid() for bar in hatched} == {f"shared {n}" for n, all_ in _shared(tree._memory()).items() if all_}
+    hatched = {n for n in names if picture.shapes(f"shared-{n}")}
+    assert hatched == {n for n, all_ in shared_memory(tree._memory()).items() if all_} and hatched
     tree.close()
 
 
 def test_what_is_shared_is_found_piece_by_piece() -> None:
-    from fanin.graph.trees import _shared
 
-    assert _shared([(0, 0, 8, True), (1, 4, 12, False), (2, 10, 20, True), (2, 0, 2, False), (3, 30, 40, True)]) == {
+    from fanin.graph.picture import shared_memory
+
+    assert shared_memory(
+        [(0, 0, 8, True), (1, 4, 12, False), (2, 10, 20, True), (2, 0, 2, False), (3, 30, 40, True)]
+    ) == {
         0: [(0, 2), (4, 8)],
         1: [(4, 8), (10, 12)],
         2: [(0, 2), (10, 12)],

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import fanin
 from fanin import sim
 from kit import hooks
 from kit.graph_trees import did, launch, scaled, tree_on
+from kit.pictures import Read, outside
 
 STREAMS = pytest.mark.parametrize("m", ["sim", "fake"], indirect=True)  # where there are some
 
@@ -880,25 +880,29 @@ def test_a_launch_of_a_recording_has_a_line_and_a_slice_in_the_trace(m: Any, tmp
 
 
 def test_a_tree_is_drawn_with_a_bar_for_each_recording(m: Any, tmp_path: Any) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
     tree = tree_on(m)
     a, b, c = (tree.function(scaled(m, k)) for k in (2, 3, 5))
     for i in range(6):
         with tree.step():
             y = a(m.array(np.ones(4)))
             z = (b if i % 2 else c)(y)
-    figure = tree.plot(tmp_path / "tree.png")
-    assert (tmp_path / "tree.png").stat().st_size > 1000
-    (axes,) = figure.axes
-    said = [text.get_text() for text in axes.texts]
+    made = tree.plot(tmp_path / "tree.svg")
+    assert (tmp_path / "tree.svg").read_text() == made and tree._repr_svg_() == made._repr_svg_()
+    picture = Read(made)
+    assert outside(picture) == []
+    said = [text for text in picture.texts() if ", owns " in text]
     want = [(n, f, owns, replays) for n, _, f, owns, _, replays, _ in tree._recordings()]
     assert len(want) == 3 and len(said) == 3
     for text, (node, function, owns, replays) in zip(said, want, strict=True):
         assert text.startswith(f"{node}: {function}, owns {owns} B, shares ")
         assert text.endswith(f" B, replayed {replays} times")
-    assert axes.get_title().startswith(f"3 recordings, {tree.stats.replayed} replays")
-    on_path = {bar.get_facecolor() for bar in axes.patches if bar.get_fill() and bar.get_edgecolor()[3] == 0}
+    assert picture.texts()[0].startswith(f"3 recordings, {tree.stats.replayed} replays")
+    on_path = {bar.attrib["fill"] for bar in picture.shapes("owns")}
     assert len(on_path) == 2 and z is not None
+    with pytest.raises(ValueError, match=r"GraphTree\.plot: expected a file name that ends in \.svg, got .*tree\.png"):
+        tree.plot(tmp_path / "tree.png")
+    tree.close()
+    assert tree._repr_svg_() is None
 
 
 # ---- costs, and what runs short ----
@@ -940,9 +944,3 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         t.wait(s)
         direct = hooks.memory()[1] - before
     assert counts[1] == counts[32] == direct and caller
-
-
-def test_a_picture_without_matplotlib_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with fanin.GraphTree("cpu") as tree, pytest.raises(ImportError, match=r'pip install "fanin\[demo\]"'):
-        tree.plot()

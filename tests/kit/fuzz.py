@@ -245,7 +245,7 @@ KINDS: tuple[tuple[str, Callable[[Program], Any]], ...] = (
     (r"^graph:", lambda p: p.one("Graph")),
     (r"^module:", lambda p: sys.modules[__name__]),
     (r"^node:", lambda p: p.one("Node", "Leaf")),
-    (r"^path:", lambda p: p.rng.choice([None, "x.svg", "x.json", "no/x.svg"])),
+    (r"^path:", lambda p: p.rng.choice([None, "x.svg", "x.json", "x", "no/x.svg"])),
     (r"DTypeLike", lambda p: p.rng.choice(DTYPES)),
     (r"^shape:|^axes:", lambda p: p.rng.choice([(), (3,), (2, 3), 3, (1, 3), (-1,), (2**62, 4)])),
     (r"^index:|_Index", lambda p: p.rng.choice([0, -1, slice(1), slice(None, None, -1), ..., None, (0, ...), 5])),

@@ -12,7 +12,8 @@ typedef struct fan_graph_tree_object {
     unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
-#define TREES "fanin.graph.trees" /* the module of their Python part */
+#define TREES "fanin.graph.trees"     /* the module of their Python part */
+#define PICTURE "fanin.graph.picture" /* the one that draws them */
 
 /* fan_graph_function_make: GraphTree.function, with its parameters. */
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);

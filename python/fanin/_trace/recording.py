@@ -13,10 +13,8 @@ A trace records its own thread, and the host threads that a simulated machine sp
 
 from __future__ import annotations
 
-import io
 import os
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._files import path_text, write_whole
-from .._words import counted, fitted, rule_names
+from .._words import counted, rule_names
 from ..errors import RaceError
 from .line import Line
 
@@ -42,19 +40,11 @@ class Pictured(ABC):
         """The lines, placed in time."""
 
     def _repr_svg_(self) -> str | None:
-        """The picture for a notebook, if there is something to draw and matplotlib is installed."""
+        """The picture for a notebook, if there is something to draw."""
         from .plot import draw
 
         picture = self.picture()
-        if not picture.lanes:
-            return None
-        out = io.BytesIO()
-        try:
-            draw(picture, out)
-        except ImportError:
-            warnings.warn('the picture of a trace needs matplotlib: pip install "fanin[demo]"', RuntimeWarning, 2)
-            return None
-        return fitted(out.getvalue().decode())
+        return draw(picture)._repr_svg_() if picture.lanes else None
 
     def summary(self) -> str:
         """For each pass backward: its nodes, gradients, workers, and the critical path: the chain of nodes and waits
@@ -96,25 +86,27 @@ class Pictured(ABC):
         write_whole(target, lambda out: out.write(text.encode()))
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
-        """Draw the trace (.svg, .png, .pdf).
+        """Draw the trace as SVG.
 
         A device has a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red; a pass on the
         CPU has a lane for each worker, nodes as bars, gradients as arrows, and a frame around the critical path. A bar
         too narrow for its name has a number that the legend explains. A notebook shows a trace as this picture.
-        ImportError, with the remedy, without matplotlib; OSError if it cannot be written.
+        ValueError for a file name with another ending than .svg; OSError if it cannot be written.
 
         Parameters
         ----------
-        target : str, os.PathLike or file
+        path : str or os.PathLike
             The file.
+        title : str
+            A line above the picture.
         names : dict
             As for `save`; a device's lanes are in this order.
         """
+        from .._svg import save, svg_path
         from .plot import draw
 
-        target = path_text(path, "trace.plot")
-        suffix = os.path.splitext(target)[1].lstrip(".").lower() or "svg"
-        write_whole(target, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
+        target = svg_path(path, "trace.plot")
+        save(draw(self.picture(), title=title, names=names), target)
 
     def dot(self) -> str:
         """The order of the work, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""

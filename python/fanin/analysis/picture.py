@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import IO, TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 
 from .._core import address
 from .._overlap import Overlaps, overlaps
-from .._trace import plot
+from .._svg import (
+    COLOURS,
+    MARGIN,
+    SMALL,
+    TEXT,
+    TITLE,
+    Canvas,
+    Svg,
+    Writable,
+    axis,
+    printable,
+    save,
+    svg_path,
+    text_width,
+)
 from .._trace.graphviz import quoted
 from .._words import type_of
 from .arrays import Array, Geometry
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+WIDTH, LABELS, LANE = 900, 200, 26  #: In pixels: of the picture, of names at most, from lane to lane
 #: More bars than this in one lane are drawn as one that is paler.
 RUNS = 400
 
@@ -50,65 +62,68 @@ def alias_dot(arrays: Sequence[Array], names: Sequence[str] | None = None) -> st
 
 def alias_plot(
     arrays: Sequence[Array],
-    file: str | PathLike[str] | IO[bytes],
+    file: str | PathLike[str] | Writable | None = None,
     names: Sequence[str] | None = None,
     *,
     format: str = "svg",
     title: str | None = None,
-) -> None:
+) -> Svg:
     """Draw which bytes arrays show, component by component, and which of them are shown by several.
 
-    arrays: ndarrays. file: a path, or an open binary file. Each lane is an array, its bars are runs of bytes, from the
-    lowest address of the component on. ImportError where matplotlib is missing, ValueError for an unknown
-    format.
+    arrays: ndarrays. file: a path, or an open binary file; None: the picture is only returned, as SVG text that a
+    notebook shows. Each lane is an array, its bars are runs of bytes, from the lowest address of the component on; a
+    pale bar stands for more runs than can be drawn. ValueError for another format than "svg" or a file name with
+    another ending.
 
-    >>> import io
     >>> from fanin.analysis import alias_plot
     >>> w = np.zeros((4, 6))
-    >>> alias_plot([w[:, :4], w[1:3, 2:]], io.BytesIO(), title="two blocks")
+    >>> picture = alias_plot([w[:, :4], w[1:3, 2:]], title="two blocks")
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise ImportError("alias_plot draws with matplotlib, which is not installed: pip install matplotlib") from e
-    called = named(arrays, names)
-    groups = found_components(overlaps(arrays), len(arrays))
-    heights = [len(g) for g in groups] or [1]
-    figure = Figure(figsize=(9, 0.6 + 0.5 * len(heights) + 0.32 * sum(heights)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    if format not in canvas.get_supported_filetypes():
+    if format != "svg":
         raise ValueError(
-            f"alias_plot: no picture of the kind {format!r}: {', '.join(sorted(canvas.get_supported_filetypes()))}"
+            f"alias_plot: format: expected 'svg', got {format!r}: pictures are SVG; convert one by"
+            " `rsvg-convert picture.svg -o picture.png`"
         )
-    panels = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [h + 0.8 for h in heights]})
-    for k, indices in enumerate(groups):
-        panel(panels[k][0], [arrays[i] for i in indices], [called[i] for i in indices], k)
+    path = svg_path(file, "alias_plot") if isinstance(file, str | PathLike) else None
+    made = drawn(arrays, named(arrays, names), title)
+    if path is not None:
+        save(made, path)
+    elif file is not None:
+        cast("Writable", file).write(made.encode())
+    return made
+
+
+def drawn(arrays: Sequence[Array], called: Sequence[str], title: str | None) -> Svg:
+    canvas, y = Canvas(), float(MARGIN)
     if title:
-        figure.suptitle(title, fontsize=11)
-    figure.savefig(file, format=format, dpi=150)
+        canvas.label(MARGIN, y + TITLE, title, WIDTH - 2 * MARGIN, TITLE)
+        y += 30
+    widest = max([text_width(printable(name), TEXT) for name in called], default=0.0)
+    left = MARGIN + 10 + min(LABELS, widest)
+    for k, indices in enumerate(found_components(overlaps(arrays), len(arrays))):
+        colour = COLOURS[k % len(COLOURS)]
+        y = draw_panel(canvas, [arrays[i] for i in indices], [called[i] for i in indices], left, y, colour)
+    return canvas.finish(WIDTH, y + MARGIN, title or "Arrays and the bytes that they show")
 
 
-def panel(axes: Axes, arrays: Sequence[Array], names: Sequence[str], number: int) -> None:
+def draw_panel(
+    canvas: Canvas, arrays: Sequence[Array], names: Sequence[str], left: float, y: float, colour: str
+) -> float:
+    """Draw the arrays of a component above an axis of its bytes; returns the y below it."""
     low, high = extent(arrays)
-    for lane, array in enumerate(arrays):
+    right, most = WIDTH - MARGIN - 10, max(high - low, 1)
+    pixels = (right - left) / most
+    for array, name in zip(arrays, names, strict=True):
         found = runs(array)
-        pale = 1.0 if found is not None else 0.35
-        bars = found if found is not None else [span(array)]
-        axes.broken_barh(
-            [(a - low, b - a) for a, b in bars],
-            (lane - 0.36, 0.72),
-            facecolors=plot.COLOURS[number % len(plot.COLOURS)],
-            alpha=pale,
-            linewidth=0,
-        )
-    axes.set_xlim(0, max(high - low, 1))
-    axes.set_ylim(len(arrays) - 0.5, -0.5)
-    axes.set_yticks(range(len(arrays)), names, fontsize=8)
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_xlabel("bytes", fontsize=8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+        opacity = {} if found is not None else {"fill_opacity": 0.35}
+        canvas.label(left - 8, y + 17, name, LABELS, text_anchor="end")
+        with canvas.group(kind="fanin-runs", fill=colour, **opacity):
+            for a, b in found if found is not None else [span(array)]:
+                canvas.rect(left + (a - low) * pixels, y + 3, max((b - a) * pixels, 0.5), LANE - 6)
+        y += LANE
+    axis(canvas, left, right, y + 2, most, whole=True)
+    canvas.text(left - 8, y + 18, "bytes", SMALL, text_anchor="end")
+    return y + 34
 
 
 def named(arrays: Sequence[Array], names: Sequence[str] | None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 if TYPE_CHECKING:
-    from .._core import GraphTree
+    pass
 
 
 @dataclass(frozen=True)
@@ -236,73 +235,3 @@ def text_of(value: object) -> str | None:
         items = value.values() if isinstance(value, dict) else value
         return None if any(text_of(x) is None for x in items) else repr(value)
     return None
-
-
-def _shared(memory: list[tuple[int, int, int, bool]]) -> dict[int, list[tuple[int, int]]]:
-    """For each recording the pieces of its memory that others use too, without overlap."""
-    shared: dict[int, list[tuple[int, int]]] = {}
-    for node, lo, hi, _ in memory:
-        meet = sorted((max(lo, x), min(hi, y)) for other, x, y, _ in memory if other != node and x < hi and lo < y)
-        shared.setdefault(node, []).extend(meet)
-    return {node: _union(pieces) for node, pieces in shared.items()}
-
-
-def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    made: list[tuple[int, int]] = []
-    for lo, hi in sorted(pieces):
-        if made and lo <= made[-1][1]:
-            made[-1] = made[-1][0], max(hi, made[-1][1])
-        else:
-            made.append((lo, hi))
-    return made
-
-
-def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:
-    """A picture of a tree: a row for each recording, below and to the right of its predecessor, with the tree's memory
-    from its first byte on: the recording's outputs, its other memory, and, hatched, memory that other recordings
-    also use. Recordings on the path are blue. ImportError without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as e:
-        raise ImportError('GraphTree.plot needs matplotlib: pip install "fanin[demo]"') from e
-
-    recordings, memory = tree._recordings(), tree._memory()
-    shared = _shared(memory)
-    depth = {-1: 0}
-    for node, parent, *_ in recordings:
-        depth[node] = depth[parent] + 1
-    most = max([1, *(hi for _, _, hi, _ in memory)])
-    rows: dict[int, float] = {}
-    figure = Figure(figsize=(9, 1.6 + 0.8 * len(recordings)), layout="constrained")
-    axes = figure.add_subplot()
-    for row, (node, parent, function, owns, _reaches, replays, current) in enumerate(recordings):
-        rows[node], left = -row, depth[node]
-        color = "C0" if current else "0.55"
-        for one, lo, hi, owned in memory:
-            if one == node:
-                inside, edge = (color, "none") if owned else ("0.92", color)
-                left_of = left + lo / most
-                axes.barh(-row, (hi - lo) / most, left=left_of, height=0.4, facecolor=inside, edgecolor=edge)
-        for lo, hi in shared.get(node, []):
-            bar = axes.barh(-row, (hi - lo) / most, left=left + lo / most, height=0.4, fill=False, hatch="////")
-            bar.patches[0].set_gid(f"shared {node}")
-        shares = sum(hi - lo for lo, hi in shared.get(node, []))
-        text = f"{node}: {function}, owns {owns} B, shares {shares} B, replayed {replays} times"
-        axes.text(left, -row + 0.27, text, va="bottom", fontsize=8)
-        if parent >= 0:
-            at = depth[parent] - 0.03
-            axes.plot([at, at, left], [rows[parent] - 0.2, -row, -row], color="0.5", zorder=0)
-    stats: GraphStats = tree.stats
-    axes.set_title(f"{stats.nodes} recordings, {stats.replayed} replays, {stats.high_water} of {stats.bytes} B", size=9)
-    axes.set_xlabel(f"depth of the path; a row of length 1 is {most} B of the tree's memory")
-    axes.set_yticks([])
-    axes.set_ylim(-len(recordings) + 0.5, 0.9)
-    axes.set_xlim(0.9, max(depth.values()) + 1.1)
-    said = [Patch(color="C0", label="owns (on the path)"), Patch(color="0.55", label="owns")]
-    said += [Patch(facecolor="0.92", edgecolor="0.55", label="uses"), Patch(fill=False, hatch="////", label="shares")]
-    figure.legend(handles=said, loc="outside lower center", ncols=4, fontsize=8)
-    if path is not None:
-        figure.savefig(os.fspath(path))
-    return figure
