@@ -265,7 +265,7 @@ if not sys.platform.startswith(("linux", "darwin")):
 
 # Old setuptools reject pyproject's `license = "..."`, new ones deprecate the table: so it is said here.
 major = int(setuptools.__version__.split(".")[0])
-license_words = {"license_expression" if major >= 77 else "license": "BSD-3-Clause"}
+license_words = {"license_expression" if major >= 77 else "license": "BSD-3-Clause AND CC-BY-4.0"}  # the digits
 
 
 def readme() -> str:

@@ -88,7 +88,6 @@ def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None
 
 
 def test_an_interrupt_ends_it_in_a_word(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     words = [sys.executable, "-u", "-m", "fanin", "demo", "--epochs", "500", "--out", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -104,7 +103,7 @@ def test_an_interrupt_ends_it_in_a_word(tmp_path: Path) -> None:
 def test_no_command_brings_in_what_it_does_not_need() -> None:
     code = (
         "import sys; from fanin.cli import main; main(['info']);"
-        "print([m for m in ('sklearn', 'matplotlib', 'rich', 'scipy', 'torch') if m in sys.modules])"
+        "print([m for m in ('threadpoolctl', 'scipy', 'torch') if m in sys.modules])"
     )
     assert run_python(code).stdout.endswith("[]\n")
 
@@ -130,7 +129,6 @@ def terminal(*words: str) -> tuple[int, str]:
 
 
 def test_colours_are_for_terminals() -> None:
-    pytest.importorskip("rich")
     words = ["check", str(CHECK_ME), "--scenario", "scratch_memory_is_shared"]
     code, text = terminal(*words)
     assert code == 1

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from fanin import dist
-from kit.ranks import NO_MPI, under_mpiexec
-
-pytest.importorskip("sklearn")
-pytest.importorskip("threadpoolctl")
-
 from fanin.cli import demo, main
+from kit.ranks import NO_MPI, under_mpiexec
 
 
 def digests(text: str) -> list[str]:

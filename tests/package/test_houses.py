@@ -31,7 +31,7 @@ spec.loader.exec_module(core)
 for name in core_functions:
     delattr(core, name)
 import fanin
-OPTIONAL = {"torch", "matplotlib", "jax", "scipy", "pytest", "rich", "mpi4py"}
+OPTIONAL = {"torch", "jax", "scipy", "pytest", "mpi4py"}
 for module in pkgutil.walk_packages(fanin.__path__, "fanin."):
     if module.name in ("fanin.conformance.conftest", "fanin.cli.demo", "fanin.cli.check", "fanin.__main__"):
         continue

@@ -147,7 +147,6 @@ def test_gradients_of_k_calls_add_up_in_place_as_those_of_backward_do(k: int) ->
 
 
 def test_the_demos_network_trains_to_the_same_bits() -> None:
-    pytest.importorskip("sklearn")
     rng = np.random.default_rng(0)
     digits = demo.Digits(rng)
     start = demo.initial(rng)

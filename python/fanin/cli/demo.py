@@ -43,7 +43,9 @@ BLOCKS = 2
 TOLERANCE = 1e-4
 NEEDED = 0.95
 #: The accuracy is required after so many epochs.
-EPOCHS = 16
+EPOCHS = 8
+#: On so many steps each gradient is compared.
+CHECKS = 8
 #: What is written, in the folder that --out names.
 TRACE, PICTURE = "fanin-demo.json", "fanin-demo.svg"
 #: The machine's clock: slow memory, so that the picture shows work and not the host's queueing.
@@ -285,15 +287,19 @@ class Machine(fanin.sim.Machine):
         super().launch(*args, **kwargs)
 
 
+def handwritten() -> Batch:
+    """The digits beside this file, and their labels; digits-license.txt has their authors, source and license."""
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        return file["images"].astype("i8"), file["labels"].astype("i8")
+
+
 class Digits:
-    """The digits that scikit-learn ships, one in five held out."""
+    """The handwritten digits, one in five held out."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
+        images, labels = handwritten()
         order = rng.permutation(len(labels))
-        images, labels = images.astype("i8").reshape(-1, 8, 8)[order], labels.astype("i8")[order]
+        images, labels = images[order], labels[order]
         held = len(labels) // 5
         self.held, self.held_labels = images[:held], labels[:held]
         self.images, self.labels = images[held:], labels[held:]
@@ -476,8 +482,6 @@ def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, 
     for name, (write, more, what) in made.items():
         try:
             write(out / name, names=net.spread.names(), **more)
-        except ImportError as e:
-            screen.say(f"no picture: {e}")
         except OSError as e:
             screen.say(f"fanin demo: {e}", style="red")
             failed = True
@@ -696,7 +700,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add, often = parser.add_argument, f"how often each digit is used (default: {EPOCHS})"
     add("--epochs", metavar="N", type=positive, default=EPOCHS, help=often)
     add("--steps", metavar="N", type=positive, help="train for so many steps instead")
-    add("--checks", metavar="N", type=positive, help="on how many steps gradients are checked (default: 12)")
+    add("--checks", metavar="N", type=positive, help=f"on how many steps gradients are checked (default: {CHECKS})")
     add("--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)")
     seed = "of the digits' order, the parameters and the machine (default: 0)"
     add("--seed", metavar="N", type=natural, default=0, help=seed)
@@ -709,20 +713,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--leave-out", metavar="WORD", action="append", help=word)
 
 
-def run(options: argparse.Namespace) -> int:
+def one_blas_thread() -> AbstractContextManager[object]:
+    """The BLAS on one thread: the arrays are small, and a second one costs more than it gains."""
     try:
-        import sklearn.datasets
         from threadpoolctl import threadpool_limits
-    except ImportError as e:
-        needs = f"it needs scikit-learn's digits ({e}); install them by"
-        print(f'fanin demo: {needs}: pip install "fanin[demo]"', file=sys.stderr)
-        return 2
-    del sklearn
-    with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs
+    except ImportError:
+        why = "threadpoolctl, which limits the BLAS to one thread, is not installed: the demo takes longer"
+        print(f'fanin demo: {why}; pip install "fanin[demo]"', file=sys.stderr)
+        return nullcontext()
+    limits: AbstractContextManager[object] = threadpool_limits(1)
+    return limits
+
+
+def run(options: argparse.Namespace) -> int:
+    with one_blas_thread():
         try:
             if options.ranks or launched():
                 return train_ranks(options)
-            options.checks = options.checks or 12
+            options.checks = options.checks or CHECKS
             options.out = "." if options.out is None else options.out
             if options.leave_out:
                 return leave_out(options)
