@@ -173,10 +173,7 @@ static PyObject *tree_plot(PyObject *o, PyObject *const *a)
     return fan_call(PICTURE, "plot", "(OO)", o, a[0] ? a[0] : Py_None);
 }
 
-static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    return fan_call(PICTURE, "shown", "(O)", o);
-}
+static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_call(PICTURE, "shown", "(O)", o); }
 
 static fan_tree_stats stats_of(PyObject *o)
 {
