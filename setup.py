@@ -7,8 +7,8 @@ Three builds, chosen by the environment:
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
-FANIN_NVCC=0 keeps nvcc out of a release build, which embeds machine code of the CUDA kernels if nvcc is there;
-FANIN_NVCC=1 makes any build fail without it. Without machine code NVRTC compiles them at first use (fanin._kernels).
+FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures, which takes nvcc minutes, and fails without
+nvcc. Without machine code NVRTC or nvcc compiles them for the device in use, when it is first used (fanin._kernels).
 FANIN_URL, the repository's address, which a hosted release sets: links of README.md become absolute, and the package
 has project URLs.
 The build prints which flags the compiler refuses, and leaves them out.
@@ -41,7 +41,7 @@ HEADERS = sorted(str(p.relative_to(ROOT)) for where in ("csrc", PUBLIC) for p in
 DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
 SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
 BUILD = SANITIZE or ("dev" if DEV else "release")
-NVCC = os.environ.get("FANIN_NVCC", "")
+NVCC = os.environ.get("FANIN_NVCC", "") not in ("", "0")
 URL = os.environ.get("FANIN_URL", "").rstrip("/")
 
 MACROS = [
@@ -104,13 +104,17 @@ def wanted_flags() -> tuple[list[str], list[str]]:
 
 
 def embed_kernels(folder: Path) -> str:
-    """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and machine code if nvcc is there."""
-    wanted = ["--nvcc"] if NVCC == "1" or (BUILD == "release" and NVCC != "0") else []
+    """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and with FANIN_NVCC=1 machine code."""
+    wanted = ["--nvcc"] if NVCC else []
+    if wanted:
+        print("fanin: nvcc compiles the CUDA kernels for each architecture, which takes minutes", flush=True)
     script, out = str(ROOT / "csrc/device/kernels/build.py"), str(folder / "device/kernels/embedded.h")
     done = subprocess.run([sys.executable, script, *wanted, out], stdout=subprocess.PIPE, text=True)
     print(f"fanin: {done.stdout.strip() or 'embedded.h is as it should be'}", flush=True)
-    if done.returncode and (NVCC == "1" or not wanted):
+    if done.returncode and wanted:
         raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")
+    if done.returncode:
+        raise SystemExit(f"{script} failed, see above")
     return out
 
 

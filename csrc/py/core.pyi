@@ -1214,7 +1214,7 @@ def kernels_source() -> bytes:
     """kernels.cu and the headers that it includes: zlib of JSON, {name: text}."""
 
 def kernels_made() -> str:
-    """The output of nvcc for them when the package was built; "" without nvcc."""
+    """What nvcc made of them when the package was built; "" where the build embedded no machine code."""
 
 # ---------------------------------------------------------------- kernels on the CPU
 

@@ -1,7 +1,7 @@
-"""Compiles the CUDA kernels with NVRTC for a device for which the build embedded none, and keeps them on disk.
+"""Compiles the CUDA kernels for a device for which the build embedded none, by NVRTC or nvcc, and keeps them on disk.
 
-The core calls `image` when a device is first used and has no kernels: fanin was built without nvcc, or this driver is
-older than the nvcc that built it. The source is the one that was embedded at build, so it always fits the core.
+The core calls `image` when a device is first used and has no kernels: the build embedded no machine code, as is usual,
+or this driver refuses what it embedded. The source is the one that was embedded at build, so it always fits the core.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
-from . import _core
+from . import _core, _nvcc
 from .errors import DeviceError
 
 __all__: list[str] = []
 
-#: Results are promised bit by bit: nothing is contracted or flushed. build.py gives nvcc the same.
-OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17", "--device-as-default-execution-space")
 #: NVRTC has no C library; these are the names of it that the kernels use.
 HEADERS = {
     "stdint.h": """
@@ -50,14 +49,29 @@ typedef unsigned long uintptr_t;
 IMAGES: dict[str, bytes] = {}
 #: The lowest compute capability for which kernels.cu is written.
 LOWEST = 75
-#: How much of a compiler's log an error has.
-LOG = 600
 #: A file of the cache that is not renamed after so many seconds was left by a process that ended.
 LEFT_BEHIND = 3600
 
 
+class Compiler(Protocol):
+    """What Nvrtc and Nvcc share."""
+
+    name: str
+    path: str
+    version: tuple[int, int]
+    #: The architectures for which it makes machine code, in ascending order: 90 is sm_90.
+    archs: list[int]
+    options: tuple[str, ...]
+
+    def compile(self, sources: Mapping[str, str], arch: str) -> bytes:
+        """The CUBIN for "sm_90", the PTX for "compute_90". OSError with the compiler's messages if it fails."""
+
+
 class Nvrtc:
     """An open libnvrtc."""
+
+    name = "NVRTC"
+    options: tuple[str, ...] = (*_nvcc.EXACT, "--device-as-default-execution-space")
 
     def __init__(self, path: str) -> None:
         # NVRTC opens libnvrtc-builtins by its bare name, which the loader finds only if it is open already.
@@ -85,10 +99,11 @@ class Nvrtc:
         self._call(name, program, text)
         return text.raw
 
-    def compile(self, sources: dict[str, str], options: list[str], cubin: bool) -> bytes:
-        """The CUBIN, or the PTX, of kernels.cu. OSError with the compiler's log if it does not compile."""
+    def compile(self, sources: Mapping[str, str], arch: str) -> bytes:
+        """As `Compiler.compile`."""
         headers = {**HEADERS, **sources}
-        text = headers.pop("device/kernels/kernels.cu")
+        text = headers.pop(_nvcc.KERNELS)
+        options = [f"--gpu-architecture={arch}", *self.options]
         program = ctypes.c_void_p()
         self._call(
             "nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"kernels.cu", len(headers),
@@ -99,8 +114,8 @@ class Nvrtc:
                 self._call("nvrtcCompileProgram", program, len(options), _strings(options))
             except OSError as e:
                 log = self._text("nvrtcGetProgramLog", program).decode(errors="replace")
-                raise OSError(f"{e}: {log[:LOG]}") from None
-            return self._text("nvrtcGetCUBIN" if cubin else "nvrtcGetPTX", program)
+                raise OSError(f"{e}: {log[: _nvcc.LOG]}") from None
+            return self._text("nvrtcGetCUBIN" if arch.startswith("sm_") else "nvrtcGetPTX", program)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
@@ -114,8 +129,7 @@ def places() -> Iterator[str]:
     """Paths and names under which libnvrtc may be: NVIDIA's wheels, the CUDA toolkit, the loader's own folders."""
     for folder in sys.path:
         yield from map(str, Path(folder, "nvidia").glob("*/lib/libnvrtc.so.*"))
-    toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda")
-    yield from (str(toolkit / f"{lib}/libnvrtc.so") for lib in ("lib64", "lib"))
+    yield from (str(_nvcc.toolkit() / f"{lib}/libnvrtc.so") for lib in ("lib64", "lib"))
     yield from (f"libnvrtc.so.{version}" for version in ("13", "12", "11.2"))
 
 
@@ -129,16 +143,37 @@ def found() -> list[Nvrtc]:
     return list(versions.values())
 
 
+def compilers(major: int, why: list[str]) -> Iterator[Compiler]:
+    """The compilers, the best first; `why` gets the reason of an nvcc that does not answer.
+
+    Code of a compiler of a later major version than the driver's is refused, so such a compiler comes last. NVRTC comes
+    before nvcc, which needs a C compiler and seconds more: where an NVRTC serves, nvcc is not even run.
+    """
+
+    def fits(compiler: Compiler) -> bool:
+        return not major or compiler.version[0] <= major
+
+    libraries = sorted(found(), key=lambda n: n.version, reverse=True)
+    yield from (n for n in libraries if fits(n))
+    rest: list[Compiler] = [n for n in libraries if not fits(n)]
+    if path := _nvcc.find():
+        try:
+            rest.append(_nvcc.Nvcc(path))
+        except OSError as e:
+            why.append(f"nvcc ({path}): {e}")
+    yield from sorted(rest, key=lambda n: (fits(n), n.version), reverse=True)
+
+
 def _dotted(compute: int) -> str:
     return f"{compute // 10}.{compute % 10}"
 
 
-def target(nvrtc: Nvrtc, compute: int) -> str:
-    """The architecture to compile for: sm_90 if NVRTC knows the device, compute_90 (PTX) for a later one, "" for one
-    that is too old."""
-    if compute in nvrtc.archs:
+def target(compiler: Compiler, compute: int) -> str:
+    """The architecture to compile for: sm_90 if the compiler knows the device, compute_90 (PTX) for a later one, ""
+    for one that is too old."""
+    if compute in compiler.archs:
         return f"sm_{compute}"
-    older = [a for a in nvrtc.archs if a < compute]
+    older = [a for a in compiler.archs if a < compute]
     return f"compute_{older[-1]}" if older else ""
 
 
@@ -174,13 +209,23 @@ def write(path: Path, code: bytes) -> None:
         raise
 
 
-def compiled(nvrtc: Nvrtc, arch: str) -> tuple[bytes, str]:
+def announce(words: str, kept: Path | None) -> None:
+    """One line on stderr before a compilation, which takes from ten seconds to a minute. FANIN_QUIET=1: none."""
+    if os.environ.get("FANIN_QUIET", "") not in ("", "0"):
+        return
+    often = f"once; kept in {kept}" if kept else "in each process: there is no home folder to keep them"
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stderr, or it is closed
+        sys.stderr.write(f"fanin: compiling the CUDA kernels for {words} ({often})\n")
+        sys.stderr.flush()
+
+
+def compiled(compiler: Compiler, arch: str) -> tuple[bytes, str]:
     """The kernels for `arch`, from the cache or compiled, and words for `fanin.info`."""
     source = _core.kernels_source()
-    options = [f"--gpu-architecture={arch}", *OPTIONS]
-    version = ".".join(map(str, nvrtc.version))
-    words = f"{arch} by NVRTC {version}"
-    key = hashlib.sha256(json.dumps([version, options, HEADERS]).encode() + source).hexdigest()
+    version = ".".join(map(str, compiler.version))
+    words = f"{arch} by {compiler.name} {version}"
+    made_by = [compiler.name, version, arch, compiler.options, HEADERS]
+    key = hashlib.sha256(json.dumps(made_by).encode() + source).hexdigest()
     try:
         path = folder() / f"{arch}-{key[:32]}"
     except RuntimeError:
@@ -188,7 +233,8 @@ def compiled(nvrtc: Nvrtc, arch: str) -> tuple[bytes, str]:
     code = read(path) if path else None
     if code is not None:
         return code, words
-    code = nvrtc.compile(json.loads(zlib.decompress(source)), options, arch.startswith("sm_"))
+    announce(words, path.parent if path else None)
+    code = compiler.compile(json.loads(zlib.decompress(source)), arch)
     try:
         if path:
             write(path, code)
@@ -208,22 +254,22 @@ def image(driver: str, version: int, compute: int, refused: str) -> tuple[bytes,
     if compute < LOWEST:
         raise DeviceError(f"{refused}. The kernels need compute 7.5 or later, and this device is {_dotted(compute)}")
     major = version // 1000
-    # Code of a compiler of a later major version than the driver's is refused; so such a compiler comes last.
-    compilers = sorted(found(), key=lambda n: (n.version[0] <= major or not major, n.version), reverse=True)
-    why = []
-    for nvrtc in compilers:
-        name = f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]} ({nvrtc.path})"
-        arch = target(nvrtc, compute)
+    why: list[str] = []
+    for compiler in compilers(major, why):
+        name = f"{compiler.name} {compiler.version[0]}.{compiler.version[1]} ({compiler.path})"
+        arch = target(compiler, compute)
         if not arch:
-            why.append(f"{name} compiles for compute {_dotted(nvrtc.archs[0])} and later")
+            least = f"compute {_dotted(compiler.archs[0])} and later" if compiler.archs else "no device"
+            why.append(f"{name} compiles for {least}")
             continue
         try:
-            return compiled(nvrtc, arch)
+            return compiled(compiler, arch)
         except OSError as e:
             why.append(f"{name}: {e}")
     extra = "cuda12" if 0 < major < 13 else "cuda"
+    toolkit = f"CUDA toolkit, version {major} or earlier" if major else "CUDA toolkit"
     raise DeviceError(
-        f"{refused}. NVRTC would compile them for this device (compute {_dotted(compute)}): pip install fanin[{extra}];"
-        " or build fanin where nvcc is: FANIN_NVCC=1 pip install --no-binary fanin fanin. "
-        + "; ".join(why or ["No libnvrtc was found"])
+        f"{refused}. NVRTC or nvcc would compile them for this device (compute {_dotted(compute)}): pip install"
+        f" fanin[{extra}] brings NVRTC, and nvcc is part of the {toolkit} (name it by NVCC, CUDA_HOME or PATH). "
+        + "; ".join(why or ["No libnvrtc and no nvcc was found"])
     )

@@ -93,7 +93,7 @@ class Info(dict[str, Any]):
             driver += [f"without {name} (its driver has no {call})" for name, call in cuda["missing"].items()]
         made = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
         if kernels["nvcc"] is None:
-            made = "built without nvcc: NVRTC compiles them when a device is first used"
+            made = "none built in: NVRTC or nvcc compiles them when a device is first used"
         limit = "any number" if pool["limit"] is None else pool["limit"]
         words = {
             **self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zlib
@@ -16,9 +17,10 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver
-from fanin import _core
+from fanin import _core, _nvcc
 from kit import machine_code
-from kit.support import CSRC, RUNGS
+from kit.fake_nvcc import MADE, calls, fake_nvcc
+from kit.support import CSRC, ROOT, RUNGS, emptied
 
 pytestmark = pytest.mark.core
 
@@ -47,24 +49,19 @@ def test_a_fold_takes_few_instructions_for_16_bytes_and_has_four_loads_in_flight
         assert loop.loads % 4 == 0 and (loop.in_flight >= 4 or kind in machine_code.FEWER_AHEAD), (kind, loop)
 
 
-#: An nvcc that says what it is asked, notes that it was, and compiles nothing.
-NVCC = """#!/bin/sh
-echo "$@" >> "$0.log"
-case "$*" in
---version) echo "Cuda compilation tools, release 99.1, V99.1.0" ;;
---list-gpu-code) echo sm_50 sm_75 sm_90 sm_999 ;;
---help) echo "--threads" ;;
-*) while [ "$1" != -o ]; do shift; done; printf 'PFU\\272 and what comes after' > "$2" ;;
-esac
-"""
+def embedded(text: str, name: str) -> bytes:
+    """The bytes of an array in the header that build.py writes."""
+    (body,) = re.findall(rf"{name}\[\] =([^;]+);", text)
+    return bytes(int(byte, 8) for byte in re.findall(r"\\(\d{3})", body))
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Any:
-    """build.py on a copy of the sources, told where nvcc is or that there is none."""
-    for name in ("device/kernels/build.py", *machine_code.build.sources()):
+    """build.py on a copy of the sources, with one nvcc or none."""
+    inside = [f"csrc/{name}" for name in ("device/kernels/build.py", *machine_code.build.sources())]
+    for name in (*inside, "python/fanin/_nvcc.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes((CSRC / name).read_bytes())
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
 
     def run(*words: str, nvcc: Path | None) -> Any:
         env = {
@@ -74,49 +71,79 @@ def build(tmp_path: Path) -> Any:
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": "",
         }
-        script = str(tmp_path / "device/kernels/build.py")
+        script = str(tmp_path / "csrc/device/kernels/build.py")
         return subprocess.run([sys.executable, "-S", script, *words], capture_output=True, text=True, env=env)
 
     return run
 
 
 def test_machine_code_is_made_for_the_architectures_that_nvcc_knows_and_once(build: Any, tmp_path: Path) -> None:
-    nvcc, out = tmp_path / "nvcc", tmp_path / "made/embedded.h"
-    nvcc.write_text(NVCC)
-    nvcc.chmod(0o755)
+    nvcc, out = fake_nvcc(tmp_path), tmp_path / "new/embedded.h"
     first = build("--nvcc", str(out), nvcc=nvcc)
     assert first.returncode == 0, first.stderr
     text = out.read_text()
-    assert f"{{\n    {', '.join(map(str, b'PFU' + bytes([0o272]) + b' and what comes after'))}}}" in text
-    assert 'fan_kernels_made[] = "sm_75, sm_90 and PTX for compute_90, by nvcc 99.1"' in text
-    called = (tmp_path / "nvcc.log").read_text()
-    assert "-fmad=false" in called and "sm_80" not in called and "--compress-mode" not in called
-    assert called.count("-fatbin") == 1
+    assert embedded(text, "fan_kernels_fatbin") == MADE
+    assert 'fan_kernels_made[] = "sm_75, sm_90 and PTX for compute_90, by nvcc 13.2"' in text
+    (called,) = (call for call in calls(nvcc) if "-fatbin" in call)
+    assert set(_nvcc.EXACT) <= set(called.split()) and "sm_80" not in called and "--compress-mode" not in called
     assert build("--nvcc", str(out), nvcc=nvcc).returncode == 0
-    assert (tmp_path / "nvcc.log").read_text().count("-fatbin") == 1  # it was there
-    with (tmp_path / "device/kernels/args.h").open("a") as f:
+    assert sum("-fatbin" in call for call in calls(nvcc)) == 1  # it was there
+    with (tmp_path / "csrc/device/kernels/args.h").open("a") as f:
         f.write("/* */")
     assert build("--nvcc", str(out), nvcc=nvcc).returncode == 0
-    assert (tmp_path / "nvcc.log").read_text().count("-fatbin") == 2
+    assert sum("-fatbin" in call for call in calls(nvcc)) == 2
 
 
-@pytest.mark.parametrize(("words", "code", "printed"), [(["--nvcc"], 2, "no nvcc: NVRTC"), ([], 0, "the source alone")])
-def test_without_nvcc_the_source_alone_is_embedded(
-    build: Any, tmp_path: Path, words: list[str], code: int, printed: str
-) -> None:
-    done = build(*words, str(tmp_path / "embedded.h"), nvcc=None)
-    assert done.returncode == code and printed in done.stdout
-    text = (tmp_path / "embedded.h").read_text()
+def test_the_source_alone_is_embedded_unless_a_build_asks_for_machine_code(build: Any, tmp_path: Path) -> None:
+    nvcc, out = fake_nvcc(tmp_path), tmp_path / "embedded.h"
+    done = build(str(out), nvcc=nvcc)
+    assert done.returncode == 0 and "the source alone" in done.stdout
+    text = out.read_text()
     assert "fan_kernels_fatbin_bytes = 0;" in text and 'fan_kernels_made[] = ""' in text
+    assert json.loads(zlib.decompress(embedded(text, "fan_kernels_source"))) == machine_code.build.sources()
+    assert calls(nvcc) == []
 
 
-def test_an_nvcc_that_fails_leaves_the_source_alone_and_the_build_is_told(build: Any, tmp_path: Path) -> None:
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text(NVCC.replace("*) while", "*) exit 3; while"))
-    nvcc.chmod(0o755)
+@pytest.mark.parametrize(
+    ("change", "code", "printed"),
+    [
+        (None, 2, r"no nvcc in any of .*/bin/nvcc"),
+        (("*) while", "*) echo 'kernels.cu(7): no' >&2; exit 3; while"), 1, r"exit status 3: kernels\.cu\(7\): no"),
+        (("*) while", "*) kill -9 $$; while"), 1, "ended by SIGKILL"),
+        (("release", "of"), 1, "names no release"),
+        (("sm_75 sm_90", "sm_50"), 1, "compiles for none of sm_75"),
+    ],
+)
+def test_a_build_that_asks_for_machine_code_fails_without_it_and_writes_nothing(
+    build: Any, tmp_path: Path, change: tuple[str, str] | None, code: int, printed: str
+) -> None:
+    nvcc = fake_nvcc(tmp_path, *change) if change else None
     done = build("--nvcc", str(tmp_path / "embedded.h"), nvcc=nvcc)
-    assert done.returncode == 1 and "exit status 3" in done.stdout
-    assert "fan_kernels_fatbin_bytes = 0;" in (tmp_path / "embedded.h").read_text()
+    assert done.returncode == code and re.search(printed, done.stdout), done
+    assert not (tmp_path / "embedded.h").exists()
+
+
+@pytest.mark.once
+def test_every_byte_is_embedded_as_it_is(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 3 + b'0123\\"??/%'
+    (tmp_path / "bytes.c").write_text(
+        "#include <stdio.h>\n"
+        + machine_code.build.array("some", data)
+        + machine_code.build.array("none", b"")
+        + "int main(void) { return fwrite(some, 1, some_bytes, stdout) != some_bytes || none_bytes; }\n"
+    )
+    words = [
+        *shlex.split(os.environ.get("CC", "cc")),
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-std=c11",
+        "bytes.c",
+        "-o",
+        "bytes",
+    ]
+    subprocess.run(words, cwd=tmp_path, check=True, env=emptied())
+    assert subprocess.run([tmp_path / "bytes"], stdout=subprocess.PIPE, check=True, env=emptied()).stdout == data
 
 
 def test_the_source_that_the_core_embeds_is_the_trees() -> None:
@@ -147,7 +174,7 @@ def test_the_kernels_that_were_built_in_are_named() -> None:
         assert found["machine_code"][0].startswith("sm_") and found["ptx"].startswith("compute_") and found["nvcc"]
     else:
         assert found == {"machine_code": [], "ptx": None, "nvcc": None, "loaded": {}}
-    assert (_core.kernels_made() or "built without nvcc") in " ".join(str(fanin.info()).split())
+    assert (_core.kernels_made() or "none built in") in " ".join(str(fanin.info()).split())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_new_backend_is_its_folder_and_one_line_of_the_registry(tmp_path: Path
     at = next(i for i, line in enumerate(lines) if line.strip() == "X(sim)")
     lines.insert(at, "    X(null)             \\\n")
     registry.write_text("".join(lines))
-    env = {**os.environ, "FANIN_NVCC": "0", "FANIN_DEV": "1", "PYTHONPATH": str(tmp_path / "python")}
+    env = {**os.environ, "FANIN_DEV": "1", "PYTHONPATH": str(tmp_path / "python")}
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path, env=env, check=True)
     done = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "used", done.stderr

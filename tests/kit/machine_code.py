@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import struct
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fanin import _kernels
+from fanin import _kernels, _nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "csrc/device/kernels"))
@@ -40,21 +39,14 @@ BEFORE = {
 
 def compilers() -> list[str]:
     """Which of "nvcc" and "NVRTC" are at hand."""
-    return [*(["nvcc"] if build.nvcc() else []), *(["NVRTC"] if _kernels.found() else [])]
+    return [*(["nvcc"] if _nvcc.find() else []), *(["NVRTC"] if _kernels.found() else [])]
 
 
 def compiled(compiler: str, arch: str) -> bytes:
     """The kernels for "sm_90", or as PTX for "compute_75"."""
-    cubin = arch.startswith("sm_")
-    if compiler == "NVRTC":
-        return _kernels.found()[0].compile(
-            build.sources(), [f"--gpu-architecture={arch}", *_kernels.OPTIONS], cubin=cubin
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "kernels")
-        words = ["-cubin" if cubin else "-ptx", f"-arch={arch}", *build.EXACT, str(ROOT / "csrc" / build.KERNELS)]
-        build.run_nvcc(build.nvcc(), [*words, "-o", str(out)])
-        return out.read_bytes()
+    path = _nvcc.find()
+    by = _nvcc.Nvcc(path) if compiler == "nvcc" and path else _kernels.found()[0]
+    return by.compile(build.sources(), arch)
 
 
 def ptx(compiler: str) -> str:

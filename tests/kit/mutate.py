@@ -453,7 +453,6 @@ def built(tree: Path) -> bool:
     env = {
         **os.environ,
         "FANIN_DEV": "1",
-        "FANIN_NVCC": "0",
         "CC": os.environ.get("CC", "cc") + " -w",  # a mutant may be warned of
     }
     return (

@@ -179,7 +179,7 @@ def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     shutil.copytree(ROOT, tree, ignore=ignored)
     remove(tree, house)
     words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    env = emptied() | {"FANIN_DEV": "1", "FANIN_NVCC": "0"}
+    env = emptied() | {"FANIN_DEV": "1"}
     done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return house, tree
@@ -201,7 +201,7 @@ def test_a_copy_of_the_tree_without_a_house_builds_and_works(built_without: tupl
 )
 def test_a_copy_of_the_tree_without_a_house_passes(built_without: tuple[str, Path], file: str) -> None:
     _, tree = built_without
-    env = emptied() | {"FANIN_NVCC": "0", "PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
+    env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
     passes(tree, [f"tests/{file}"], env)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fanin import _nvcc
+from kit.fake_nvcc import calls, fake_nvcc
 from kit.support import ROOT, emptied, run_python, sanitizer
 
 #: What fanin works with where the caller already does, and never imports itself.
@@ -112,14 +114,16 @@ def test_a_build_without_an_address_names_none(tmp_path: Path) -> None:
     assert "Project-URL" not in text and "](docs/tutorial.md)" in text
 
 
-def quietly(*words: str, cwd: Path, nvcc: str = "0") -> str:
+def quietly(*words: str, cwd: Path, **env: str) -> str:
     done = subprocess.run(
         words,
         capture_output=True,
         text=True,
         cwd=cwd,
         # As a release is made: the time of its commit.
-        env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": nvcc, "SOURCE_DATE_EPOCH": "1767225600"}),
+        env=emptied(
+            {"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": "", "SOURCE_DATE_EPOCH": "1767225600", **env}
+        ),
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -154,7 +158,10 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     data = {"fanin/cli/digits.npz", "fanin/cli/digits-license.txt"}
     assert {f"python/{name}" for name in data} <= inside
 
-    quietly(str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist), cwd=tmp_path)
+    nvcc = fake_nvcc(tmp_path / "toolkit")
+    words = [str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist)]
+    quietly(*words, cwd=tmp_path, NVCC=str(nvcc))
+    assert calls(nvcc) == [], "a build runs nvcc that did not ask for machine code"
     (wheel,) = tmp_path.glob("fanin-*.whl")
     assert wheel.stat().st_size < 3_000_000
     quietly(str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(again), str(sdist), cwd=tmp_path)
@@ -184,11 +191,17 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     assert "demo" in quietly(str(user / "bin" / "fanin"), "--help", cwd=tmp_path)
 
     # And once more with nvcc, where there is one: the same package with machine code for each architecture.
-    script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--nvcc", str(tmp_path / "embedded.h")]
-    if subprocess.run(script, capture_output=True).returncode == 2:
+    if not _nvcc.find():
         pytest.skip("the rest needs nvcc")
     quietly(
-        str(user / "bin" / "pip"), "install", "-q", "--force-reinstall", "--no-deps", str(sdist), cwd=tmp_path, nvcc="1"
+        str(user / "bin" / "pip"),
+        "install",
+        "-q",
+        "--force-reinstall",
+        "--no-deps",
+        str(sdist),
+        cwd=tmp_path,
+        FANIN_NVCC="1",
     )
     made = quietly(str(user / "bin" / "python"), "-c", "import fanin; print(fanin.info()['kernels'])", cwd=tmp_path)
     assert "['sm_75'" in made and "'ptx': 'compute_" in made

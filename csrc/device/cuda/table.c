@@ -281,7 +281,7 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     p->compute = 10 * major + minor;
     p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
     if (p->image.wanted)
-        FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index));
+        FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: the build embedded none", p->index));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));

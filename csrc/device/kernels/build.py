@@ -1,34 +1,31 @@
 """Writes the header with what the build embeds of the CUDA kernels: python csrc/device/kernels/build.py [--nvcc] FILE
 
-The header has the source, for NVRTC, and with --nvcc machine code for each of the architectures below that this nvcc
-knows, and PTX for later ones. Exit status 2: there is no nvcc, and the header has no machine code; 1: nvcc refuses the
-kernels. Machine code that FILE has already is kept if it is of these sources and this nvcc.
-
-nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc).
+The header has the source, which NVRTC or nvcc compiles when a device is first used, and with --nvcc machine code for
+each of the architectures below that this nvcc knows, and PTX for later ones. Exit status 2: there is no nvcc; 1: nvcc
+refuses the kernels; then nothing is written. Machine code that FILE has already is kept if it is of these sources and
+this nvcc. python/fanin/_nvcc.py has where nvcc may be, and its flags.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent
-KERNELS = "device/kernels/kernels.cu"
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-#: Results are promised bit by bit: nothing is contracted or flushed. fanin._kernels gives NVRTC the same.
-EXACT = ("-fmad=false", "-ftz=false", "-std=c++17", "-O3")
+ARCHITECTURES = (75, 80, 90, 100, 120)
+
+spec = importlib.util.spec_from_file_location("_nvcc", CSRC.parent / "python/fanin/_nvcc.py")
+_nvcc = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_nvcc)
 
 
-def sources(name: str = KERNELS) -> dict[str, str]:
+def sources(name: str = _nvcc.KERNELS) -> dict[str, str]:
     """The text of a file, and of all that it includes of the tree, by name."""
     text = (CSRC / name).read_text()
     found = {name: text}
@@ -37,68 +34,35 @@ def sources(name: str = KERNELS) -> dict[str, str]:
     return found
 
 
-def nvcc() -> Path | None:
-    """The compiler, if there is one."""
-    places = [
-        os.environ.get("NVCC"),
-        Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc"),
-        shutil.which("nvcc"),
-    ]
-    places += [Path(p, "nvidia/cu13/bin/nvcc") for p in sys.path if p]
-    return next((Path(p) for p in places if p and Path(p).is_file()), None)
-
-
-def output(tool: Path, option: str) -> str:
-    """What nvcc prints."""
-    return subprocess.run([str(tool), option], capture_output=True, text=True, check=True).stdout
-
-
-def run_nvcc(tool: Path, words: list[str]) -> None:
-    """nvcc with its own tools on the path."""
-    env = {**os.environ, "PATH": f"{tool.parent}:{tool.parent.parent}/nvvm/bin:{os.environ.get('PATH', '')}"}
-    subprocess.run([str(tool), f"-I{CSRC}", *words], check=True, env=env)
-
-
-def release(tool: Path) -> str:
-    """The compiler's release, as in "13.0"."""
-    found = re.search(r"release ([\d.]+)", output(tool, "--version"))
-    return found[1] if found else "unknown"
-
-
-def known(tool: Path) -> list[str]:
-    """Those of the architectures that this nvcc compiles for."""
-    codes = output(tool, "--list-gpu-code").split()
-    return [a for a in ARCHITECTURES if a in codes]
-
-
-def fatbin(tool: Path, archs: list[str]) -> bytes:
+def fatbin(nvcc: _nvcc.Nvcc, archs: list[int]) -> bytes:
     """The machine code for some architectures and PTX for the last of them, compressed."""
-    last = archs[-1].removeprefix("sm_")
-    codes = [f"-gencode=arch=compute_{a.removeprefix('sm_')},code={a}" for a in archs]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "kernels.fatbin")
-        smaller = ["--compress-mode=size"] if "--compress-mode" in output(tool, "--help") else []
-        words = [*smaller, *codes, f"-gencode=arch=compute_{last},code=compute_{last}", "-fatbin", "--threads=0"]
-        run_nvcc(tool, [*words, *EXACT, str(CSRC / KERNELS), "-o", str(out)])
-        return out.read_bytes()
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    smaller = ["--compress-mode=size"] if "--compress-mode" in nvcc.run(["--help"]) else []
+    return nvcc.build(sources(), ["-fatbin", "--threads=0", *smaller, *codes])
 
 
 def array(name: str, data: bytes) -> str:
-    """Bytes as C has them."""
-    lines = [", ".join(map(str, data[i : i + 40])) for i in range(0, len(data), 40)]
-    body = ",\n    ".join(lines) or "0"
-    return f"_Alignas(16) const unsigned char {name}[] = {{\n    {body}}};\nconst size_t {name}_bytes = {len(data)};\n"
+    """Bytes as C has them: one string, which a compiler reads many times faster than a list of numbers."""
+    lines = [data[i : i + 40] for i in range(0, len(data), 40)]
+    body = "\n    ".join('"' + "".join(f"\\{byte:03o}" for byte in line) + '"' for line in lines) or '""'
+    return f"_Alignas(16) const unsigned char {name}[] =\n    {body};\nconst size_t {name}_bytes = {len(data)};\n"
 
 
-def header(tool: Path | None, out: Path) -> None:
-    """Writes what embedded.c includes, if it is not there already."""
+def header(nvcc: _nvcc.Nvcc | None, out: Path) -> None:
+    """Writes what embedded.c includes, if it is not there already. OSError if nvcc refuses the kernels."""
     source = json.dumps(sources()).encode()
-    archs = known(tool) if tool else []
-    made = f"{', '.join(archs)} and PTX for compute_{archs[-1][3:]}, by nvcc {release(tool)}" if tool and archs else ""
-    first = f"/* Made by build.py from {hashlib.sha256(source).hexdigest()} for {made or 'NVRTC'}. */\n"
+    archs = [a for a in ARCHITECTURES if nvcc and a in nvcc.archs]
+    made = ""
+    if nvcc:
+        if not archs:
+            raise OSError(f"it compiles for none of {', '.join(f'sm_{a}' for a in ARCHITECTURES)}")
+        release = ".".join(map(str, nvcc.version))
+        made = f"{', '.join(f'sm_{a}' for a in archs)} and PTX for compute_{archs[-1]}, by nvcc {release}"
+    first = f"/* Made by build.py from {hashlib.sha256(source).hexdigest()} for {made or 'the first use'}. */\n"
     if out.exists() and out.read_text().startswith(first):
         return
-    code = fatbin(tool, archs) if tool and archs else b""
+    code = fatbin(nvcc, archs) if nvcc else b""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(
         first
@@ -111,17 +75,18 @@ def header(tool: Path | None, out: Path) -> None:
 
 def main() -> int:
     *words, out = sys.argv[1:]
-    wanted = "--nvcc" in words
-    tool = nvcc() if wanted else None
-    try:
-        header(tool, Path(out))
-    except subprocess.CalledProcessError as e:
-        print(f"{tool} failed: {e}")
+    if "--nvcc" not in words:
         header(None, Path(out))
-        return 1
-    if wanted and not tool:
-        print("no nvcc: NVRTC compiles the kernels when a device is first used")
+        return 0
+    path = _nvcc.find()
+    if not path:
+        print(f"no nvcc in any of {', '.join(map(str, _nvcc.places()))}")
         return 2
+    try:
+        header(_nvcc.Nvcc(path), Path(out))
+    except OSError as e:
+        print(f"{path} failed: {e}")
+        return 1
     return 0
 
 

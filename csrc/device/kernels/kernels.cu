@@ -10,8 +10,8 @@
  * one that does many such sums. Anything else goes through fan_any: a number of any dtype is converted to one of four
  * wide forms that hold it exactly, as in array/convert.c, and each dtype converts from them with one rounding.
  *
- * nvcc compiles it at build, or NVRTC when a device is first used (fanin._kernels). NVRTC has no C library: a name of
- * it that is used here for the first time is added to HEADERS there. */
+ * NVRTC or nvcc compiles it when a device is first used (fanin._kernels), or nvcc at build. NVRTC has no C library: a
+ * name of it that is used here for the first time is added to HEADERS there. */
 #include "array/dtype.h"
 #include "array/lowp.h"
 #include "array/device_stats.h"
