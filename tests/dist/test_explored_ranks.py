@@ -188,7 +188,7 @@ def anew(machine: Machine) -> Any:
 
     def rank(group: Group) -> Any:
         dist.add_n([np.ones(2)], group)
-        second = Group(group._engine) if group.rank == 1 else group
+        second = Group(group._engine, timeout=None) if group.rank == 1 else group
         try:
             return dist.add_n([np.ones(2)], second)
         except fanin.PeerError as e:
@@ -410,7 +410,7 @@ def disagree(machine: Machine) -> Any:
     """Rank 1 was told of other nodes than the others."""
 
     def rank(group: Group) -> Any:
-        mine = Group(group._engine, nodes=[0, 1, 0, 1] if group.rank == 1 else 2)
+        mine = Group(group._engine, nodes=[0, 1, 0, 1] if group.rank == 1 else 2, timeout=None)
         try:
             return dist.add_n([np.ones(1024)], mine, "exact").tolist()
         except fanin.PeerError as e:

@@ -15,7 +15,7 @@ from kit.ranks import MICRO, alone, train
 def on_ranks(
     n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int, nodes: Any = 1
 ) -> list[bytes]:
-    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), nodes=nodes, timeout=60)
+    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), nodes=nodes, timeout=None)
 
 
 @pytest.mark.parametrize("order", ["exact", "key"])

@@ -130,7 +130,7 @@ def scenario(machine: Machine, n: int, buckets: int, without: str, order: Any, t
     world = World(n)
 
     def rank(r: int) -> Any:
-        group = Group(QueuedEngine(world, r, machine, without))
+        group = Group(QueuedEngine(world, r, machine, without), timeout=None)
         try:
             return trained(group, machine, buckets, order, turns)
         finally:
