@@ -86,7 +86,7 @@ def sanitized() -> str:
 @pytest.fixture(scope="session")
 def c_program() -> Callable[..., Callable[..., subprocess.CompletedProcess[str]]]:
     """c_program("test_x.c", ..., flags=()) builds tests/c/test_x.c with every rung below py/ and gives a
-    function that runs it: `run(*args, timeout=, check=True)` -> CompletedProcess."""
+    function that runs it: `run(*args, check=True)` -> CompletedProcess."""
     if not compiler():
         pytest.skip("no C compiler: set CC")
 
