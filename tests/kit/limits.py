@@ -41,7 +41,7 @@ COUNTED = ("EventCount", "Counts")
 LIMITED = ("dist.threads", "Group")
 
 #: Keywords that are a number of seconds.
-KEYWORDS = ("timeout", "timeout_s", "deadline", "limit_s")
+KEYWORDS = ("timeout", "timeout_s", "deadline", "limit_s", "stuck_after")
 
 #: What a string shows that is Python with a limit inside and does not parse.
 INSIDE = re.compile(r"\balarm\(|\bsleep\(|\btimeout=(?!None\b)[\w.]+|\.(?:wait|join)\(\d|\bRLIMIT_CPU\b")

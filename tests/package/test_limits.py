@@ -5,10 +5,14 @@ The checker is tests/kit/limits.py; each kind of limit is planted here.
 
 from __future__ import annotations
 
+import inspect
+import math
 from pathlib import Path
 
 import pytest
 
+import fanin
+import fanin.sim
 from kit.limits import in_c, in_python, of_tree
 from kit.support import ROOT
 
@@ -33,6 +37,18 @@ ALLOWED = {
     (
         "tests/dist/test_sums.py",
         "test_a_rank_that_is_late_is_named_after_the_time_limit_and_closes_the_group.rank",
+    ): "waits for the limit's error, however late it comes",
+    (
+        "tests/dist/test_sums.py",
+        "test_a_call_without_a_limit_waits_without_one_and_the_others_as_long_as_the_group",
+    ): "notes the limits, and waits without one",
+    (
+        "tests/dist/test_explored_ranks.py",
+        "test_ranks_that_disagree_on_nodes_have_an_error_in_every_order",
+    ): "a planted fault, whose ranks wait for one another: the limit is the verdict",
+    (
+        "tests/sim/test_explore_law.py",
+        "test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks",
     ): "waits for the limit's error, however late it comes",
     ("tests/dist/test_mpi.py", ""): "waits for the limit's error, however late it comes",
     ("tests/dist/test_gloo.py", "waits"): "waits for the limit's error, however late it comes",
@@ -73,6 +89,12 @@ def test_no_test_has_a_limit_in_seconds() -> None:
             wrong.append(f"{file}:{limit.line}: {limit.where}: {limit.text}")
     assert not wrong, "\n".join(["a busy machine reaches these:", *wrong])
     assert set(ALLOWED) == used, f"nothing is there that is allowed: {sorted(set(ALLOWED) - used)}"
+
+
+def test_a_search_for_orders_has_no_limit_in_seconds_here() -> None:
+    """By default `explore` ends where a thread takes a minute for a step; tests/conftest.py changes the default."""
+    for function in (fanin.sim.explore, fanin.sim.replay):
+        assert inspect.signature(function).parameters["stuck_after"].default == math.inf
 
 
 #: A line with a limit, and the same without.
