@@ -116,8 +116,8 @@ static atomic_bool forking, helped, served;
 static void fork_begins(void)
 {
     atomic_store(&forking, true);
-    for (int i = 0; i < 200 && !atomic_load(&helped); i++)
-        usleep(10000); /* bounded: the thread may need what this fork holds */
+    for (int i = 0; i < 1000000 && !atomic_load(&helped); i++)
+        sched_yield(); /* bounded: the thread may need what this fork holds */
 }
 
 static void fork_is_over(void) {}

@@ -72,7 +72,6 @@ ALLOWED = {
     ): "lets another thread run to its end or to a lock that this one has; which of them is not judged",
     ("tests/c/test_order.c", ""): "prints how long a step takes",
     ("tests/c/test_sim.c", ""): "prints how long a step takes",
-    ("tests/c/test_workers.c", ""): "lets another thread run to its end or to a lock that this one has",
 }
 
 
