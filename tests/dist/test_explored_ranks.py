@@ -139,9 +139,10 @@ TWO_LEVELS = {"nodes": 2, "order": "exact"}
     ("n", "options"),
     [(3, {}), (3, {"fails": 2, "inputs": 1}), (4, TWO_LEVELS), (4, {**TWO_LEVELS, "fails": 2, "inputs": 1})],
 )
-def test_some_orders_of_more_ranks_have_one_outcome(n: int, options: dict[str, Any]) -> None:
-    report = explore(partial(scenario, n=n, buckets=1, **options), limit=20, samples=20)
-    assert not report.failed and report.runs >= 20, str(report)
+@pytest.mark.parametrize("size", [6, pytest.param(100, marks=pytest.mark.full)])
+def test_some_orders_of_more_ranks_have_one_outcome(n: int, options: dict[str, Any], size: int) -> None:
+    report = explore(partial(scenario, n=n, buckets=1, **options), limit=size, samples=size)
+    assert not report.failed and report.runs >= size, str(report)
 
 
 @pytest.mark.slow
@@ -243,6 +244,7 @@ def test_a_failed_rank_that_is_not_heard_is_found(monkeypatch: pytest.MonkeyPatc
     assert explored(2, 2, fails=1).failed
 
 
+@pytest.mark.full
 def test_a_rank_alone_that_sums_a_bucket_before_its_gradients_have_come_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,7 +282,7 @@ def wider(machine: Machine, n: int) -> Any:
     return outcome
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_every_order_of_sums_that_are_wider_than_their_terms_has_one_outcome(n: int) -> None:
     report = explore(partial(wider, n=n), limit=4000)
     assert report.ok and report.runs >= 3, report
@@ -288,10 +290,11 @@ def test_every_order_of_sums_that_are_wider_than_their_terms_has_one_outcome(n: 
 
 def test_sums_of_ranks_that_travel_in_the_dtype_of_their_terms_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "accumulation", lambda dtype: dtype)
-    report = explore(partial(wider, n=2), limit=20)
+    report = explore(partial(wider, n=2), limit=5, samples=5)
     assert report.errors == report.runs > 0, report
 
 
+@pytest.mark.full
 def test_an_error_that_is_read_before_the_pass_has_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets are closed before the end of the pass is noted: the sender may take a failed pass for a good one."""
 
@@ -454,6 +457,7 @@ def counting(machine: Machine) -> Any:
     return [t.result for t in threads]
 
 
+@pytest.mark.full
 def test_the_search_has_the_outcomes_of_all_orders_of_counts() -> None:
     less, every = explore(counting), explore(counting, reduce=False, limit=100_000)
     assert less.complete and every.complete and less.runs < every.runs
