@@ -31,7 +31,7 @@ def figure(text: str, row: str) -> float:
 
 
 def test_it_learns_and_shows_what_it_did(tmp_path: Path) -> None:
-    done = run_python(["-W", "error", "-m", "fanin", "demo", "--checks", "4", "--out", str(tmp_path)], timeout=300)
+    done = run_python(["-W", "error", "-m", "fanin", "demo", "--checks", "4", "--out", str(tmp_path)])
     text = done.stdout
     assert figure(text, r"test accuracy \(held-out digits\)") >= 95
     assert figure(text, "largest relative deviation") < 1e-4
