@@ -130,7 +130,7 @@ def program(folder: Path, broken: str, text: str) -> Path:
     """tests/c/test_overlap.c with everything below py/; the file `broken` with another text."""
     flags = tuple(support.c_flags())
     rungs = [p for rung in support.RUNGS for p in sorted((CSRC / rung).glob("**/*.c"))]
-    objects = [support._object(p, flags) for p in (TEST_C / "test_overlap.c", *rungs) if p != CSRC / f"{broken}.c"]
+    objects = [support.object_of(p, flags) for p in (TEST_C / "test_overlap.c", *rungs) if p != CSRC / f"{broken}.c"]
     (folder / "broken.c").write_text(text)
     quietly([*compiler(), *flags, "-O1", "-w", "-c", str(folder / "broken.c"), "-o", str(folder / "broken.o")])
     quietly([*compiler(), *flags, *map(str, objects), str(folder / "broken.o"), "-lm", "-o", str(folder / "program")])
