@@ -1,7 +1,7 @@
 """Every rule of the overlap core and of layouts is one that tests/c/test_overlap.c would miss: each is broken once, and
 the program must say so.
 
-Each costs a compiler's run: every fifth is part of the ordinary run, the others of the longer one.
+Each costs a compiler's run: some are part of the ordinary run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit import support
+from kit.sample import every
 from kit.support import CSRC, TEST_C, compiler, emptied
 
 pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
@@ -159,9 +160,7 @@ def test_unbroken_it_passes(file: str, tmp_path: Path) -> None:
 EVERY = [(file, rule) for file, rules in MUTANTS.items() for rule in rules]
 
 
-@pytest.mark.parametrize(
-    ("file", "rule"), [pytest.param(*m, marks=[pytest.mark.slow] if i % 5 else []) for i, m in enumerate(EVERY)]
-)
+@pytest.mark.parametrize(("file", "rule"), every(10, EVERY))
 def test_a_broken_rule_is_seen(file: str, rule: str, tmp_path: Path) -> None:
     text, (is_, broken) = (CSRC / f"{file}.c").read_text(), MUTANTS[file][rule]
     assert text.count(is_) == 1, f"{file}.c: {text.count(is_)} times: {is_!r}"
