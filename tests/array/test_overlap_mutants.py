@@ -128,9 +128,9 @@ def quietly(command: list[str]) -> None:
 
 
 def program(folder: Path, broken: str, text: str) -> Path:
-    """tests/c/test_overlap.c with everything below py/; the file `broken` with another text."""
+    """tests/c/test_overlap.c with the rungs that it uses; the file `broken` with another text."""
     flags = tuple(support.c_flags())
-    rungs = [p for rung in support.RUNGS for p in sorted((CSRC / rung).glob("**/*.c"))]
+    rungs = [p for rung in ("base", "array") for p in sorted((CSRC / rung).glob("**/*.c"))]
     objects = [support.object_of(p, flags) for p in (TEST_C / "test_overlap.c", *rungs) if p != CSRC / f"{broken}.c"]
     (folder / "broken.c").write_text(text)
     quietly([*compiler(), *flags, "-O1", "-w", "-c", str(folder / "broken.c"), "-o", str(folder / "broken.o")])
@@ -139,11 +139,8 @@ def program(folder: Path, broken: str, text: str) -> Path:
 
 
 def passes(path: Path, noun: str) -> bool:
-    """Whether the checks of a noun are content. A program that loops, as some broken rules do, is not."""
-    try:
-        done = subprocess.run([str(path), "1", noun], capture_output=True, text=True, env=emptied(), timeout=120)
-    except subprocess.TimeoutExpired:
-        return False
+    """Whether the checks of a noun are content. No broken rule makes the program loop: there is no limit of time."""
+    done = subprocess.run([str(path), "1", noun], capture_output=True, text=True, env=emptied())
     return done.returncode == 0 and "ok " in done.stdout
 
 
