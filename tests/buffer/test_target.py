@@ -13,6 +13,7 @@ from kit.at import until_at
 import fanin
 from fanin.sim import Machine
 from kit import hooks
+from kit.sample import sizes
 
 pytestmark = pytest.mark.core
 
@@ -380,7 +381,8 @@ def test_on_streams(seed: int, same: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_no_order_of_producers_races(count: int) -> None:
+@pytest.mark.parametrize("how", sizes({"limit": 40, "samples": 40}, {"limit": 300, "samples": 200}))
+def test_no_order_of_producers_races(count: int, how: dict[str, int]) -> None:
     def scenario(m: Machine) -> Any:
         c = m.stream()
         buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32", device="sim:0")], stream=c)
@@ -397,7 +399,7 @@ def test_no_order_of_producers_races(count: int) -> None:
         m.synchronize()
         return sum_.numpy().tolist()
 
-    report = fanin.sim.explore(scenario, limit=300)
+    report = fanin.sim.explore(scenario, **how)
     assert report.error is None, report
 
 

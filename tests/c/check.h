@@ -2,7 +2,8 @@
  *
  * A check that fails prints its file and line and the program goes on; `return check_done();` prints the last line,
  * "ok N checks", and gives the exit status. tests/c/test_c.py runs every tests/c/test_*.c and wants to see that line.
- * Checks may be made from several threads.
+ * A program of long loops has two sizes (check_is_full): tests/c/test_c.py runs its sample and, marked `full`, the
+ * whole. Checks may be made from several threads.
  */
 #ifndef FAN_TESTS_CHECK_H
 #define FAN_TESTS_CHECK_H
@@ -56,6 +57,15 @@ __attribute__((unused)) static bool check_at(bool holds, const char *file, int l
         if (!check_at(strstr(check_a, check_b) != NULL, __FILE__, __LINE__, #got " has " #part)) \
             fprintf(stderr, "    got \"%s\", looked for \"%s\"\n", check_a, check_b);            \
     } while (0)
+
+/* check_is_full: returns whether the program's arguments have the word "full"; without it, long loops take a sample. */
+__attribute__((unused)) static bool check_is_full(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "full") == 0)
+            return true;
+    return false;
+}
 
 /* check_done: the last line of main. */
 static int check_done(void)

@@ -6,14 +6,14 @@
  *                                                                 lock, unlock and device calls are steps
  *   proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each other
  *   proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the search without them
- *   proof sample D S [samples=n] [seed=n] fault=..                split locks: random orders against the search
- *   proof kill [shallow|deep] NAME..                              for each planted fault: who finds it
+ *   proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks: random orders against the search
+ *   proof kill [shallow|deep] [soon] [part=i/n] NAME..            for each planted fault: who finds it
  *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
  *   proof sizes                                                   how many configurations there are
  *
  * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep
- * sets. first: a configuration is done with when it has failed once. part: the i-th of n, of the shapes or (check) of
- * the classes.
+ * sets. first: a configuration is done with when it has failed once. soon: a hunt is over when a configuration has
+ * failed. part: the i-th of n, of the shapes or (check) of the classes.
  * Each line of results is words and name=number pairs; the last line is "ok N checks".
  */
 #define _GNU_SOURCE
@@ -21,9 +21,7 @@
 
 #include "check.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/time.h>
 #include <sys/times.h>
 #include <ctype.h>
 #include <stdlib.h>
@@ -164,20 +162,21 @@ bool search_whole(const search *how, tally *out)
     fault_plant(&how->fault, &w);
     config_plain(&c, how->K, how->D, how->S);
     bool sound = true;
-    bool stuck = false; /* waits for nobody take their time: one is enough */
-    for (uint64_t i = 0; i < raw && sound && !stuck; i++) {
+    bool over = false;
+    for (uint64_t i = 0; i < raw && sound && !over; i++) {
         bool any = false;
         if (!how->by_class && !config_part(i, how->from, how->step))
             continue;
         config_shape(&c, i);
-        for (unsigned n = 0; config_options(&c, how->options, n) && sound && !stuck; n++) {
+        for (unsigned n = 0; config_options(&c, how->options, n) && sound && !over; n++) {
             verdict v;
             if ((!how->raw && !config_first(&c)) ||
                 (how->by_class && !config_part(config_least(&c), how->from, how->step)))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
-            stuck = v == STUCK;
+            bool stuck = v == STUCK; /* a wait for nobody takes its time: one is enough */
+            over = stuck || (how->soon && v != FINE);
             if (how->seen)
                 how->seen(how->ctx, &c, v);
         }
@@ -483,6 +482,7 @@ static void do_sample(int argc, char **argv)
                             .seed = number(argc, argv, "seed", 1),
                             .seen = see_split,
                             .ctx = &a};
+        part(argc, argv, &how.from, &how.step);
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
         if (!fault_parse(&how.fault, argv[i] + 6))
@@ -538,8 +538,14 @@ static void bury(death *d, const tally *t)
  * needs. */
 typedef enum depth { SHALLOW, USUAL, DEEP } depth;
 
+typedef struct hunting {
+    depth depth;
+    bool soon;           /* one configuration that fails is enough */
+    uint64_t from, step; /* one part of the shapes */
+} hunting;
+
 /* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
-static bool hunt(const fault *f, depth how_deep, death *d)
+static bool hunt(const fault *f, const hunting *hunting, death *d)
 {
     static const struct {
         depth from;
@@ -557,11 +563,20 @@ static bool hunt(const fault *f, depth how_deep, death *d)
     bool sound = true;
     for (size_t i = 0; i < sizeof grounds / sizeof *grounds && sound; i++) {
         int K = grounds[i].K, D = grounds[i].D, S = grounds[i].S;
-        if (grounds[i].from > how_deep || (grounds[i].late && d->failing))
+        bool enough = d->failing && (grounds[i].late || hunting->soon);
+        if (grounds[i].from > hunting->depth || enough)
             continue;
         if (!grounds[i].split) {
-            search how = {
-                .K = K, .D = D, .S = S, .options = grounds[i].options, .reduce = true, .first = true, .fault = *f};
+            search how = {.K = K,
+                          .D = D,
+                          .S = S,
+                          .options = grounds[i].options,
+                          .reduce = true,
+                          .first = true,
+                          .soon = hunting->soon,
+                          .from = hunting->from,
+                          .step = hunting->step,
+                          .fault = *f};
             /* Faults that look at names: a class is not alike. */
             how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER || f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
             snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
@@ -570,7 +585,15 @@ static bool hunt(const fault *f, depth how_deep, death *d)
             continue;
         }
         for (int scene = 0; scene < SPLIT_SCENES && sound && !d->failing; scene++) {
-            split_search how = {.D = D, .S = S, .scenes = 1u << scene, .reduce = true, .first = true, .fault = *f};
+            split_search how = {.D = D,
+                                .S = S,
+                                .scenes = 1u << scene,
+                                .reduce = true,
+                                .first = true,
+                                .soon = hunting->soon,
+                                .from = hunting->from,
+                                .step = hunting->step,
+                                .fault = *f};
             snprintf(d->at, sizeof d->at, "split D=%d S=%d scene=%s", D, S, split_scene_words[scene]);
             sound = search_split(&how, &t);
             bury(d, &t);
@@ -579,22 +602,35 @@ static bool hunt(const fault *f, depth how_deep, death *d)
     return sound;
 }
 
+/* kill_option: whether an argument of `kill` is no name of a fault. */
+static bool kill_option(const char *text)
+{
+    static const char *const words[] = {"shallow", "deep", "soon"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(text, words[i]) == 0)
+            return true;
+    return strncmp(text, "part=", 5) == 0;
+}
+
 static void do_kill(int argc, char **argv)
 {
     uint64_t killed = 0, faults = 0;
-    depth how_deep = USUAL; /* of the faults behind the word */
+    hunting hunting = {.depth = USUAL, .soon = word(argc, argv, "soon")};
     struct tms before, after;
     times(&before);
+    part(argc, argv, &hunting.from, &hunting.step);
+    if (word(argc, argv, "shallow"))
+        hunting.depth = SHALLOW;
+    if (word(argc, argv, "deep"))
+        hunting.depth = DEEP;
     death *d = mmap(NULL, sizeof *d, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (d == MAP_FAILED)
         abort();
     for (int i = 0; i < argc; i++) {
         fault f;
         int how = 0;
-        if (strcmp(argv[i], "shallow") == 0 || strcmp(argv[i], "deep") == 0) {
-            how_deep = argv[i][0] == 's' ? SHALLOW : DEEP;
+        if (kill_option(argv[i]))
             continue;
-        }
         fault_asked(&f, argv[i]);
         memset(d, 0, sizeof *d);
         fflush(stdout);
@@ -603,8 +639,7 @@ static void do_kill(int argc, char **argv)
         if (child == 0) {
             if (!getenv("PROOF_SHOW"))
                 (void)(freopen("/dev/null", "w", stderr) != NULL); /* an assertion's last words */
-            setitimer(ITIMER_PROF, &(struct itimerval){.it_value.tv_sec = 100}, NULL);
-            _exit(hunt(&f, how_deep, d) ? 0 : 3);
+            _exit(hunt(&f, &hunting, d) ? 0 : 3);
         }
         if (child < 0 || waitpid(child, &how, 0) != child)
             abort();
@@ -613,7 +648,7 @@ static void do_kill(int argc, char **argv)
             d->failing++;
             if (!d->where[0])
                 memcpy(d->where, d->at, sizeof d->where);
-            d->by[WTERMSIG(how) == SIGPROF ? STUCK : CRASHED]++;
+            d->by[CRASHED]++;
             snprintf(d->sentence, sizeof d->sentence, "ended by signal %d", WTERMSIG(how));
         } else if (!CHECK(WEXITSTATUS(how) == 0)) {
             fprintf(stderr, "    %s\n", f.name);

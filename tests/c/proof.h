@@ -24,6 +24,7 @@ typedef struct search {
     bool raw;            /* every configuration, not one of each class */
     bool reduce;         /* sleep sets */
     bool first;          /* a configuration is done with when it has failed once */
+    bool soon;           /* so is the search */
     uint64_t from, step; /* one part of the shapes (config_part) */
     bool by_class;       /* .. of the classes: alike for every search that sees all or one of each */
     fault fault;
@@ -47,7 +48,7 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
 typedef struct split_search {
     int D, S;
     unsigned scenes; /* mask of split_scene */
-    bool raw, reduce, first;
+    bool raw, reduce, first, soon;
     bool imports;     /* the first gradient may be imported; else none has kin */
     uint64_t limit;   /* runs for each configuration; 0: all */
     uint64_t samples; /* not a search but so many random orders for each configuration; 0: a search */

@@ -362,15 +362,17 @@ bool search_split(const split_search *how, tally *out)
     fan_sim_set_chooser(s.w.m, &chooser);
     config_plain(&c, 2, how->D, how->S);
     uint64_t raw = config_raw(2, how->D, how->S);
-    bool sound = true, lost = false;
-    for (uint64_t i = 0; i < raw && sound && !lost; i++) {
+    bool sound = true;
+    bool lost = false;
+    bool over = false;
+    for (uint64_t i = 0; i < raw && sound && !over; i++) {
         bool any = false;
         config_shape(&c, i);
         if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) ||
             !config_part(i, how->from, how->step))
             continue;
         for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
-            for (int scene = 0; scene < SPLIT_SCENES && sound && !lost; scene++) {
+            for (int scene = 0; scene < SPLIT_SCENES && sound && !over; scene++) {
                 verdict v;
                 if (!(how->scenes >> scene & 1) || (!how->raw && !config_first(&c)))
                     continue;
@@ -382,6 +384,7 @@ bool search_split(const split_search *how, tally *out)
                 if (how->seen)
                     how->seen(how->ctx, &with, scene, v);
                 lost = v == STUCK;
+                over = lost || (how->soon && v != FINE);
             }
         out->shapes += any;
     }

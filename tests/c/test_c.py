@@ -16,6 +16,17 @@ pytestmark = [pytest.mark.core, pytest.mark.once]
 PROGRAMS = sorted(p.name for p in TEST_C.glob("test_*.c"))
 
 
+def sized(name: str) -> list[Any]:
+    """A program once, or, where it has two sizes, as a sample and, marked `full`, with the word for the whole."""
+    text = (TEST_C / name).read_text()
+    # A program with threads in it is run again under the thread sanitizer.
+    marks = [pytest.mark.threads] if "pthread_create" in text else []
+    once = [pytest.param(name, (), marks=marks, id=name)]
+    if "check_is_full(" not in text:
+        return once
+    return [*once, pytest.param(name, ("full",), marks=[*marks, pytest.mark.full], id=f"{name} full")]
+
+
 def checks_made(output: str) -> int:
     """The N of the last line "ok N checks"; AssertionError where that is not the last line, or N is 0."""
     lines = output.strip().splitlines()
@@ -25,19 +36,11 @@ def checks_made(output: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=_marks)
-        for n in PROGRAMS
-        for _marks in [
-            # A program with threads in it is run again under the thread sanitizer.
-            [pytest.mark.threads] if "pthread_create" in (TEST_C / n).read_text() else []
-        ]
-    ],
-)
-def test_a_c_program_checks_what_it_says(name: str, c_program: Callable[..., Callable[..., object]]) -> None:
-    done = c_program(name)()
+@pytest.mark.parametrize(("name", "words"), [size for name in PROGRAMS for size in sized(name)])
+def test_a_c_program_checks_what_it_says(
+    name: str, words: tuple[str, ...], c_program: Callable[..., Callable[..., object]]
+) -> None:
+    done = c_program(name)(*words)
     print(done.stdout)  # type: ignore[attr-defined]
     checks_made(done.stdout)  # type: ignore[attr-defined]
 

@@ -668,13 +668,7 @@ static void planted_faults_are_found(void)
 int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-#ifdef __SANITIZE_ADDRESS__
-    double share = 0.1;
-#else
-    double share = 1;
-#endif
-    if (argc > 1)
-        share = atof(argv[1]);
+    double share = check_is_full(argc, argv) ? 1 : 0.05;
     CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) &&
           !fan_exact_fits(FAN_DT_BOOL));
     named_cases();

@@ -199,11 +199,11 @@ static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *ru
     return distinct;
 }
 
-static void the_reduction_loses_no_outcome(bool with_tries)
+static void the_reduction_loses_no_outcome(bool with_tries, int programs)
 {
     tries = with_tries;
     uint64_t whole = 0, reduced = 0, gone = 0, outcomes = 0, deadlocks = 0, free_of_them = 0;
-    for (int round = 0; round < 1500; round++) {
+    for (int round = 0; round < programs; round++) {
         int actors = 2 + below(3);
         program p = random_program(actors, actors == 2 ? 6 : actors == 3 ? 4 : 3);
         uint64_t runs, few, abandoned, none;
@@ -221,13 +221,16 @@ static void the_reduction_loses_no_outcome(bool with_tries)
         outcomes += n;
         *(stuck[0] ? &deadlocks : &free_of_them) += 1;
     }
-    printf("1500 programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64 " runs and %" PRIu64
+    printf("%d programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64 " runs and %" PRIu64
            " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
-           whole, outcomes, reduced, gone, deadlocks, free_of_them);
+           programs, whole, outcomes, reduced, gone, deadlocks, free_of_them);
     printf("%" PRIu64 " searches began anew\n", again);
     CHECK(!tries || again > 20);
     tries = false;
-    CHECK(reduced >= outcomes && reduced * 3 < whole && deadlocks > 20 && free_of_them > 20);
+    CHECK(reduced >= outcomes);
+    CHECK(reduced * 3 < whole);
+    CHECK(deadlocks > 20);
+    CHECK(free_of_them > 20);
 }
 
 /* A footprint that says too little makes the reduction lose outcomes: the comparison above would see it. */
@@ -410,11 +413,12 @@ static void memory_that_fails_ends_the_search(void)
     CHECK(failed > 5 && passed > 5);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-    the_reduction_loses_no_outcome(false);
-    the_reduction_loses_no_outcome(true);
+    int programs = check_is_full(argc, argv) ? 1500 : 120;
+    the_reduction_loses_no_outcome(false, programs);
+    the_reduction_loses_no_outcome(true, programs);
     a_footprint_that_lies_is_found();
     independent_actors_need_one_run();
     a_schedule_is_replayed_and_a_limit_kept();

@@ -367,8 +367,13 @@ static void a_planted_fault_is_found(void)
 int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-    random_blocks(argc > 1 ? atoll(argv[1]) : 500, argc > 2 ? atoi(argv[2]) : -1);
-    CHECK(windows_met() || argc > 2); /* a narrow dtype alone has no wide blocks */
+    bool many = argc > 2;
+    int64_t blocks = check_is_full(argc, argv) ? 500 : 60;
+    if (many)
+        random_blocks(atoll(argv[1]), atoi(argv[2]));
+    else
+        random_blocks(blocks, -1);
+    CHECK(windows_met() || many); /* a narrow dtype alone has no wide blocks */
     memory_is_as_promised();
     failures_lose_nothing();
     copies_widen_without_loss();

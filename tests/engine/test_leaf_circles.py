@@ -11,6 +11,7 @@ import pytest
 import fanin
 from fanin.sim import Machine, Report, explore
 from kit import hooks
+from kit.sample import sizes
 
 pytestmark = pytest.mark.core
 
@@ -80,10 +81,16 @@ def two_leaves(m: Machine) -> tuple[float, float, str]:
     return value(a), value(b), "; ".join(sorted(x for x in said if x))
 
 
+#: Orders of a sample, in which each outcome and each planted fault is found, and those of the whole.
+FEW, MANY = {"limit": 40, "samples": 60}, {"limit": 300, "samples": 600}
+ALL = {"limit": 6_000}
+
+
 @pytest.mark.rule("E15", "L5")
-def test_two_leaves_that_wait_for_each_other_are_an_error_and_no_deadlock_in_any_order() -> None:
-    report = explore(two_leaves, limit=6_000)
-    assert ends_well(report) and report.complete, report
+@pytest.mark.parametrize("how", sizes(FEW, ALL))
+def test_two_leaves_that_wait_for_each_other_are_an_error_and_no_deadlock_in_any_order(how: dict[str, int]) -> None:
+    report = explore(two_leaves, **how)
+    assert ends_well(report) and (report.complete or how is FEW), report
     said = "this gradient comes from within the accumulation of {}, for which that of {} waits: " + ENDLESS
     assert set(report.results) == {
         (11.0, 11.0, ""),  # one after the other
@@ -102,8 +109,9 @@ def with_helpers(m: Machine) -> tuple[float, float, str]:
 
 
 @pytest.mark.rule("E12", "E15")
-def test_a_leaf_that_waits_for_itself_by_a_helper_is_an_error_in_orders_drawn_at_random() -> None:
-    report = explore(with_helpers, limit=300, samples=200)
+@pytest.mark.parametrize("how", sizes(FEW, MANY))
+def test_a_leaf_that_waits_for_itself_by_a_helper_is_an_error_in_orders_drawn_at_random(how: dict[str, int]) -> None:
+    report = explore(with_helpers, **how)
     assert ends_well(report), report
     own = ITSELF.removesuffix(", on another worker")
     assert {r[2] for r in report.results} == {f"a: {ITSELF}", f"a: {own}"}
@@ -123,8 +131,9 @@ def with_helpers_and_another(m: Machine) -> tuple[float, float, str]:
 
 
 @pytest.mark.rule("E12", "E15")
-def test_a_circle_through_a_helper_is_an_error_in_orders_drawn_at_random() -> None:
-    report = explore(with_helpers_and_another, limit=300, samples=600)
+@pytest.mark.parametrize("how", sizes(FEW, MANY))
+def test_a_circle_through_a_helper_is_an_error_in_orders_drawn_at_random(how: dict[str, int]) -> None:
+    report = explore(with_helpers_and_another, **how)
     assert ends_well(report), report
     assert {r[:2] for r in report.results} == {(11.0, 11.0), (1.0, 10.0), (10.0, 1.0)}, report
     assert all((ENDLESS in said) == ((a, b) != (11.0, 11.0)) for a, b, said in report.results), report
@@ -135,7 +144,7 @@ def test_a_circle_through_a_helper_is_an_error_in_orders_drawn_at_random() -> No
 @pytest.mark.parametrize("scenario", [two_leaves, with_helpers, with_helpers_and_another])
 def test_a_circle_that_nobody_looks_for_is_found_as_a_deadlock(scenario: Callable[[Machine], Any]) -> None:
     hooks.fault("LEAF_CIRCLE")
-    report = explore(scenario, limit=600, samples=300, stop_at_first=True)
+    report = explore(scenario, **FEW, stop_at_first=True)
     assert report.failed and "deadlock" in str(report), report
 
 
@@ -178,7 +187,8 @@ def test_a_circle_of_four_names_its_leaves_and_ends_one_pass_alone() -> None:
 
 
 @pytest.mark.rule("E12", "E15")
-def test_workers_that_meet_at_a_leaf_wait_for_one_another_in_orders_drawn_at_random() -> None:
+@pytest.mark.parametrize("how", sizes(FEW, MANY))
+def test_workers_that_meet_at_a_leaf_wait_for_one_another_in_orders_drawn_at_random(how: dict[str, int]) -> None:
     """What the caller of a pass has since it began it, it lets go whatever its helpers do."""
 
     def scenario(m: Machine) -> tuple[float, float, float, str]:
@@ -193,5 +203,5 @@ def test_workers_that_meet_at_a_leaf_wait_for_one_another_in_orders_drawn_at_ran
         m.join()
         return value(shared), value(x), value(y), str(thread.result)
 
-    report = explore(scenario, limit=300, samples=300)
+    report = explore(scenario, **how)
     assert not report.failed and report.results == ((2.0, 1.0, 1.0, "None"),), (report, report.error)

@@ -60,7 +60,7 @@ def fake_library() -> Path:
     folders = [CSRC / "base", CSRC / "array", CSRC / "device", CSRC / "device/cpu", CSRC / "device/sim", HERE]
     sources = [path for folder in folders for path in sorted(folder.glob("*.c"))]
     link = ["-shared"] if sys.platform != "darwin" else ["-dynamiclib"]
-    return build_c(sources, "-fPIC", "-fvisibility=hidden", core=False, link=link)
+    return build_c(sources, core=False, link=link)
 
 
 class DriverError(RuntimeError):

@@ -12,6 +12,7 @@ import pytest
 import fanin
 from fanin.sim import Machine
 from kit.proof_program import Line, results, side_by_side
+from kit.sample import sizes
 from kit.support import CSRC, ROOT, compiler
 
 pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
@@ -124,18 +125,21 @@ def test_every_fault_has_a_place_where_it_is_planted() -> None:
     assert planted == listed - footprints and len(footprints) >= 15
 
 
-def test_every_planted_fault_is_killed() -> None:
+@pytest.mark.parametrize("words", sizes(["soon"], []))
+def test_every_planted_fault_is_killed(words: list[str]) -> None:
+    """The sample ends where a fault is found; the whole counts the configurations that fail."""
     faults = [name for name in (*PLAN, *FAULTS, *DRIVER) if name not in SURVIVORS]
-    found = kills(side_by_side([("kill", *faults[i::2]) for i in (0, 1)]))
+    found = kills(side_by_side([("kill", *words, *faults[i::2]) for i in (0, 1)]))
     assert set(found) == set(faults)
     for name, line in found.items():
         assert line["failing"] > 0, f"{name} survives"
         assert line["failing"] <= line["of"] or "verdict=crashed" in line.words
 
 
-def test_what_survives_alone_is_killed_with_its_partner() -> None:
+@pytest.mark.parametrize("part", sizes("part=1/8", "part=0/1"))
+def test_what_survives_alone_is_killed_with_its_partner(part: str) -> None:
     names = list(dict.fromkeys(n for s, p in SURVIVORS.items() for n in (s, p, f"{s}+{p}")))
-    found = kills(side_by_side([("kill", "shallow", *names[i::2]) for i in (0, 1)]))
+    found = kills(side_by_side([("kill", "shallow", part, *names[i::2]) for i in (0, 1)]))
     for survivor, partner in SURVIVORS.items():
         assert found[survivor]["failing"] == 0, f"{survivor} is killed: docs/proof.md says that it survives"
         both, alone = found[f"{survivor}+{partner}"]["failing"], found[partner]["failing"]
@@ -175,6 +179,7 @@ def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:
         taken("S22.mark")
 
 
-def test_the_hunter_finds_nothing_where_nothing_is_planted() -> None:
-    (line,) = kills(results("kill", "shallow", "none")).values()
-    assert line["failing"] == 0 and line["of"] == 8_872
+@pytest.mark.parametrize(("part", "configurations"), sizes(("part=1/8", 1_118), ("part=0/1", 8_872)))
+def test_the_hunter_finds_nothing_where_nothing_is_planted(part: str, configurations: int) -> None:
+    (line,) = kills(results("kill", "shallow", part, "none")).values()
+    assert line["failing"] == 0 and line["of"] == configurations

@@ -63,7 +63,9 @@ def text_of(x: Any) -> str:
         return x.text
     if isinstance(x, bool | int | float | complex | np.generic | np.ndarray) and np.ndim(x) == 0:
         return str(complex(x))  # whatever kind of number it is shown as
-    return f"{x.dtype} {bits(x).hex()}" if isinstance(x, np.ndarray | np.generic) else type(x).__name__
+    if isinstance(x, np.ndarray | np.generic) and x.dtype in DTYPES:
+        return f"{x.dtype} {bits(x).hex()}"
+    return type(x).__name__
 
 
 def joined(old: Any, new: Any) -> Word:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.machinery
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -109,12 +111,15 @@ def compiler() -> list[str]:
 
 
 def c_flags() -> list[str]:
-    """How C tests are built; sanitized when the library under test is."""
-    flags = ["-std=c11", "-O2", "-g", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
-    flags += [f"-I{CSRC}", f"-I{TEST_C}", f"-I{TESTS}", "-pthread"]
+    """How C tests are built; sanitized when the library under test is.
+
+    Programs and shared libraries are built alike, so that all of a run share one object of each file of the core.
+    """
+    flags = ["-std=c11", "-O2", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+    flags += ["-fPIC", "-fvisibility=hidden", f"-I{CSRC}", f"-I{TEST_C}", f"-I{TESTS}", "-pthread"]
     which = sanitizer()
     if which:
-        flags += [f"-fsanitize={which}", "-fno-omit-frame-pointer"]
+        flags += [f"-fsanitize={which}", "-fno-omit-frame-pointer", "-g"]
         if "thread" not in which:
             flags += [f"-fno-sanitize-recover={which}"]
     return flags
@@ -129,14 +134,26 @@ def cache_dir() -> Path:
     return path
 
 
+@contextlib.contextmanager
+def _only_one(out: Path) -> Iterator[None]:
+    """One thread of all processes makes this file; another one waits, and then finds it made."""
+    group = hashlib.sha256(out.name.encode()).hexdigest()[:2]
+    with open(out.with_name(f"lock-{group}"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _compile(command: list[str], out: Path) -> Path:
-    """Runs `command -o out` unless `out` is there; it appears whole or not at all."""
-    if not out.exists():
-        partial = out.with_name(f"{out.name}.{os.getpid()}.part")
-        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True, env=emptied())
-        if done.returncode != 0:
-            raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
-        partial.replace(out)
+    """Runs `command -o out` unless `out` is there; it appears whole or not at all, and once for all processes."""
+    if out.exists():
+        return out
+    with _only_one(out):
+        if not out.exists():
+            partial = out.with_name(f"{out.name}.part")
+            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True, env=emptied())
+            if done.returncode != 0:
+                raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
+            partial.replace(out)
     return out
 
 
@@ -154,6 +171,12 @@ def _includes(path: Path) -> list[Path]:
 _includes_of_header = functools.cache(_includes)
 
 
+@functools.cache
+def _header(path: Path) -> bytes:
+    """A header's name and content."""
+    return str(path).encode() + b"\0" + path.read_bytes()
+
+
 def _headers(source: Path) -> bytes:
     """One hash over every header that the source includes, directly or through others."""
     seen: dict[Path, None] = dict.fromkeys(_includes(source))
@@ -165,8 +188,13 @@ def _headers(source: Path) -> bytes:
                 todo.append(path)
     text = hashlib.sha256()
     for path in sorted(seen):
-        text.update(str(path).encode() + b"\0" + path.read_bytes())
+        text.update(_header(path))
     return text.digest()
+
+
+def object_of(source: Path, flags: tuple[str, ...]) -> Path:
+    """The object of a C file, compiled once for all that ask for the same file and flags."""
+    return _object_of_core(source, flags) if CSRC in source.parents else _object(source, flags)
 
 
 def _object(source: Path, flags: tuple[str, ...]) -> Path:
@@ -175,26 +203,35 @@ def _object(source: Path, flags: tuple[str, ...]) -> Path:
     return _compile([*cc, *flags, "-c", str(source)], cache_dir() / f"{source.stem}-{key.hexdigest()[:24]}.o")
 
 
+#: The core's files do not change while tests run; those that tests write do.
+_object_of_core = functools.cache(_object)
+
+
 def build_c(
     sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool = True, link: Sequence[str] = ()
 ) -> Path:
     """Builds a program from C files (names in tests/c, or paths) and, with `core`, all rungs below py/.
 
     Every object is kept under a hash of all that went into it, so that a second run compiles nothing. Flags for the
-    linker (`link`, and "-Wl,..") make no other objects.
+    linker (`link`, and "-Wl,..") make no other objects, and the core's files have no use for other folders' headers.
     """
     paths = [TEST_C / s if not os.path.isabs(s) else Path(s) for s in sources]
     if core:
         paths += sorted(p for rung in RUNGS for p in (CSRC / rung).glob("**/*.c"))
     every = (*c_flags(), *flags)
     compiling = tuple(f for f in every if not f.startswith("-Wl,"))
+    of_core = tuple(f for f in compiling if not f.startswith("-isystem"))
+
+    def made(path: Path) -> Path:
+        return object_of(path, of_core if CSRC in path.parents else compiling)
+
     if len(paths) > 1:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(lambda p: _object(p, compiling), paths))
+            objects = list(pool.map(made, paths))
     else:
-        objects = [_object(p, compiling) for p in paths]
+        objects = [made(p) for p in paths]
     key = hashlib.sha256("\0".join([*every, *link, *map(str, objects)]).encode()).hexdigest()[:24]
     command = [*compiler(), *every, *map(str, objects), *link, "-lm"]
     return _compile(command, cache_dir() / f"{paths[0].stem}-{key}")
@@ -207,7 +244,7 @@ def extension(name: str, sources: Sequence[Path], *flags: str) -> ModuleType:
 
         pytest.skip("no C compiler: set CC")
     link = ["-shared"] if sys.platform != "darwin" else ["-bundle", "-undefined", "dynamic_lookup"]
-    path = build_c(sources, "-fPIC", *flags, f"-isystem{sysconfig.get_path('include')}", core=False, link=link)
+    path = build_c(sources, *flags, f"-isystem{sysconfig.get_path('include')}", core=False, link=link)
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec

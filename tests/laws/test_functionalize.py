@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fanin.analysis import BehaviourChangedError, Pure, functionalize
+from kit.sample import sizes
 from laws import programs
 from laws.programs import Stop
 
@@ -228,12 +229,13 @@ def check_classes(seen: Counter[str]) -> None:
     )
 
 
-def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
+@pytest.mark.parametrize("count", sizes(1_000, 10_000))
+def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself(count: int) -> None:
     seed = random.randrange(2**32) if SEED == "random" else SEED
-    check_classes(run(10_000, seed))
+    check_classes(run(count, seed))
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(6_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", sizes(400, 6_000))
 def test_a_pure_function_of_dense_copies_does_what_the_function_does(count: int) -> None:
     pure_of_copies(count, f"{SEED}, copies")
 

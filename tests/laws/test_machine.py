@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 
 import fanin
 from kit.recipes import KINDS, SCALARS, SHAPES, Given, joined, recipe
+from kit.sample import sizes
 from kit.values import DTYPES, LOW, show
 from reference import buffer as reference
 from reference import numbers as reference_numbers
@@ -367,10 +368,11 @@ def happened(seen: Counter[str]) -> None:
 
 @pytest.mark.core
 @pytest.mark.rule("A1", "A2", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A13", "A14", "A15", "A16")
-def test_the_core_does_what_the_description_says() -> None:
+@pytest.mark.parametrize("by", sizes("draws", "hypothesis"))
+def test_the_core_does_what_the_description_says(by: str) -> None:
     seed = random.SystemRandom().randrange(2**32) if SEED == "random" else int(SEED)
     print(f"FANIN_SEED={seed}")
-    seen = run(fanin.InputBuffer, seed, QUICK)
+    seen = drive(fanin.InputBuffer, seed, examples=200) if by == "draws" else run(fanin.InputBuffer, seed, QUICK)
     happened(seen)
     print(dict(sorted(seen.items())))
 
@@ -599,6 +601,7 @@ def test_a_planted_fault_is_found(fault: Callable[[Any], None]) -> None:
         drive(candidate, seed=2, examples=1500)
 
 
+@pytest.mark.full
 def test_the_description_does_what_it_says() -> None:
     """Against itself nothing differs, and everything that should happen does."""
     happened(drive(copy_of_reference(lambda m: None), seed=1, examples=200))

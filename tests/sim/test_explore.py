@@ -15,6 +15,7 @@ import fanin
 from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
 from fanin.sim.search import bits_of
 from kit import scenes
+from kit.sample import sizes
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -157,7 +158,6 @@ def test_the_reduction_leaves_orders_out() -> None:
             s = m.stream()
             x = m.empty(1)
             m.launch(s, lambda v: v.fill(1), writes=[x])
-            m.launch(s, lambda v: v.fill(1), writes=[x])
 
         for _ in range(2):
             m.spawn(actor)
@@ -168,9 +168,10 @@ def test_the_reduction_leaves_orders_out() -> None:
     assert reduced.runs < whole.runs / 4
 
 
-def test_reduced_and_whole_agree_on_sums() -> None:
+@pytest.mark.parametrize("limit", sizes(300, 3000))
+def test_reduced_and_whole_agree_on_sums(limit: int) -> None:
     run = functools.partial(keyed_sum, keyed=False)
-    reduced, whole = explore(run, limit=3000), explore(run, limit=3000, reduce=False, samples=0)
+    reduced, whole = explore(run, limit=limit), explore(run, limit=limit, reduce=False, samples=0)
     assert {r.tobytes() for r in reduced.results} >= {r.tobytes() for r in whole.results}
     assert verdict(reduced)[:3] == (False, False, False)
 

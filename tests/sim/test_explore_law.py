@@ -19,6 +19,7 @@ from fanin import _core
 from fanin.sim import DeadlockError, Machine, StuckError, explore
 from kit import hooks
 from kit.explored import differs, draw, searched
+from kit.sample import sizes
 from kit.scenes import SCENES, pair
 from kit.support import CSRC
 
@@ -43,9 +44,13 @@ def check_law(seeds: range, kinds: tuple[str, ...], limit: int) -> dict[str, int
     return seen
 
 
-def test_the_reduction_loses_no_outcome_of_random_scenarios() -> None:
-    """A small sample; the slow run takes hundreds."""
-    seen = check_law(range(21), ALL, 40)
+#: A small sample; the slow run takes hundreds.
+SEEDS = range(16)
+
+
+@pytest.mark.parametrize("seeds", sizes(SEEDS, range(21)))
+def test_the_reduction_loses_no_outcome_of_random_scenarios(seeds: range) -> None:
+    seen = check_law(seeds, ALL, 40)
     assert seen["ended"] >= 14 and seen["several"] >= 5 and seen["one"] >= 5 and seen["whole"] >= 2, seen
 
 
@@ -60,8 +65,9 @@ FOUND = [(14, ("small",)), *((seed, ("sim",)) for seed in (1019, 1027, 1033, 104
 
 
 @pytest.mark.parametrize(("seed", "kinds"), FOUND, ids=lambda x: str(x) if isinstance(x, int) else "")
-def test_what_the_law_once_found_is_not_found_again(seed: int, kinds: tuple[str, ...]) -> None:
-    seen = check_law(range(seed, seed + 1), kinds, 400)
+@pytest.mark.parametrize("limit", sizes(40, 400))
+def test_what_the_law_once_found_is_not_found_again(seed: int, kinds: tuple[str, ...], limit: int) -> None:
+    seen = check_law(range(seed, seed + 1), kinds, limit)
     assert seen["several"] == 1, "there are several outcomes to lose"
 
 
@@ -96,7 +102,7 @@ def planted(name: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["no turns", "OF_MUTEX"])
 def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> None:
     with planted(name), pytest.raises(AssertionError, match="missed"):
-        check_law(range(60), ("small",), 40)
+        check_law(SEEDS, ALL, 40)
 
 
 # Passes that tell how far they are, and those of several workers
@@ -135,7 +141,10 @@ def beside_a_pass(what: str, workers: int, tells: bool) -> Callable[[Machine], s
     return run
 
 
-PASSES = [*((what, 1, tells) for what in BESIDE for tells in (True, False)), ("asks", 2, False)]
+PASSES = [
+    *((what, 1, tells) for what in BESIDE for tells in (True, False)),
+    pytest.param("asks", 2, False, marks=pytest.mark.full),
+]
 
 
 @pytest.mark.parametrize(("what", "workers", "tells"), PASSES, ids=lambda x: str(x))

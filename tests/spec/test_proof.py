@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from kit.proof_program import Line, added, proof, results, side_by_side
+from kit.sample import sizes
 from kit.support import compiler
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
@@ -54,6 +55,15 @@ def faults(names: list[str]) -> list[str]:
     return [f"fault={name}" for name in names]
 
 
+def parts(n: int) -> list[str]:
+    """All n parts of a search, which run side by side."""
+    return [f"part={i}/{n}" for i in range(n)]
+
+
+#: The sample of each search: its first part of so many. The planted faults of samples, below, are found in these.
+THREE, OTHER, TWO_SPLIT, SPLIT = "part=0/64", "part=0/64", "part=0/24", "part=0/4"
+
+
 def clean(lines: list[Line]) -> None:
     assert lines
     for line in lines:
@@ -92,19 +102,26 @@ def test_two_producers_never_race_in_any_configuration() -> None:
 
 
 @pytest.mark.rule("S13", "S18", "S21", "S22")
-def test_two_producers_never_race_with_other_options() -> None:
-    (line,) = results("whole", "2", "2", "2", "most", "part=0/8")
+@pytest.mark.parametrize(("part", "configurations"), sizes((OTHER, 582), ("part=0/8", 4_470)))
+def test_two_producers_never_race_with_other_options(part: str, configurations: int) -> None:
+    (line,) = results("whole", "2", "2", "2", "most", part)
     clean([line])
-    assert line["configurations"] == 4_470
+    assert line["configurations"] == configurations
 
 
 @pytest.mark.rule("S12", "S15", "S17")
-def test_three_producers_never_race_in_any_configuration() -> None:
-    lines = side_by_side([("whole", "3", "2", "2", "few", f"part={i}/4") for i in range(4)])
+@pytest.mark.parametrize(
+    ("parts", "shapes", "configurations", "traces"),
+    sizes(([THREE], 124, 380, 48_365), (parts(4), 7_888, 2 * (7_888 + 4_392), 2_924_732)),  # as above
+)
+def test_three_producers_never_race_in_any_configuration(
+    parts: list[str], shapes: int, configurations: int, traces: int
+) -> None:
+    lines = side_by_side([("whole", "3", "2", "2", "few", part) for part in parts])
     clean(lines)
-    assert added(lines, "shapes") == 7_888
-    assert added(lines, "configurations") == 2 * (7_888 + 4_392)  # as above
-    assert added(lines, "traces") == 2_924_732
+    assert added(lines, "shapes") == shapes
+    assert added(lines, "configurations") == configurations
+    assert added(lines, "traces") == traces
 
 
 # Lock, unlock and device calls are steps
@@ -118,19 +135,21 @@ def test_split_locks_on_one_stream_lose_nothing_and_never_hang() -> None:
     assert len(lines) == 6
 
 
-def test_two_split_adds_never_race_in_any_configuration() -> None:
-    lines = side_by_side([("split", "2", "2", "scene=adds", f"part={i}/2") for i in (0, 1)])
+@pytest.mark.parametrize(("parts", "shapes", "traces"), sizes(([TWO_SPLIT], 3, 1_000), (parts(2), 76, 10_000)))
+def test_two_split_adds_never_race_in_any_configuration(parts: list[str], shapes: int, traces: int) -> None:
+    lines = side_by_side([("split", "2", "2", "scene=adds", part) for part in parts])
     clean(lines)
-    assert added(lines, "shapes") == 76
-    assert added(lines, "traces") > 10_000
+    assert added(lines, "shapes") == shapes
+    assert added(lines, "traces") > traces
 
 
-def test_a_split_add_beside_take_ready_snapshot_or_clear_never_races() -> None:
+@pytest.mark.parametrize(("part", "traces"), sizes((SPLIT, 1_000), ("part=0/1", 10_000)))
+def test_a_split_add_beside_take_ready_snapshot_or_clear_never_races(part: str, traces: int) -> None:
     scenes = [f"scene={s}" for s in ("take", "ready", "look", "clear", "takes")]
-    lines = side_by_side([("split", D, S, scene) for scene in scenes for D, S in (("1", "2"), ("2", "1"))])
+    lines = side_by_side([("split", D, S, scene, part) for scene in scenes for D, S in (("1", "2"), ("2", "1"))])
     clean(lines)
     assert len(lines) == 10
-    assert added(lines, "traces") > 10_000
+    assert added(lines, "traces") > traces
 
 
 # The reductions lose nothing
@@ -145,9 +164,10 @@ def same(lines: list[Line], count: int) -> None:
     assert added(ends, "traces") > added(ends, "traces_reduced") > 0
 
 
-def test_reduced_and_full_search_fail_in_the_same_configurations() -> None:
-    one = [("check", "1", D, S, "most", "part=0/3", *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
-    two = [("check", "2", D, S, "few", "part=0/3", *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+@pytest.mark.parametrize(("of_one", "of_two"), sizes(("part=0/8", "part=0/12"), ("part=0/3", "part=0/3")))
+def test_reduced_and_full_search_fail_in_the_same_configurations(of_one: str, of_two: str) -> None:
+    one = [("check", "1", D, S, "most", of_one, *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+    two = [("check", "2", D, S, "few", of_two, *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
     lines = side_by_side([*one, *two])
     same(lines, 4 * len(WHOLE_FAULTS))
     found = {line.words[0] for line in lines if line.kind == "check" and line["failing"] > 0}
@@ -161,34 +181,41 @@ def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
     same(lines, 2 * len(NAME_FAULTS))
 
 
-def test_random_orders_find_nothing_that_the_search_of_split_locks_missed() -> None:
+@pytest.mark.parametrize(
+    ("one", "two", "runs"),
+    sizes((("samples=10", "part=0/2"), ("samples=10", "part=0/8"), 1_000), (("samples=60",), ("samples=10",), 10_000)),
+)
+def test_random_orders_find_nothing_that_the_search_of_split_locks_missed(
+    one: tuple[str, ...], two: tuple[str, ...], runs: int
+) -> None:
     order, locks = ["S12.wait", "S12.mark", "driver:count"], ["none", "fault:READY_TOO_SOON", "fault:TAKE_IGNORES_ADDS"]
-    runs = [
-        ("sample", "1", "1", "samples=60", *faults([*order, *locks])),
-        ("sample", "1", "2", "samples=10", *faults(order)),
+    samples = [
+        ("sample", "1", "1", *one, *faults([*order, *locks])),
+        ("sample", "1", "2", *two, *faults(order)),
     ]
-    ends = [line for line in side_by_side(runs) if line.kind == "sampled"]
+    ends = [line for line in side_by_side(samples) if line.kind == "sampled"]
     assert added(ends, "faults") == 2 * len(order) + len(locks)
     assert added(ends, "missed") == 0
-    assert added(ends, "failing_sampled") > 0 and added(ends, "runs") > 10_000
+    assert added(ends, "failing_sampled") > 0 and added(ends, "runs") > runs
 
 
 # The second oracle
 
 
-def test_what_is_clean_by_order_is_right_by_value() -> None:
-    lines = side_by_side([("values", "2", "2", "2", "samples=2000"), ("values", "3", "2", "2", "samples=1000")])
-    ends = [line for line in lines if line.kind == "judged"]
-    assert added(ends, "clean") > 1_500
+@pytest.mark.parametrize("samples", sizes(500, 1000))
+def test_what_is_clean_by_order_is_right_by_value(samples: int) -> None:
+    runs = [("values", "2", "2", "2", f"samples={2 * samples}"), ("values", "3", "2", "2", f"samples={samples}")]
+    ends = [line for line in side_by_side(runs) if line.kind == "judged"]
+    assert added(ends, "clean") > 1.5 * samples
     assert added(ends, "racy") == added(ends, "clean_wrong") == 0
 
 
-def test_a_fair_share_of_what_races_by_order_is_wrong_by_value() -> None:
-    runs = [("values", K, "2", "2", "samples=120", f"seed={K}", *faults(WHOLE_FAULTS)) for K in ("1", "2")]
-    lines = side_by_side(runs)
-    ends = [line for line in lines if line.kind == "judged"]
-    assert added(ends, "clean") > 1_000 and added(ends, "clean_wrong") == 0
-    assert added(ends, "racy") > 500
+@pytest.mark.parametrize("samples", sizes(30, 120))
+def test_a_fair_share_of_what_races_by_order_is_wrong_by_value(samples: int) -> None:
+    runs = [("values", K, "2", "2", f"samples={samples}", f"seed={K}", *faults(WHOLE_FAULTS)) for K in ("1", "2")]
+    ends = [line for line in side_by_side(runs) if line.kind == "judged"]
+    assert added(ends, "clean") > 8 * samples and added(ends, "clean_wrong") == 0
+    assert added(ends, "racy") > 4 * samples
     assert added(ends, "racy_wrong") > added(ends, "racy") / 2
 
 
@@ -205,6 +232,14 @@ def test_a_fair_share_of_what_races_by_order_is_wrong_by_value() -> None:
         ("written", ("whole", "2", "1", "1", "few", "fault=fault:WRITE_SHARED")),
         ("unsound", ("whole", "1", "1", "2", "few", "fault=driver:elide")),
         ("stuck", ("split", "1", "1", "scene=adds", "first", "fault=fault:SLOT_KEPT")),
+        # .. in each sample
+        ("race", ("whole", "3", "2", "2", "few", THREE, "first", "fault=S12.wait")),
+        ("race", ("whole", "3", "2", "2", "few", THREE, "first", "fault=S15.record")),
+        ("race", ("whole", "2", "2", "2", "most", OTHER, "first", "fault=S21.wait")),
+        ("race", ("split", "2", "2", "scene=adds", TWO_SPLIT, "first", "fault=S12.wait")),
+        ("race", ("split", "2", "2", "scene=adds", TWO_SPLIT, "first", "fault=fault:PARKED_EARLY")),
+        ("miscount", ("split", "1", "2", "scene=take", SPLIT, "first", "fault=fault:TAKE_IGNORES_ADDS")),
+        ("miscount", ("split", "2", "1", "scene=ready", SPLIT, "first", "fault=fault:READY_TOO_SOON")),
     ],
 )
 def test_a_checker_finds_its_planted_fault(verdict: str, args: tuple[str, ...]) -> None:
