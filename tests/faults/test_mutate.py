@@ -9,6 +9,8 @@ import pytest
 from kit import mutate
 from kit.support import ROOT, compiler
 
+pytestmark = pytest.mark.tools
+
 
 def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     made = {x.strip() for x in mutate.variants("    if (a < b && n != 3)  /* a < b */")}

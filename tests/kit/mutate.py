@@ -132,7 +132,7 @@ NEAR = {
     "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
-    "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
+    "buffer/plan": ["spec/test_stream_rules.py", "buffer/test_explain.py"],
     "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
     + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"]
