@@ -7,10 +7,12 @@ import gc
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.selection import left_out
 from kit.support import build_c, compiler, core_file, run_c, run_python, sanitizer
 
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
@@ -43,6 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"--rule {','.join(sorted(wanted))}: no test here is marked with it")
         config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
         items[:] = kept
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which no test would be run is not imported: that takes as long as running it, in each worker."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and left_out(collection_path.read_text(), config.getoption("markexpr")):
+        return True
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
