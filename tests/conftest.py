@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +14,16 @@ from typing import Any
 import pytest
 
 from kit.selection import left_out
-from kit.support import build_c, compiler, core_file, run_c, run_python, sanitizer
+from kit.support import (
+    WITHOUT_SOURCES,
+    build_c,
+    compiler,
+    core_file,
+    run_c,
+    run_python,
+    sanitizer,
+    skip_without_sources,
+)
 
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,6 +62,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if is_test and left_out(collection_path.read_text(), config.getoption("markexpr")):
         return True
+    return None
+
+
+#: How a test file names what is beside tests/.
+NEEDS_SOURCES = re.compile(r"\b(CSRC|ROOT|TEST_C|SIGNATURES)\b|^from benchmarks\b", re.MULTILINE)
+
+
+class WithoutSources(pytest.Module):
+    """A test file that reads or builds the sources, where there are none."""
+
+    def collect(self) -> Iterator[Any]:
+        skip_without_sources()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> WithoutSources | None:
+    if WITHOUT_SOURCES and NEEDS_SOURCES.search(module_path.read_text()):
+        return WithoutSources.from_parent(parent, path=module_path)
     return None
 
 

@@ -210,9 +210,10 @@ def test_ci_runs_the_very_test_command_of_the_readme() -> None:
 
 
 @pytest.mark.tools
-def test_ci_can_be_read_by_bash() -> None:
-    assert CI.stat().st_mode & 0o111, ".ci/run is not executable"
-    done = subprocess.run(["bash", "-n", str(CI)], capture_output=True, text=True)
+@pytest.mark.parametrize("script", [CI, CI.with_name("conditions")], ids=lambda p: p.name)
+def test_a_script_of_ci_can_be_read_by_bash(script: Path) -> None:
+    assert script.stat().st_mode & 0o111, f"{script} is not executable"
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,11 +1,14 @@
-"""Which test files a selection of marks leaves out before they are imported (kit/selection.py)."""
+"""Which test files are left out before they are imported: by a selection of marks, or where the sources are missing."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 from kit.selection import left_out
-from kit.support import TESTS
+from kit.support import ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.tools
 
@@ -41,3 +44,26 @@ def test_the_files_of_partners_and_of_tools_are_left_out_of_the_ordinary_run() -
     files = [path for path in TESTS.glob("*/test_*.py") if left_out(path.read_text(), "not partners and not tools")]
     assert TESTS / "package/test_selection.py" in files
     assert len(files) > 30 and sum(path.parent.name == "partners" for path in files) > 20
+
+
+READS = "from kit.support import CSRC\nTEXT = (CSRC / 'README.md').read_text()\ndef test_reads():\n    pass\n"
+BUILDS = "def test_builds(c_program):\n    c_program('test_keys.c')\n"
+NEITHER = "def test_neither():\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("sources", "outcomes"), [(True, "1 failed, 2 passed"), (False, "1 passed, 2 skipped")], ids=["with", "without"]
+)
+def test_a_copy_of_the_tests_alone_skips_what_needs_the_sources(tmp_path: Path, sources: bool, outcomes: str) -> None:
+    """With a folder csrc/ that has no sources of C the program is not skipped: it does not build."""
+    for name in ("kit", "fake_cuda"):
+        shutil.copytree(TESTS / name, tmp_path / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name, text in {"test_reads": READS, "test_builds": BUILDS, "test_neither": NEITHER}.items():
+        (tmp_path / f"tests/{name}.py").write_text(text)
+    if sources:
+        (tmp_path / "csrc").mkdir()
+        (tmp_path / "csrc/README.md").touch()
+    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, check=False)
+    assert done.stdout.splitlines()[-1].startswith(outcomes), done.stdout
