@@ -5,14 +5,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kit.support import build_c, compiler, core_file, run_c, run_python, sanitizer
+from kit.selection import left_out
+from kit.support import (
+    WITHOUT_SOURCES,
+    build_c,
+    compiler,
+    core_file,
+    run_c,
+    run_python,
+    sanitizer,
+    skip_without_sources,
+)
 
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +56,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"--rule {','.join(sorted(wanted))}: no test here is marked with it")
         config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
         items[:] = kept
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which no test would be run is not imported: that takes as long as running it, in each worker."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and left_out(collection_path.read_text(), config.getoption("markexpr")):
+        return True
+    return None
+
+
+#: How a test file names what is beside tests/.
+NEEDS_SOURCES = re.compile(r"\b(CSRC|ROOT|TEST_C|SIGNATURES)\b|^from benchmarks\b", re.MULTILINE)
+
+
+class WithoutSources(pytest.Module):
+    """A test file that reads or builds the sources, where there are none."""
+
+    def collect(self) -> Iterator[Any]:
+        skip_without_sources()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> WithoutSources | None:
+    if WITHOUT_SOURCES and NEEDS_SOURCES.search(module_path.read_text()):
+        return WithoutSources.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

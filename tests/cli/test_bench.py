@@ -13,6 +13,8 @@ from benchmarks import callgrind, gpu, ranks, timing
 
 from kit.support import ROOT, run_python
 
+pytestmark = pytest.mark.tools
+
 FOLDER = ROOT / "benchmarks"
 
 

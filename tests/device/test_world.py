@@ -14,7 +14,7 @@ from fanin import _core
 from kit import hooks
 from kit.world import world
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.tools
 
 LEFT: list[Any] = []  # what a planted leak leaves
 DESTROYED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda ctx: None)  # alive for as long as the driver may call it

@@ -9,6 +9,8 @@ import pytest
 from kit import mutate
 from kit.support import ROOT, compiler
 
+pytestmark = pytest.mark.tools
+
 
 def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     made = {x.strip() for x in mutate.variants("    if (a < b && n != 3)  /* a < b */")}
@@ -80,16 +82,16 @@ ENDS = {
     "pass": None,
     "assert False": "tests/test_one.py::test_one",
     "os.kill(os.getpid(), signal.SIGSEGV)": "tests/test_one.py::test_one: signal 11",
-    "while True: pass": "tests/test_one.py::test_one: no end in 1 s of CPU time",
+    "while True: pass": "tests/test_one.py::test_one: no end in 10 times the processor time without a mutant",
     "signal.pause()": "tests/test_one.py::test_one: no end, no thread runs",
     "subprocess.run(['sleep', '60'])": "tests/test_one.py::test_one: no end, no thread runs",
     # A process that waits for another, which runs, does not stand still.
-    "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 2: pass'])": None,
+    "subprocess.run([sys.executable, '-c', 'for _ in range(20_000_000): pass'])": None,
 }
 
 
 def one_test(root: Path, body: str, before: str = "") -> Path:
-    (root / "tests").mkdir()
+    (root / "tests").mkdir(exist_ok=True)
     (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:fanin\n")
     (root / "tests/test_one.py").write_text(
         f"import os, signal, subprocess, sys\n{before}\ndef test_one():\n    {body}\n"
@@ -101,29 +103,51 @@ def one_test(root: Path, body: str, before: str = "") -> Path:
 def test_a_mutant_dies_of_a_failed_test_a_signal_or_tests_that_do_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(mutate, "STILL", 1)
-    cpu = 1 if body.startswith("while") else 50
-    assert mutate.killer(one_test(tmp_path, body), [(["tests/test_one.py"], cpu)]) == ENDS[body]
+    """The limit is that of a test that does nothing; the looks are so close that each test has many."""
+    monkeypatch.setattr(mutate, "PAUSE", 0.05)
+    tests = ["tests/test_one.py"]
+    tree = one_test(tmp_path, "pass")
+    limit = mutate.Times.of(tree, tests).limit(tests)
+    one_test(tree, body)
+    assert mutate.killer(tree, [(tests, limit)]) == ENDS[body]
 
 
 def test_a_mutant_dies_where_a_module_is_not_collected(tmp_path: Path) -> None:
     tree = one_test(tmp_path, "pass", "raise OSError")
-    assert mutate.killer(tree, [(["tests/test_one.py"], 50)]) == "tests/test_one.py"
+    assert mutate.killer(tree, [(["tests/test_one.py"], None)]) == "tests/test_one.py"
 
 
 def test_the_limits_follow_from_the_times_without_a_mutant_and_the_fastest_tests_come_first(tmp_path: Path) -> None:
     tree = one_test(tmp_path, "pass", "@__import__('pytest').mark.parametrize('c', ['x', 'y'])\ndef test_c(c): pass\n")
     tests = ["tests/test_one.py::test_c[x]", "tests/test_one.py"]
-    assert set(mutate.measured(tree, tests)) == set(tests)
+    times = mutate.Times.of(tree, tests)
+    assert set(times.tests) == set(tests) and times.start > 0 and all(n >= 0 for n in times.tests.values())
+    assert mutate.Times.of(tree, ["tests"]).tests.keys() == {"tests"}
     m = mutate.drawn(7, 1, among=["engine"])[0]
-    times = {t: float(n) for n, t in enumerate(reversed(mutate.near(m.file)))}
-    fast, slow, rest = mutate.commands_of(m, times, ["tests/laws"], 7)
+    likely = mutate.Times(2, {t: float(n) for n, t in enumerate(reversed(mutate.near(m.file)))})
+    fast, slow, rest = mutate.commands_of(m, likely, mutate.Times(1, {"tests/laws": 7}), ["tests/laws"])
     assert fast[0] + slow[0] == mutate.near(m.file)[::-1]
-    assert fast[1] + slow[1] == 2 * mutate.START + mutate.FACTOR * sum(times.values()) and fast[1] < slow[1]
-    assert rest == (["tests/laws"], mutate.START + mutate.FACTOR * 7)
+    limits = [mutate.FACTOR * (2 + sum(likely.tests[t] for t in part)) for part, _ in (fast, slow)]
+    assert [fast[1], slow[1]] == limits == sorted(limits)
+    assert rest == (["tests/laws"], mutate.FACTOR * 8)
     (tree / "tests/test_one.py").write_text("def test_one(): assert False\n")
     with pytest.raises(SystemExit, match="the tests do not pass without a mutant"):
-        mutate.measured(tree, tests[1:])
+        mutate.Times.of(tree, tests[1:])
+
+
+def test_the_time_of_a_test_is_that_of_its_own_work_and_of_the_processes_that_it_waits_for(tmp_path: Path) -> None:
+    """Compared with each other, in one process: a machine that is busy or slow makes all of them longer."""
+    work = "for _ in range(10_000_000): pass"
+    tests = {
+        "idle": "pass",
+        "works": work,
+        "waits": f"subprocess.run([sys.executable, '-S', '-c', {work!r}], check=True)",
+    }
+    functions = "".join(f"def test_{name}():\n    {body}\n" for name, body in tests.items())
+    tree = one_test(tmp_path, "pass", functions)
+    ids = {name: f"tests/test_one.py::test_{name}" for name in tests}
+    times = mutate.Times.of(tree, [*ids.values(), "tests"]).tests
+    assert times[ids["idle"]] < min(times[ids["works"]], times[ids["waits"]])
 
 
 @pytest.mark.parametrize(
@@ -141,7 +165,7 @@ def test_other_statuses_of_pytest_are_no_verdict(tmp_path: Path, status: int, bo
     (tree / "python").mkdir()
     (tree / "python/broken.py").write_text("def pytest_runtest_protocol(item):\n    raise OSError\n")
     with pytest.raises(RuntimeError, match=f"ended with status {status}, which is no verdict"):
-        mutate.killer(tree, [(["tests/test_one.py", *options], 50)])
+        mutate.killer(tree, [(["tests/test_one.py", *options], None)])
 
 
 def test_a_test_that_fails_without_the_mutant_is_found(tmp_path: Path) -> None:
@@ -167,7 +191,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], fail
     monkeypatch.setattr(mutate, "judge", judge)
     monkeypatch.setattr(mutate, "built", lambda tree: True)
     monkeypatch.setattr(mutate, "copy_of", lambda root, to: to)
-    monkeypatch.setattr(mutate, "measured", lambda tree, tests: {})
+    monkeypatch.setattr(mutate.Times, "of", lambda tree, tests: mutate.Times(0, dict.fromkeys(tests, 0.0)))
     monkeypatch.setattr(mutate, "fail_anyway", lambda tree, killers: failing)
     return seen
 

@@ -277,6 +277,6 @@ def test_cudas_own_checkers_find_nothing(driver: Any, tool: str) -> None:
         "no:cacheprovider",
         "tests/gpu",
         "-m",
-        "gpu and not slow and not outlasts",
+        "gpu and not slow and not full and not outlasts",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -13,9 +13,10 @@ until the first failure: the likely tests first, of these the fastest first. A m
 original cannot be noticed; one that does not compile is no mutant.
 
 A mutant dies where pytest ends with status 1 (a test failed), where a signal ends the test process, or where the tests
-do not end; the verdict names which. Before the first mutant the tests run once without one: all must pass, and their
-times give the limit of "no end": FACTOR times that in CPU time, which a busy machine does not use up, or STILL seconds
-in which no thread runs. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5 no test) says nothing
+do not end; the verdict names which. Before the first mutant the tests run once without one, on the same machine: all
+must pass. The tests of a mutant do not end where they take FACTOR times the processor time that they took then, or
+where STILL looks in a row find no thread that runs or waits for a processor. Neither is a time of day: on a busy
+machine both come later. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5 no test) says nothing
 about the mutant and ends the run with a message. So does a test that killed a mutant and also fails in the tree as it
 is, where all of them run at the end.
 """
@@ -27,6 +28,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import math
 import operator
 import os
 import re
@@ -39,7 +41,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import xml.etree.ElementTree
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ NEAR = {
     "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
-    "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
+    "buffer/plan": ["spec/test_stream_rules.py", "buffer/test_explain.py"],
     "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
     + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"]
@@ -467,17 +468,18 @@ def built(tree: Path) -> bool:
     )
 
 
-#: Pytest's arguments, and the limit of CPU seconds.
-Command = tuple[list[str], float]
-#: The tests of a mutant may take so many times the CPU time that they take without it, beside the time to start.
+#: Pytest's arguments, and the limit of processor seconds; None: no limit.
+Command = tuple[list[str], float | None]
+#: The tests of a mutant may take so many times the processor time that they take without it.
 FACTOR = 10
-START = 30
-#: Where no thread of the tests runs for so many seconds they wait for one another.
+#: Where no thread of the tests runs, or is to run, at so many looks in a row they wait for one another.
 STILL = 30
+#: The seconds between two looks.
+PAUSE = 1.0
 
 
 def busy(session: int) -> tuple[bool, float]:
-    """Whether a thread of a session's processes runs or is to run, and the CPU seconds of all that live."""
+    """Whether a thread of a session's processes runs or is to run, and the processor seconds of all that live."""
     runs, ticks = False, 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -491,17 +493,19 @@ def busy(session: int) -> tuple[bool, float]:
 
 
 def pytest_in(tree: Path, *args: str, cpu: float | None = None) -> tuple[int | None, str]:
-    """Pytest's status and output; None where no thread ran any more. A process that takes more CPU seconds than `cpu`
-    ends by SIGXCPU.
+    """Pytest's status and output; None where no thread ran any more. A process that takes more processor seconds than
+    `cpu` ends by SIGXCPU.
     """
-    env = {**os.environ, "PYTHONPATH": str(tree / "python"), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join([str(tree / "python"), str(Path(__file__).parent)])  # the latter has processor_times
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     env["FANIN_TEST_CACHE"] = str(tree / "built-c")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *args]
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if cpu is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
+            soft = math.ceil(cpu)
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 5))
 
     with (
         tempfile.TemporaryFile("w+") as said,
@@ -509,16 +513,14 @@ def pytest_in(tree: Path, *args: str, cpu: float | None = None) -> tuple[int | N
             command, cwd=tree, env=env, stdout=said, stderr=said, text=True, preexec_fn=limited, start_new_session=True
         ) as process,
     ):
-        ran, used = time.monotonic(), 0.0
-        while (status := process.poll()) is None:
+        still, used = 0, 0.0
+        while (status := process.poll()) is None and still < STILL:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(1, STILL / 4))
+                process.wait(timeout=PAUSE)
                 continue
             runs, now = busy(process.pid)
-            if runs or now > used + STILL / 100:
-                ran, used = time.monotonic(), now
-            elif time.monotonic() - ran > STILL:
-                break
+            still = 0 if runs or now > used else still + 1
+            used = now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         said.seek(0)
@@ -531,7 +533,7 @@ HOW = ["-x", "--continue-on-collection-errors"]
 
 def killer(tree: Path, commands: list[Command]) -> str | None:
     """What noticed the mutant: a test, with ": signal N" or ": no end" behind it where no assertion failed. None: it
-    survives. Each command has its limit of CPU seconds. RuntimeError where a status of pytest's is no answer.
+    survives. Each command has its limit of processor seconds. RuntimeError where a status of pytest's is no answer.
     """
     for command, cpu in commands:
         status, said = pytest_in(tree, *HOW, *command, cpu=cpu)
@@ -543,7 +545,7 @@ def killer(tree: Path, commands: list[Command]) -> str | None:
         if status is None:
             return f"{at}: no end, no thread runs"
         if status == -signal.SIGXCPU:
-            return f"{at}: no end in {cpu:.0f} s of CPU time"
+            return f"{at}: no end in {FACTOR} times the processor time without a mutant"
         if status < 0:
             return f"{at}: signal {-status}"
         if status == 1 and failed:
@@ -554,36 +556,51 @@ def killer(tree: Path, commands: list[Command]) -> str | None:
     return None
 
 
-def measured(tree: Path, tests: Sequence[str]) -> dict[str, float]:
-    """The seconds that each test module, and each C program, takes in the tree as it is, where all must pass."""
-    report = tree / "times.xml"
-    status, said = pytest_in(tree, *HOW, f"--junitxml={report}", *tests)
-    if status != 0:
-        sys.exit(f"the tests do not pass without a mutant:\n{said[-4000:]}")
-    times: Counter[str] = Counter()
-    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-        module = case.attrib["classname"].replace(".", "/") + ".py"
-        program = f"{module}::{case.attrib['name']}"
-        times[program if program in tests else module] += float(case.attrib["time"])
-    return times
+@dataclass(frozen=True)
+class Times:
+    """The processor seconds of tests without a mutant: of all that comes before the first, and of each argument."""
+
+    start: float
+    tests: dict[str, float]
+
+    @classmethod
+    def of(cls, tree: Path, tests: Sequence[str]) -> Times:
+        """Measures folders, modules and single tests in the tree as it is, where all must pass."""
+        if not tests:
+            return cls(0, {})
+        report = tree / "processor-times"
+        status, said = pytest_in(tree, *HOW, "-p", "processor_times", f"--processor-times={report}", *tests)
+        if status != 0:
+            sys.exit(f"the tests do not pass without a mutant:\n{said[-4000:]}")
+        first, *lines = report.read_text().splitlines()
+        seconds = dict.fromkeys(tests, 0.0)
+        for line in lines:
+            took, _, test = line.partition("\t")
+            of = max((t for t in tests if test == t or test.startswith((f"{t}::", f"{t}/"))), key=len)
+            seconds[of] += float(took)
+        return cls(float(first), seconds)
+
+    def limit(self, tests: Sequence[str]) -> float:
+        """How many processor seconds these of the tests may take with a mutant."""
+        return FACTOR * (self.start + sum(self.tests[test] for test in tests))
 
 
-def commands_of(m: Mutant, times: dict[str, float], rest: list[str], rest_takes: float) -> list[Command]:
-    """The likely tests, the fastest first, then the others; each with its limit of CPU seconds. The slower half of the
-    likely ones is a command of its own, so that it is not collected where the other half ends it.
+def commands_of(m: Mutant, likely: Times, others: Times, rest: Sequence[str]) -> list[Command]:
+    """The likely tests, the fastest first, then the others; each with its limit of processor seconds. The slower half
+    of the likely ones is a command of its own, so that it is not collected where the other half ends it.
     """
-    likely = sorted(near(m.file), key=lambda t: times.get(t, 0))
-    half = (len(likely) + 1) // 2
-    parts = [(part, sum(times.get(t, 0) for t in part)) for part in (likely[:half], likely[half:])]
-    return [(part, START + FACTOR * seconds) for part, seconds in [*parts, (rest, rest_takes)] if part]
+    first = sorted(near(m.file), key=likely.tests.__getitem__)
+    half = (len(first) + 1) // 2
+    parts = [(part, likely.limit(part)) for part in (first[:half], first[half:]) if part]
+    return [*parts, (list(rest), others.limit(rest))] if rest else parts
 
 
 def fail_anyway(tree: Path, killers: set[str]) -> list[str]:
     """Those of the tests that killed mutants which also fail in the tree as it is."""
     test_of = {k: re.sub(": (signal|no end).*", "", k) for k in sorted(killers)}
-    if killer(tree, [([*dict.fromkeys(test_of.values())], 3600)]) is None:
+    if killer(tree, [([*dict.fromkeys(test_of.values())], None)]) is None:
         return []
-    return [k for k, test in test_of.items() if killer(tree, [([test], 600)]) is not None]
+    return [k for k, test in test_of.items() if killer(tree, [([test], None)]) is not None]
 
 
 def near(file: str) -> list[str]:
@@ -658,13 +675,13 @@ def main(args: Sequence[str] | None = None) -> int:
             sys.exit("the tree itself does not build")
         killers, rest = set(), [] if how.near else list(how.tests)
         todo = [m for m in mutants if verdicts[m] is None]
-        times = measured(tree, [*dict.fromkeys(t for m in todo for t in near(m.file))])
-        rest_takes = sum(measured(tree, rest).values()) if rest else 0
+        likely = [*dict.fromkeys(t for m in todo for t in near(m.file))]
+        times = Times.of(tree, likely), Times.of(tree, rest)
         for m in todo:
             if time.monotonic() - began > 60 * how.minutes:
                 break
             try:
-                verdict = judge(tree, m, commands_of(m, times, rest, rest_takes))
+                verdict = judge(tree, m, commands_of(m, *times, rest))
             except RuntimeError as e:
                 sys.exit(f"{m}: no verdict: {e}")
             verdicts[m] = verdict

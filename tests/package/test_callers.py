@@ -17,7 +17,7 @@ from fanin import _core
 from kit.core_names import public
 from kit.support import ROOT
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.tools
 
 PACKAGE = ROOT / "python" / "fanin"
 #: Called by the tests of other engines, and not by the package.

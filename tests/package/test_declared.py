@@ -105,6 +105,7 @@ def test_arguments_by_name_and_by_position_mean_the_same() -> None:
     assert [None if x is None else x.tolist() for x in buf.take(None)] == [None, [2.0, 2.0]]
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     ("text", "words"),
     [

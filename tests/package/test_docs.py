@@ -18,6 +18,8 @@ import fanin
 from kit.sentences import one_a_line
 from kit.support import CSRC, ROOT, TESTS
 
+pytestmark = pytest.mark.tools
+
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), CSRC / "README.md", TESTS / "README.md"])
 DESIGN = ROOT / "docs" / "design.md"
 DECISIONS = ROOT / "docs" / "decisions.md"

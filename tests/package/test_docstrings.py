@@ -44,6 +44,7 @@ def exempt(name: str, o: Any) -> bool:
     return isinstance(o, types.MemberDescriptorType)
 
 
+@pytest.mark.tools
 @pytest.mark.core
 @pytest.mark.parametrize("name", PUBLIC)
 def test_it_says_in_a_sentence_what_it_is_for(name: str) -> None:
@@ -71,6 +72,7 @@ def test_a_planted_wrong_example_is_found() -> None:
     assert "Expected:\n    3\nGot:\n    2\n" in "".join(said)
 
 
+@pytest.mark.tools
 def test_the_main_names_have_an_example() -> None:
     for name in ("add_n", "InputBuffer", "Slot", "Sparse", "Zero", "stream", "set_options", "counters"):
         assert ">>>" in (inspect.getdoc(getattr(fanin, name)) or ""), name
@@ -94,6 +96,7 @@ def test_the_build_installed_the_declarations_of_the_core() -> None:
     assert built == core_names.SIGNATURES.read_text(), "built of other sources: build again"
 
 
+@pytest.mark.tools
 @pytest.mark.core
 def test_everything_public_in_the_stub_file_has_a_docstring() -> None:
     found: dict[str, str | None] = {}

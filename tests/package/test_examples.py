@@ -203,6 +203,7 @@ ValueError: by b: expected 3 float64 in C order | in by b
 }
 
 
+@pytest.mark.tools
 def test_every_example_is_here() -> None:
     every = [*PRINTED, *WITH_TORCH, *WITH_ENGINE, *WITH_RANKS, *WITH_A_COMPILER]
     assert sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "upstream.py") == sorted(every)
@@ -241,6 +242,7 @@ def test_a_native_example_is_built_and_prints_what_it_should(name: str) -> None:
     prints(f"native/{name}", NATIVE[name])
 
 
+@pytest.mark.tools
 def test_every_native_example_is_here_and_is_short() -> None:
     files = [p for p in (EXAMPLES / "native").iterdir() if p.is_file()]
     assert sorted(p.name for p in files if p.suffix == ".py" and p.name != "building.py") == sorted(NATIVE)
@@ -254,6 +256,7 @@ def test_an_example_in_c_is_compiled_and_prints_what_it_should(name: str) -> Non
     prints(name, WITH_A_COMPILER[name])
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("name", WITH_ENGINE)
 def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) <= 100

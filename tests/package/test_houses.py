@@ -19,6 +19,8 @@ from kit.houses import CORE, HOUSES, core_tests, house_of, remove, wrong_edges
 from kit.support import CSRC, ROOT, cache_dir, compiler, core_file, emptied, run_python, sanitizer
 from kit.tree import Edge, c_edges, compile_objects, python_edges
 
+pytestmark = pytest.mark.tools
+
 #: Imports every module that a copy of the package has, then sums, runs a pass and calls what is lazy.
 USE = """
 import contextlib, importlib, importlib.util, io, pkgutil, sys
@@ -134,7 +136,8 @@ def test_a_planted_use_of_a_missing_house_is_found(tmp_path: Path) -> None:
 
 def passes(tree: Path, files: list[str], env: dict[str, str]) -> None:
     """Run quick tests of a copy of the tree."""
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    marks = "not slow and not full and not tools"
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *files]
     done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode in (0, 5), done.stdout[-3000:]
 

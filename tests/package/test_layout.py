@@ -28,7 +28,7 @@ from kit.tree import (
     python_edges,
 )
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.tools
 
 #: The rungs, each folder with its height. A folder includes itself and what stands lower.
 LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "py": 5}

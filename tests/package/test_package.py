@@ -78,6 +78,7 @@ def version_errors(version: str, changelog: str, citation: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.tools
 @pytest.mark.core
 def test_the_version_is_that_of_the_changelog_and_is_no_release_before_its_day() -> None:
     import fanin
@@ -101,6 +102,7 @@ def metadata(folder: Path, url: str) -> str:
     return (folder / "fanin.egg-info" / "PKG-INFO").read_text()
 
 
+@pytest.mark.tools
 def test_links_of_the_readme_hold_on_the_package_index(tmp_path: Path) -> None:
     text = metadata(tmp_path, "https://repository.invalid/fanin/")
     assert "Project-URL: Changelog, https://repository.invalid/fanin/blob/main/CHANGELOG.md\n" in text
@@ -109,6 +111,7 @@ def test_links_of_the_readme_hold_on_the_package_index(tmp_path: Path) -> None:
     assert links and [link for link in links if not link.startswith("https://")] == []
 
 
+@pytest.mark.tools
 def test_a_build_without_an_address_names_none(tmp_path: Path) -> None:
     text = metadata(tmp_path, "")
     assert "Project-URL" not in text and "](docs/tutorial.md)" in text

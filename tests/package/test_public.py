@@ -24,6 +24,7 @@ PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sim
 NOUNS = {"errors", "options", "slots", "streams"}
 
 
+@pytest.mark.tools
 def test_what_is_no_public_module_bears_an_underscore() -> None:
     found = {m.name for m in pkgutil.iter_modules(fanin.__path__) if not m.name.startswith("_")}
     assert found == PUBLIC | NOUNS

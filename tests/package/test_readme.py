@@ -60,6 +60,7 @@ def matches(expected: str, got: str) -> bool:
 BLOCKS = python_blocks(README.read_text())
 
 
+@pytest.mark.tools
 def test_the_readme_shows_code_and_takes_three_minutes_to_read() -> None:
     assert BLOCKS and README.read_text().count("\n") <= 90
 
@@ -93,11 +94,13 @@ def broken_links(page: Path, text: str) -> list[str]:
 PAGES = sorted(page for folder in (ROOT, ROOT / "docs", CSRC, TESTS) for page in folder.glob("*.md"))
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_what_is_there(page: Path) -> None:
     assert broken_links(page, page.read_text()) == []
 
 
+@pytest.mark.tools
 def test_a_broken_link_is_found() -> None:
     text = "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y) ![e](pictures/e.svg)"
     assert broken_links(README, text) == ["docs/no.md", "../x.svg", "pictures/e.svg"]
@@ -132,6 +135,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: P
     assert output_of(blocks, tmp_path) == []
 
 
+@pytest.mark.tools
 def test_the_tutorial_has_eight_steps_that_print() -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     steps = re.split(r"^## \d\. ", text, flags=re.MULTILINE)[1:]
@@ -187,6 +191,7 @@ def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool 
     assert (hooks.memory()[1] == before) == fast
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("command", [DEMO, TEST])
 def test_each_command_stands_in_the_readme_once(command: str) -> None:
     lines = [line.strip() for line in README.read_text().splitlines()]
@@ -194,6 +199,7 @@ def test_each_command_stands_in_the_readme_once(command: str) -> None:
     assert sum("python3 -m venv" in line for line in lines) == 2
 
 
+@pytest.mark.tools
 def test_ci_runs_the_very_test_command_of_the_readme() -> None:
     asked = subprocess.run(
         ["bash", str(CI), "--print-test-command"], capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -203,15 +209,18 @@ def test_ci_runs_the_very_test_command_of_the_readme() -> None:
     assert "-m pytest" not in TEST.replace(".venv/bin/python -m pytest", ""), "one pytest, one command"
 
 
-def test_ci_can_be_read_by_bash() -> None:
-    assert CI.stat().st_mode & 0o111, ".ci/run is not executable"
-    done = subprocess.run(["bash", "-n", str(CI)], capture_output=True, text=True)
+@pytest.mark.tools
+@pytest.mark.parametrize("script", [CI, CI.with_name("conditions")], ids=lambda p: p.name)
+def test_a_script_of_ci_can_be_read_by_bash(script: Path) -> None:
+    assert script.stat().st_mode & 0o111, f"{script} is not executable"
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 # The checkers themselves
 
 
+@pytest.mark.tools
 def test_blocks_are_found_with_their_output() -> None:
     text = (
         "a\n```python\nprint(1)\n```\n\n```\n1\n```\n"
@@ -221,6 +230,7 @@ def test_blocks_are_found_with_their_output() -> None:
     assert python_blocks(text) == [(2, "print(1)\n", "1\n"), (9, "print(2)\n", None)]
 
 
+@pytest.mark.tools
 def test_a_wrong_output_is_found() -> None:
     assert matches("1\n...\n3\n", "1\n2\n2.5\n3\n")
     assert matches("a ... c", "a b b c\n")
@@ -228,6 +238,7 @@ def test_a_wrong_output_is_found() -> None:
     assert not matches("1", "1\n2")
 
 
+@pytest.mark.tools
 def test_the_picture_of_the_readme_is_drawn_from_a_trace_and_has_few_labels(tmp_path: Path) -> None:
     drawn = tmp_path / "scene.svg"
     subprocess.run([sys.executable, ROOT / "docs" / "scene.py", drawn], check=True)

@@ -16,7 +16,7 @@ import pytest
 from kit.support import CSRC, ROOT, TESTS, cache_dir, compiler
 from kit.tree import compile_objects, used_by_nobody
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.tools
 
 
 def release(csrc: Path, cache: Path) -> dict[str, Path]:

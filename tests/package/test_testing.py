@@ -139,6 +139,7 @@ def test_the_plugin_imports_no_torch() -> None:
     run_python("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules")
 
 
+@pytest.mark.tools
 def test_a_test_of_ours_is_not_called_by_an_address(pytester: pytest.Pytester) -> None:
     text = (Path(__file__).parents[1] / "conftest.py").read_text()
     hook = next(f for f in text.split("\n\n\n") if f.startswith("def pytest_itemcollected"))

@@ -114,6 +114,7 @@ REVEALED = [
 ]
 
 
+@pytest.mark.tools
 def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
     """Outside the checkout, where mypy finds fanin by py.typed and its stub, and with a fault that it finds."""
     pytest.importorskip("mypy", reason="mypy is not installed")
@@ -155,6 +156,7 @@ def mypy(code: str, folder: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if "users.py" in line and " error: " in line]
 
 
+@pytest.mark.tools
 def test_what_users_write_passes_mypy_and_what_is_wrong_does_not(tmp_path: Path) -> None:
     found = mypy(GOOD + BAD, tmp_path)
     wrong = GOOD.count("\n") + BAD.count("\n")

@@ -21,7 +21,7 @@ from kit.tree import (
     without_comments,
 )
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.tools
 
 #: What describes plans and carries nothing out: for them alone nothing need be planned.
 TELLERS = {"buffer/explain.c"}

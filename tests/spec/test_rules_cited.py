@@ -18,6 +18,8 @@ import pytest
 
 from kit.support import CSRC, ROOT, TESTS
 
+pytestmark = pytest.mark.tools
+
 RULES = ROOT / "docs" / "rules.md"
 FAMILIES = ("S", "A")
 #: Families whose numbers are cited in tests by their marks alone: an E4 in a text may be a float8, an L2 a cache.
