@@ -403,17 +403,20 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     }
 }
 
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err)
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype, fan_error *err)
 {
     fan_status status;
+    fan_sparse *rounded = NULL;
     fan_array *sum = NULL, *wide = NULL;
-    FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
+    FAN_GO(fan_sparse_cast(s, dtype, &rounded, err));
+    FAN_GO(fan_array_new(fan_reduce_dtype(dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
     fan_sparse_scatter(
-        wide, s); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
+        wide, rounded); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
     fan_array_copy(out, sum);
 done:
+    fan_sparse_drop(rounded);
     fan_array_drop(sum);
     fan_array_drop(wide);
     return status;

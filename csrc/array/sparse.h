@@ -58,9 +58,9 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
 /* fan_sparse_scatter: adds the entries of s to dense `into` (full shape), one after the other, in into's dtype
  * (converted to it). */
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);
-/* fan_sparse_reduce: sums a sparse gradient to a declared shape (A9, D7), as a dense array of `out`'s shape and
- * dtype. */
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err);
+/* fan_sparse_reduce: sums a sparse gradient, its values rounded to `dtype` first, to a declared shape (A9, D7), as a
+ * dense array of `out`'s shape and dtype. */
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype, fan_error *err);
 /* fan_sparse_places: computes, for each stored number in C order of the values, its index in C order of the dense
  * array. The indices must have been checked. FAN_ERR_VALUE if an index exceeds 63 bits. */
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);

@@ -470,59 +470,54 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
     return status;
 }
 
-/* The same entries in memory of our own. */
-static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out,
-                              fan_error *err)
+/* One part of a sparse gradient in another dtype, or copied; otherwise the same memory with a hold more. */
+static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from, fan_dtype dtype,
+                               bool copies, fan_array **out, fan_error *err)
 {
-    const fan_array *from[3] = {v->indices, v->pointers, v->values};
-    fan_array *part[3] = {NULL, NULL, NULL};
-    fan_status status = FAN_OK;
-    for (int i = 0; i < 3; i++) {
-        if (!from[i])
-            continue;
-        FAN_GO(fan_device_array(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "copy", part[i], from[i], err));
+    if (from->dtype == dtype && !copies) {
+        *out = fan_array_hold(from);
+        return FAN_OK;
     }
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, part[0], part[1], part[2], v->coalesced, out, err));
+    const char *label = from->dtype == dtype ? "copy" : "cast";
+    FAN_TRY(fan_device_array(d, on, dtype, from->ndim, from->shape, from, out, err));
+    return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, err);
+}
+
+/* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that their sum runs in the
+ * dtype of the slot (D12). `copies`: all memory is the buffer's own; otherwise index parts stay the source's. */
+static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_dtype dtype,
+                                 bool copies, fan_sparse **out, fan_error *err)
+{
+    fan_array *indices = NULL;
+    fan_array *pointers = NULL;
+    fan_array *values = NULL;
+    fan_status status = FAN_OK;
+    FAN_GO(convert_part(b, d, on, v->indices, v->indices->dtype, copies, &indices, err));
+    if (v->pointers)
+        FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
+    FAN_GO(convert_part(b, d, on, v->values, dtype, copies, &values, err));
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced, out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
 done:
-    for (int i = 0; i < 3; i++)
-        fan_array_drop(part[i]);
+    fan_array_drop(indices);
+    fan_array_drop(pointers);
+    fan_array_drop(values);
     return status;
 }
 
-/* The three kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the
- * work. */
+/* The kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the work.
+ */
 static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
                                 fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_device *d = to->device;
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
-    if (!d->backend->has_streams) {
-        fan_sparse *sparse = NULL;
-        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, &sparse, err));
-        fan_status status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
-        fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
-        if (status == FAN_OK)
-            status = fan_sparse_reduce(*made, sparse, err);
-        status = fan_interrupt_end(&interrupt, status);
-        fan_sparse_drop(sparse);
-        FAN_COUNT(b, copies, 1);
-        return status;
-    }
-    fan_array *dense = NULL; /* D7: through the dense gradient */
-    FAN_TRY(fan_device_array(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
-                             v->sparse->shape, NULL, &dense, err));
-    fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
-    if (status == FAN_OK)
-        status = fan_device_run(
-            d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
-    if (status == FAN_OK)
-        status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
-    if (status == FAN_OK)
-        status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, dense, err);
-    fan_array_drop(dense);
+    FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
+    fan_interrupt interrupt; /* what is made is thrown away then */
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
+    fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
+    status = fan_interrupt_end(&interrupt, status);
+    FAN_COUNT(b, copies, 1);
     return status;
 }
 
@@ -584,15 +579,11 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
+    bool copies = c->copy || c->donate; /* donated memory is its owner's again once it is converted */
     if (v->form == FAN_FORM_SPARSE && to->reduce)
         status = reduce_sparse(b, s, v, to, on, &made, err);
-    else if (v->form == FAN_FORM_SPARSE && !to->cast)
-        status = copy_sparse(b, to->device, on, v->sparse, &sparse, err);
     else if (v->form == FAN_FORM_SPARSE)
-        status = to->device->backend->has_streams
-                     ? fan_device_sparse_merge(to->device, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false,
-                                               to->dtype, NULL, &sparse, err)
-                     : fan_sparse_cast(v->sparse, to->dtype, &sparse, err);
+        status = convert_sparse(b, to->device, on, v->sparse, to->dtype, copies, &sparse, err);
     else if (to->reduce)
         status = reduce_dense(b, s, v, to, on, &made, err);
     else if (to->upload || to->download)
@@ -606,8 +597,6 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
         fan_sparse_drop(sparse);
         return status;
     }
-    if (sparse && to->cast)
-        FAN_COUNT(b, copies, 1);
     *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
     out->origin = v->origin;
     out->rank = v->rank;
@@ -648,6 +637,12 @@ static fan_event *add_shared_event(const fan_add_op *x)
         before->checked.plan.producer_bit != x->checked.plan.producer_bit)
         return NULL;
     return before->item->event;
+}
+
+/* Whether a converted sparse gradient still reads index memory of its source. */
+static bool shares_indices(const fan_value *made, const fan_value *source)
+{
+    return made->form == FAN_FORM_SPARSE && made->sparse->indices == source->sparse->indices;
 }
 
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
@@ -708,7 +703,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (made.form != FAN_FORM_UNDEFINED) {
         x->old = item->value;
         item->value = made;
-        item->owned = true;
+        item->owned = !shares_indices(&made, &x->old);
         item->donated = false;
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
