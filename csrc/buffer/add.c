@@ -448,11 +448,11 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
 
 /* ---- converted, or copied, on the way into a slot (A9, A10, A12, S21) ---- */
 
-/* One job from `in` to `out`, counted. */
+/* One job from `in` to `out`, counted. `acc`: fan_operand's. */
 static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
-                              const fan_array *out, const fan_array *in, fan_error *err)
+                              const fan_array *out, const fan_array *in, fan_dtype acc, fan_error *err)
 {
-    fan_operand operand = {in, out->dtype};
+    fan_operand operand = {in, acc};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
     bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
@@ -470,7 +470,7 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
     return status;
 }
 
-/* One part of a sparse gradient in another dtype, or copied; otherwise the same memory with a hold more. */
+/* An array in another dtype, or copied; otherwise the same memory with a hold more. */
 static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from, fan_dtype dtype,
                                bool copies, fan_array **out, fan_error *err)
 {
@@ -480,7 +480,7 @@ static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan
     }
     const char *label = from->dtype == dtype ? "copy" : "cast";
     FAN_TRY(fan_device_array(d, on, dtype, from->ndim, from->shape, from, out, err));
-    return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, err);
+    return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, dtype, err);
 }
 
 /* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that their sum runs in the
@@ -521,52 +521,74 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     return status;
 }
 
-/* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+/* Each element rounded to the declared dtype, and then summed to the declared shape: in the accumulation dtype, so that
+ * the slot's sum is rounded once more, at the end (D7). */
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array *from, const fan_conversion *to,
                                fan_stream *on, fan_array **made, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_device *d = to->device;
-    fan_array *there = NULL, *cast = NULL;
-    const fan_array *from = v->array;
-    if (to->upload) {
-        FAN_GO(fan_device_array(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_UPLOAD, "upload", there, from, err));
-        from = there;
-    }
-    if (to->cast) {
-        FAN_GO(fan_device_array(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "cast", cast, from, err));
-        from = cast;
-    }
-    FAN_GO(fan_device_array(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
-    status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, from, err);
-done:
-    fan_array_drop(there);
-    fan_array_drop(cast);
-    return status;
+    fan_dtype acc = fan_dtype_accumulate(to->dtype);
+    FAN_TRY(fan_device_array(to->device, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
+    return convert_job(b, to->device, on, FAN_JOB_REDUCE, "reduce", *made, from, to->dtype, err);
 }
 
-/* From the host to a device, or from a device to the host; cast on the host. */
-static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
-                             fan_array **made, fan_error *err)
+/* A 0-d gradient of the host for a device; cast on the host. */
+static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_conversion *to, fan_stream *on,
+                               fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
-    const fan_array *from = v->array;
-    if (to->upload) {
-        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
-        FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, err));
-        FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
-        status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
-    } else {
-        FAN_GO(fan_device_array(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
-        FAN_GO(v->device->backend->read(on, host, from, err));
-        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
-        status = convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", *made, host, err);
-    }
+    FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
+    FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, to->dtype, err));
+    FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
+    status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, to->dtype, err);
 done:
     fan_array_drop(host);
+    return status;
+}
+
+/* The same elements in host memory, which are there when this returns. */
+static fan_status download_dense(const fan_value *v, fan_stream *on, fan_array **host, fan_error *err)
+{
+    const fan_array *from = v->array;
+    FAN_TRY(fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, host, err));
+    return v->device->backend->read(on, *host, from, err);
+}
+
+/* A dense gradient. An expanded one stays expanded (A13): its compact base is copied, cast and moved, and a reduction
+ * reads it as it is. */
+static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+                                fan_stream *on, fan_array **made, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *compact = NULL;   /* the base of the gradient */
+    fan_array *near = NULL;      /* .. on the host, where it comes from a device */
+    fan_array *converted = NULL; /* .. as the slot wants it */
+    fan_array *wide = NULL;      /* what is reduced: `near` in the shape of the gradient */
+    const fan_array *whole = v->array;
+    FAN_GO(fan_array_compact(whole, fan_array_expanded(whole), &compact, err));
+    const fan_array *from = compact;
+    if (to->download) {
+        fan_value base = *v;
+        base.array = compact;
+        FAN_GO(download_dense(&base, on, &near, err));
+        from = near;
+        on = NULL;
+    }
+    if (to->reduce) {
+        FAN_GO(fan_array_broadcast(from, whole->ndim, whole->shape, &wide, err));
+        status = reduce_dense(b, s, wide, to, on, made, err);
+        goto done;
+    }
+    if (to->upload)
+        FAN_GO(upload_dense(b, from, to, on, &converted, err));
+    else
+        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download, &converted, err));
+    status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
+done:
+    fan_array_drop(compact);
+    fan_array_drop(near);
+    fan_array_drop(converted);
+    fan_array_drop(wide);
     return status;
 }
 
@@ -584,14 +606,8 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
         status = reduce_sparse(b, s, v, to, on, &made, err);
     else if (v->form == FAN_FORM_SPARSE)
         status = convert_sparse(b, to->device, on, v->sparse, to->dtype, copies, &sparse, err);
-    else if (to->reduce)
-        status = reduce_dense(b, s, v, to, on, &made, err);
-    else if (to->upload || to->download)
-        status = move_dense(b, v, to, on, &made, err);
     else
-        status = fan_device_array(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
-    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !to->reduce && !to->upload && !to->download)
-        status = convert_job(b, to->device, on, FAN_JOB_COPY, to->cast ? "cast" : "copy", made, v->array, err);
+        status = convert_dense(b, s, v, to, on, &made, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
         fan_sparse_drop(sparse);
