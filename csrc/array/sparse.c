@@ -712,6 +712,8 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
     entries all = {0, NULL, NULL, FAN_DT_NONE};
     int64_t total = sum->n, longest = 0, *scratch = NULL;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
         if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) ||
             __builtin_add_overflow(total, here, &total))
@@ -728,6 +730,8 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
                     (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         FAN_GO(read_operand(&all, g, in[k].sparse, at, scratch, err));
         at += fan_sparse_nnz(in[k].sparse) * (g->cells ? cells_of(in[k].sparse) / g->cells : 1);
     }
@@ -867,6 +871,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     bool alike = true;
     int axes = 0;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         int dim = sparse_dim(in[k].sparse);
         alike &= in[k].sparse->format == s->format && (!fan_format_is_blocked(in[k].sparse->format) ||
                                                        (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
@@ -903,7 +909,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
     bool plain = !coalesced && g.format == FAN_FORMAT_COO;
     for (size_t k = 0; plain && k < n; k++)
-        plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
+        plain = in[k].sparse && in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO &&
+                sparse_dim(in[k].sparse) == g.axes;
     if (plain)
         return merge_concatenate(&g, in, n, out, err);
 

@@ -44,7 +44,7 @@ void fan_sparse_drop(fan_sparse *s);
 int64_t fan_sparse_nnz(const fan_sparse *s); /* stored entries (blocks for BSR, BSC) */
 
 typedef struct fan_sparse_operand {
-    const fan_sparse *sparse;
+    const fan_sparse *sparse; /* NULL, but not of the first: no entries: the sum continues in acc (D3) */
     fan_dtype acc;
 } fan_sparse_operand;
 

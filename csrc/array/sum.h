@@ -55,6 +55,10 @@ fan_dtype fan_sum_flat_upper(fan_dtype d);
 /* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
+/* fan_scale_dtype: returns the dtype in which a sum of dtype d is multiplied (D10): d; or, for a sum of floats whose
+ * range a part of the factor leaves, float64 or complex128. */
+fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d);
+
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 

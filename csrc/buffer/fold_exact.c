@@ -184,7 +184,7 @@ done:
 static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     fan_sparse *sum = NULL, *made = NULL;
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
@@ -211,7 +211,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     }
     if (f->plan.kind == FAN_FOLD_EXACT_SPARSE)
         return fold_exact_sparse(f, err);
-    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     fan_window *sum = NULL;
     fan_array *out = NULL;
     fan_dtype d = exact_dtype(f);

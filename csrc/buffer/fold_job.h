@@ -82,6 +82,12 @@ fan_dtype fan_fold_dtype(const fan_fold *f);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
 
+/* fan_fold_scale: by what a result that is handed out is multiplied; NULL: by nothing. */
+const fan_scale *fan_fold_scale(const fan_fold *f);
+/* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation dtype of all that
+ * came, symbolic zeros after the last term too (A2, D3), and wide enough for the scale (D10). */
+fan_dtype fan_fold_last(const fan_fold *f);
+
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 

@@ -713,6 +713,15 @@ static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) :
 
 static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
 
+/* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is wrong with a scale. */
+static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc)
+{
+    if (!take_scale_fits(options, d))
+        return false;
+    bool complex_wider = fan_dtype_kind(d) == 'c' && acc != d;
+    return !complex_wider && fan_scale_dtype(&options->scale, acc) == acc;
+}
+
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -723,8 +732,7 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
         return false;
     if (p && p->n) {
         fan_dtype d = p->kind.dtype;
-        if (options->scale.on && fan_list_defined(p) && /* the general path reports what is wrong with it */
-            (!take_scale_fits(options, d) || (fan_dtype_kind(d) == 'c' && fan_plain_accum(b, slot) != d)))
+        if (options->scale.on && fan_list_defined(p) && !take_plain_scales(options, d, fan_plain_accum(b, slot)))
             return false;
         fan_list_sort(p);
         if (p->undefined)

@@ -261,8 +261,9 @@ static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_s
     if (!host)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     for (size_t i = 0; i < n; i++) {
-        fan_sparse *part;
-        FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
+        fan_sparse *part = NULL;
+        if (in[i].sparse)
+            FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
         host[i] = (fan_sparse_operand){.sparse = part, .acc = in[i].acc};
     }
     FAN_GO(fan_sparse_merge(host, n, coalesce, result, scale, &merged, err));
@@ -339,7 +340,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     fan_dtype last = in[n - 1].acc;
     bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
     for (size_t i = 0; i < n && plain; i++) /* D3: if the dtype widens, the earlier operands are summed first */
-        plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
+        plain = in[i].sparse && in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? sparse_concatenate(d, s, in, n, out, err)
                  : sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
