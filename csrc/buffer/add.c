@@ -40,19 +40,6 @@ static const char *add_kind_words(char kind)
     }
 }
 
-static bool add_weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
-{
-    unsigned bits = (unsigned)fan_dtype_size(d) * 8;
-    switch (fan_dtype_kind(d)) {
-    case 'u':
-        return lo >= 0 && (bits >= 63 || hi < (INT64_C(1) << bits));
-    case 'i':
-        return bits == 64 || (lo >= -(INT64_C(1) << (bits - 1)) && hi < (INT64_C(1) << (bits - 1)));
-    default:
-        return true;
-    }
-}
-
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
@@ -99,18 +86,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
                                "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
                                fan_dtype_name(sum));
     }
-    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
-    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
-    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
-        int64_t i;
-        memcpy(&i, v->array->data, sizeof i);
-        out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
-        out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
-    }
-    if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                           add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
+    /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
+    out->weak_int = fan_value_weak_int(v);
+    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->weak_int, sum))
+        return fan_slot_fail_int(b, slot, c->key, out->weak_int, sum, err);
     if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
@@ -326,11 +305,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     }
     const fan_add_streams *with = &x->streams;
     p->seen = a->seen;
-    if (c->value.weak) {
-        p->has_weak_int = true;
-        p->weak_lo = a->weak_lo;
-        p->weak_hi = a->weak_hi;
-    }
+    p->has_weak_int = p->has_weak_int || c->value.weak;
     p->keyed = c->key >= 0 ? 1 : -1;
     p->count++;
     p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
@@ -351,6 +326,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         it->key = c->key;
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
             it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->weak_int = a->weak_int;
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
         it->producer = fan_stream_hold(a->producer);
         it->owned = it->exposed = c->summed;
@@ -414,8 +390,6 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
         p->rules = before->rules;
         p->seen = before->seen;
         p->has_weak_int = before->has_weak_int;
-        p->weak_lo = before->weak_lo;
-        p->weak_hi = before->weak_hi;
         p->keyed = before->keyed;
     }
     if (it && it->value.form != FAN_FORM_UNDEFINED) {

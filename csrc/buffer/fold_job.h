@@ -12,12 +12,15 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, owned, exposed;
-    bool unshared;      /* of a plain entry: only the list held it when it was gathered */
-    bool is_value;      /* it is the running sum */
-    size_t entry;       /* which of the gathered entries it is */
-    int64_t key;        /* of a contribution, -1: none */
-    fan_dtype own;      /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
-    fan_dtype_set seen; /* of all up to and with this term */
+    bool unshared;    /* of a plain entry: only the list held it when it was gathered */
+    bool is_value;    /* it is the running sum */
+    size_t entry;     /* which of the gathered entries it is */
+    int64_t key;      /* of a contribution, -1: none */
+    fan_dtype own;    /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
+    int64_t weak_int; /* of a Python int, its value; else 0 */
+    /* of all up to and with this term; where a Python int of these does not fit their promotion, also of those up to
+     * the next term with which all of them do (D5) */
+    fan_dtype_set seen;
 } fan_term;
 
 typedef struct fan_fold {
@@ -65,6 +68,9 @@ typedef struct fan_gathered {
     size_t zero_entry;     /* .. and which of the entries it is */
     const fan_value *like; /* whose kind the sum comes back as (D15) */
     int64_t like_key;
+    int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
+    /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all do. */
+    int64_t unfit;
 } fan_gathered;
 
 static inline fan_slot *fan_fold_slot(const fan_fold *f) { return &f->b->slots[f->slot]; }

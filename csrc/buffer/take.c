@@ -154,6 +154,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
         c->consumer = t->options->stream ? t->options->stream : own ? own : b->stream;
         FAN_TRY(fan_gather(b, c->slot, SIZE_MAX, true, &c->gathered, err));
         c->has_gathered = true;
+        FAN_TRY(fan_gathered_check(&c->gathered, err));
         for (size_t j = 0; j < f->n; j++)
             if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
                 return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
@@ -1166,6 +1167,11 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     if (status != FAN_OK)
         goto let_go;
     f->finish = f->snapshot = true;
+    status = fan_gathered_check(&gathered, err);
+    if (status != FAN_OK) {
+        fan_gathered_fini(&gathered);
+        goto let_go;
+    }
     if (f->n == 0 && !f->state) {
         if (gathered.zero)
             status = take_zeros(b, slot, gathered.zero, fan_fold_dtype(f), out, err);

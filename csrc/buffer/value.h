@@ -142,6 +142,11 @@ fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
 
+/* fan_value_weak_int: the value of a Python int (D5) on the host; 0 of anything else. fan_weak_int_fits: whether dtype
+ * d has it; floats have any, rounded. */
+int64_t fan_value_weak_int(const fan_value *v);
+bool fan_weak_int_fits(int64_t i, fan_dtype d);
+
 /* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
  * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does
  * not fit, and what comes next, NULL for nothing, is no integer that would go on counting modulo 2^bits. `scale` NULL:
