@@ -273,6 +273,38 @@ fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
     return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0], err);
 }
 
+/* coo_rises: returns whether the index of entry e is behind that of the entry before it. */
+static bool coo_rises(const fan_sparse *s, int64_t e)
+{
+    for (int axis = 0; axis < sparse_dim(s); axis++) {
+        int64_t before = coo_index(s, axis, e - 1);
+        int64_t here = coo_index(s, axis, e);
+        if (here != before)
+            return here > before;
+    }
+    return false;
+}
+
+bool fan_sparse_is_sorted(const fan_sparse *s)
+{
+    int64_t nnz = fan_sparse_nnz(s);
+    if (s->format == FAN_FORMAT_COO) {
+        for (int64_t e = 1; e < nnz; e++)
+            if (!coo_rises(s, e))
+                return false;
+        return true;
+    }
+    int64_t rows = s->pointers->shape[0] - 1;
+    for (int64_t row = 0, e = 0; row < rows; row++) {
+        int64_t end = sparse_pointer(s, row + 1);
+        for (e++; e < end && e < nnz; e++)
+            if (plain_index(s, e) <= plain_index(s, e - 1))
+                return false;
+        e = end;
+    }
+    return true;
+}
+
 /* ---- sparse into dense ----
  *
  * Entries are added in their order, so that those with the same index are added one after the other. */

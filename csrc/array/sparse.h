@@ -41,6 +41,9 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err);
 fan_sparse *fan_sparse_hold(fan_sparse *s);
 void fan_sparse_drop(fan_sparse *s);
+/* fan_sparse_is_sorted: returns whether the entries are in the order of their indices, without duplicates. Reads the
+ * index parts; host memory only. */
+bool fan_sparse_is_sorted(const fan_sparse *s);
 int64_t fan_sparse_nnz(const fan_sparse *s); /* stored entries (blocks for BSR, BSC) */
 
 typedef struct fan_sparse_operand {

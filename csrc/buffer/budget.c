@@ -51,7 +51,7 @@ static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *e
         if (s->spec->exact && gathered.fold.n)
             fan_fold_decide(&gathered.fold);
         if (s->spec->exact)
-            status = fan_fold_absorb(&gathered.fold, gathered.like, err);
+            status = fan_fold_absorb(&gathered.fold, &gathered.like, err);
         if (status == FAN_OK && gathered.fold.n > 1) {
             status = fan_fold_begin(&gathered.fold, NULL, err);
             fan_slot_fail(b, slot, status, err);

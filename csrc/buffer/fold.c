@@ -119,11 +119,10 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.own = FAN_DT_NONE;
     t.seen = sum ? s->p->value_seen : f->seen;
     f->terms[f->n++] = t;
-    if (!gathered->like || t.v->rank < gathered->like->rank ||
-        (t.v->rank == gathered->like->rank && t.key >= 0 && t.key < gathered->like_key)) {
-        gathered->like = t.v;
-        gathered->like_key = t.key;
-    }
+    fan_like *like = &gathered->like;
+    bool lower_key = t.key >= 0 && t.key < like->key;
+    if (!like->some || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
+        *like = (fan_like){.some = true, .origin = t.v->origin, .rank = t.v->rank, .key = t.key};
     return FAN_OK;
 }
 
@@ -187,6 +186,8 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     fan_status status = fold_gather_entries(b, slot, m, gathered, err);
     gathered->fold.seen = b->slots[slot].p->summed_seen;
     gathered->fold.state = b->slots[slot].p->exact;
+    if (gathered->fold.state) /* it came before all that still wait */
+        gathered->like = gathered->fold.state->like;
     for (size_t i = 0; status == FAN_OK && i < gathered->n; i++)
         status = fold_gather_one(gathered, i, err);
     if (status != FAN_OK)
@@ -281,6 +282,7 @@ static fan_fold_facts fold_facts(const fan_fold *f)
         const fan_value *v = f->terms[0].v;
         facts.first = fold_side_of(v);
         facts.coalesced = v->form == FAN_FORM_SPARSE && v->sparse->coalesced;
+        facts.summed = f->terms[0].is_value && s->list->summed > 1;
         facts.entries_before = v->form == FAN_FORM_SPARSE ? v->sparse->nnz_coalesced : 0;
     }
     if (f->n > 1) {
@@ -561,6 +563,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     fan_sum_stats old = {.valid = false};
     int64_t summed = 0;
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
+    if (status == FAN_OK && f->n > 1) /* unlocked: it may drop an object */
+        fan_value_set_origin(b->frontend, &f->result, gathered->like.origin, gathered->like.rank);
     size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
@@ -586,8 +590,6 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
                                     .owned = f->owned,
                                     .exposed = same && t->exposed,
                                     .shown = same && (first->general ? first->item->shown : first->exposed)};
-        gathered->sum->value.origin = gathered->like ? gathered->like->origin : 0;
-        gathered->sum->value.rank = gathered->like ? gathered->like->rank : 0;
         f->result = (fan_value){.dtype = FAN_DT_NONE};
         f->ready = NULL;
         f->ready_event = NULL;
@@ -612,8 +614,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     p->summed_seen = f->seen;
     p->summed_lo = gathered->weak_lo;
     p->summed_hi = gathered->weak_hi;
-    if (gathered->like)
-        p->like_key = gathered->like_key;
+    if (gathered->like.some)
+        p->like_key = gathered->like.key;
     /* The sum, where there is one, takes the place of the gathered entries, which are at the front of the list but for
      * those that arrived between (only beyond a gap). */
     fan_list *list = s->list;

@@ -66,8 +66,7 @@ typedef struct fan_gathered {
     size_t nvalues;
     const fan_value *zero; /* the first symbolic zero */
     size_t zero_entry;     /* .. and which of the entries it is */
-    const fan_value *like; /* whose kind the sum comes back as (D15) */
-    int64_t like_key;
+    fan_like like;
     int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
     /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all do. */
     int64_t unfit;
@@ -133,6 +132,6 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
 fan_status fan_fold_exact(fan_fold *f, fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a new or a wider one
  * where it must be. FAN_ERR_NOMEM: nothing happened. */
-fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
+fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err);
 
 #endif

@@ -22,11 +22,18 @@ typedef struct fan_sum_stats {
     bool captured;           /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
+/* The contribution whose kind the sum comes back as (D15): that of the lowest rank, the lowest key among equals. */
+typedef struct fan_like {
+    bool some;
+    uint8_t origin, rank;
+    int64_t key;
+} fan_like;
+
 /* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take more memory than its
  * window. */
 typedef struct fan_exact_state {
     fan_window *sum;
-    uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
+    fan_like like;
 } fan_exact_state;
 
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;

@@ -338,6 +338,7 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
         facts.summed = f->terms[0].is_value && s->list->summed > 1;
+        facts.loose = f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced;
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
@@ -346,13 +347,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     }
     c->plan = fan_plan_take(&facts);
     f->taker = c->consumer;
-    if (g->like) { /* D15: the kind of object that the sum comes back as */
-        c->origin = g->like->origin;
-        c->rank = g->like->rank;
-    } else if (f->state) {
-        c->origin = f->state->origin;
-        c->rank = f->state->rank;
-    }
+    c->origin = g->like.origin;
+    c->rank = g->like.rank;
     if (c->plan.rules)
         b->slots[c->slot].p->rules |= c->plan.rules;
     if (c->plan.counts)
@@ -441,6 +437,7 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
     if (c->handed)
         return FAN_OK;
     c->handed = true;
+    bool sparse_into_out = c->plan.copy_out && c->result.form == FAN_FORM_SPARSE;
     if (c->plan.copy_out) {
         fan_buffer *b = t->b;
         fan_value sum = c->result;
@@ -469,6 +466,8 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
     /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX
      * elements; zeros that went into an out are zeros. */
     fan_fold *f = &c->gathered.fold;
+    if (sparse_into_out) /* they are those of all elements of out, not of the stored ones */
+        fan_sum_stats_drop(&c->sum_stats);
     fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
         fan_sum_stats_drop(&c->sum_stats);
@@ -1187,13 +1186,9 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
             status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
                                          consumer ? consumer : s->p->consumer, &f->rules, err);
     }
-    if (status == FAN_OK && !gathered.like && f->state) {
-        out->origin = f->state->origin;
-        out->rank = f->state->rank;
-    }
-    if (status == FAN_OK && gathered.like && out->form != FAN_FORM_OBJECT) {
-        out->origin = gathered.like->origin;
-        out->rank = gathered.like->rank;
+    if (status == FAN_OK && gathered.like.some && out->form != FAN_FORM_OBJECT) {
+        out->origin = gathered.like.origin;
+        out->rank = gathered.like.rank;
     }
     if (status != FAN_OK)
         fan_value_drop(b->frontend, out);

@@ -134,6 +134,18 @@ bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
     return true;
 }
 
+void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, uint8_t rank)
+{
+    bool other_kind = v->origin != origin && v->form != FAN_FORM_OBJECT;
+    v->origin = origin;
+    v->rank = rank;
+    if (!other_kind || !v->object)
+        return;
+    f->drop(v->object);
+    v->object = NULL;
+    v->own_memory = false;
+}
+
 int64_t fan_value_weak_int(const fan_value *v)
 {
     int64_t i = 0;

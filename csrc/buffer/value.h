@@ -131,6 +131,9 @@ typedef struct fan_frontend {
 fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err);
 /* fan_value_drop: drops all and makes *v undefined. */
 void fan_value_drop(const fan_frontend *f, fan_value *v);
+/* fan_value_set_origin: the value becomes one of another kind (D15): if its object is of its old kind, it is dropped,
+ * and the memory stays. */
+void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, uint8_t rank);
 /* fan_value_use, fan_value_returned: as fan_backend has them, for each array of a value. Objects donate nothing. If
  * fan_value_use fails, it donated none of them. */
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err);
