@@ -295,12 +295,15 @@ bool fan_sparse_is_sorted(const fan_sparse *s)
         return true;
     }
     int64_t rows = s->pointers->shape[0] - 1;
-    for (int64_t row = 0, e = 0; row < rows; row++) {
+    int64_t first = 0; /* of the row */
+    for (int64_t row = 0; row < rows; row++) {
         int64_t end = sparse_pointer(s, row + 1);
-        for (e++; e < end && e < nnz; e++)
+        if (end < first || end > nnz) /* other code writes the pointers meanwhile */
+            return false;
+        for (int64_t e = first + 1; e < end; e++)
             if (plain_index(s, e) <= plain_index(s, e - 1))
                 return false;
-        e = end;
+        first = end;
     }
     return true;
 }

@@ -81,7 +81,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
             t.owned = it->owned;
             t.exposed = it->exposed;
             t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
-            t.weak_int = sum ? 0 : it->weak_int;
+            t.weak_int = it->weak_int;
             FAN_TRY(
                 fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
             /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
@@ -106,7 +106,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.v = v;
         t.exposed = t.owned && (kept || one->exposed);
         t.own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
-        t.weak_int = sum ? 0 : fan_value_weak_int(v);
+        t.weak_int = t.is_value && s->list->summed > 1 ? 0 : fan_value_weak_int(v);
     }
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
@@ -390,6 +390,9 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
     fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
                                                 own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
     fan_value_drop(f->b->frontend, &own);
+    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
+        return fan_fail_at(err, FAN_ERR_EXTERN, 0, fan_slot_place(f->b, f->slot, t->key),
+                           "this contribution was not added to those before it");
     if (status == FAN_OK) {
         fan_value_drop(f->b->frontend, sum);
         *sum = next;
@@ -604,6 +607,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
          * an item. */
         const fan_term *t = &f->terms[0];
         *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
+                                    .weak_int = t->weak_int,
                                     .donated = t->donated,
                                     .owned = t->owned,
                                     .exposed = t->exposed,

@@ -207,6 +207,12 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
     return FAN_OK;
 }
 
+void fan_sum_stats_of_out(const fan_buffer *b, const fan_array *out, fan_sum_stats *sum_stats)
+{
+    stats_read_array(b, out, &sum_stats->stats);
+    sum_stats->stats.bad = SIZE_MAX; /* which term was not finite is known already */
+}
+
 fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 {
     const fan_value *v = f->terms[0].v;

@@ -154,7 +154,6 @@ static fan_status take_gather(take_op *t, fan_error *err)
         c->consumer = t->options->stream ? t->options->stream : own ? own : b->stream;
         FAN_TRY(fan_gather(b, c->slot, SIZE_MAX, true, &c->gathered, err));
         c->has_gathered = true;
-        FAN_TRY(fan_gathered_check(&c->gathered, err));
         for (size_t j = 0; j < f->n; j++)
             if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
                 return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
@@ -173,6 +172,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
                                (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
+        FAN_TRY(fan_gathered_check(&c->gathered, err));
     }
     if (!t->options->out)
         return FAN_OK;
@@ -466,7 +466,11 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
     /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX
      * elements; zeros that went into an out are zeros. */
     fan_fold *f = &c->gathered.fold;
-    if (sparse_into_out) /* they are those of all elements of out, not of the stored ones */
+    /* They are those of all elements of out, not of the stored ones. On the host nothing may fail any more. */
+    bool on_host = sparse_into_out && !c->out->device->backend->has_streams;
+    if (on_host)
+        fan_sum_stats_of_out(t->b, c->out->array, &c->sum_stats);
+    else if (sparse_into_out)
         fan_sum_stats_drop(&c->sum_stats);
     fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
