@@ -119,12 +119,26 @@ static int64_t gone_at(const part *gone, int64_t k)
     return offset;
 }
 
+/* reduce_read: reads the elements [at, at + n), each rounded to `dtype`, as elements of acc, which is no narrower; they
+ * take RUN * 16 bytes at most. */
+static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype dtype, fan_dtype acc,
+                        char *to)
+{
+    FAN_UNINITIALIZED _Alignas(64) char rounded[RUN * 16];
+    if (dtype == a->dtype || dtype == acc) {
+        fan_nditer_read(w, a, at, n, acc, to);
+        return;
+    }
+    fan_nditer_read(w, a, at, n, dtype, rounded);
+    fan_convert(to, acc, (int64_t)fan_dtype_size(acc), rounded, dtype, (int64_t)fan_dtype_size(dtype), n);
+}
+
 /* A row: elements [at, at + n) of the result while they are summed. */
 typedef struct reduce_row {
     const part *kept, *gone;
     const fan_nditer *w;
     const fan_loops *loops;
-    fan_dtype acc;
+    fan_dtype dtype, acc;
     int64_t at, n;
 } reduce_row;
 
@@ -135,7 +149,7 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
     fan_array row = r->kept->a;
     for (bool first = true; k < end; k += step, first = false) {
         row.data = r->kept->a.data + gone_at(r->gone, k);
-        fan_nditer_read(r->w, &row, r->at, r->n, r->acc, first ? sum : scratch);
+        reduce_read(r->w, &row, r->at, r->n, r->dtype, r->acc, first ? sum : scratch);
         if (!first)
             row_add(r->loops, sum, scratch, (size_t)r->n * r->loops->parts);
         if (fan_interrupted(r->n))
@@ -145,11 +159,11 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
 }
 
 /* by_rows: adds one row to a row of the result for each element of the reduced axes. */
-static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
+static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w, fan_dtype dtype)
 {
     FAN_UNINITIALIZED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
     FAN_UNINITIALIZED reduce_runs runs;
-    reduce_row r = {.kept = kept, .gone = gone, .w = w, .acc = fan_reduce_dtype(kept->a.dtype)};
+    reduce_row r = {.kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
     int64_t size = (int64_t)fan_dtype_size(r.acc), most = ROW_BYTES / size, terms = gone->a.size;
     r.loops = fan_loops_of(r.acc);
     for (; r.at < w->size; r.at += r.n) {
@@ -206,15 +220,16 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
 }
 
 /* group_sum: sums the terms [k, end) of `run`, at most a group, into `sum`. */
-static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt, fan_dtype acc,
-                      char *sum)
+static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt,
+                      fan_dtype dtype, char *sum)
 {
+    fan_dtype acc = fan_reduce_dtype(dtype);
     FAN_UNINITIALIZED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
     const fan_loops *loops = fan_loops_of(acc);
     size_t size = fan_dtype_size(acc), wide = end - k < LANES ? (size_t)(end - k) : LANES;
     for (int64_t at = k, n; at < end; at += n) {
         n = end - at < RUN ? end - at : RUN;
-        fan_nditer_read(inner, run, at, n, acc, scratch);
+        reduce_read(inner, run, at, n, dtype, acc, scratch);
         if (dealt)
             lanes_add(acc, lanes, scratch, (size_t)n, at == k);
     }
@@ -223,12 +238,12 @@ static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, 
 }
 
 /* by_elements: sums each element of the result as one run over the reduced axes. */
-static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
+static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w, fan_dtype dtype)
 {
     FAN_UNINITIALIZED fan_nditer inner;
     FAN_UNINITIALIZED reduce_runs runs;
     _Alignas(16) char sum[16];
-    fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
+    fan_dtype acc = fan_reduce_dtype(dtype);
     size_t size = fan_dtype_size(acc);
     int64_t terms = gone->a.size;
     fan_nditer_begin(&inner, &gone->a, true);
@@ -239,7 +254,7 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
         runs_begin(&runs, fan_loops_of(acc), 1);
         for (int64_t k = 0; k < terms; k += GROUP) {
             int64_t end = terms - k < GROUP ? terms : k + GROUP;
-            group_sum(&inner, &run, k, end, terms > RUN, acc, sum);
+            group_sum(&inner, &run, k, end, terms > RUN, dtype, sum);
             runs_add(&runs, sum, size);
             if (fan_interrupted(end - k))
                 return;
@@ -248,7 +263,7 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
     }
 }
 
-void fan_reduce(const fan_array *out, const fan_array *in)
+void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype)
 {
     FAN_UNINITIALIZED part kept, gone, to;
     FAN_UNINITIALIZED fan_nditer w;
@@ -272,5 +287,8 @@ void fan_reduce(const fan_array *out, const fan_array *in)
     fan_nditer_also(&w, &to.a);
     fan_nditer_ready(&w);
     bool runs = gone.a.size >= 64 && (kept.a.size < 16 || gone.nearest < kept.nearest);
-    (runs ? by_elements : by_rows)(&to.a, &kept, &gone, &w);
+    if (runs)
+        by_elements(&to.a, &kept, &gone, &w, dtype);
+    else
+        by_rows(&to.a, &kept, &gone, &w, dtype);
 }

@@ -273,6 +273,41 @@ fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
     return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0], err);
 }
 
+/* coo_rises: returns whether the index of entry e is behind that of the entry before it. */
+static bool coo_rises(const fan_sparse *s, int64_t e)
+{
+    for (int axis = 0; axis < sparse_dim(s); axis++) {
+        int64_t before = coo_index(s, axis, e - 1);
+        int64_t here = coo_index(s, axis, e);
+        if (here != before)
+            return here > before;
+    }
+    return false;
+}
+
+bool fan_sparse_is_sorted(const fan_sparse *s)
+{
+    int64_t nnz = fan_sparse_nnz(s);
+    if (s->format == FAN_FORMAT_COO) {
+        for (int64_t e = 1; e < nnz; e++)
+            if (!coo_rises(s, e))
+                return false;
+        return true;
+    }
+    int64_t rows = s->pointers->shape[0] - 1;
+    int64_t first = 0; /* of the row */
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t end = sparse_pointer(s, row + 1);
+        if (end < first || end > nnz) /* other code writes the pointers meanwhile */
+            return false;
+        for (int64_t e = first + 1; e < end; e++)
+            if (plain_index(s, e) <= plain_index(s, e - 1))
+                return false;
+        first = end;
+    }
+    return true;
+}
+
 /* ---- sparse into dense ----
  *
  * Entries are added in their order, so that those with the same index are added one after the other. */
@@ -403,17 +438,20 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     }
 }
 
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err)
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype, fan_error *err)
 {
     fan_status status;
+    fan_sparse *rounded = NULL;
     fan_array *sum = NULL, *wide = NULL;
-    FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
+    FAN_GO(fan_sparse_cast(s, dtype, &rounded, err));
+    FAN_GO(fan_array_new(fan_reduce_dtype(dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
     fan_sparse_scatter(
-        wide, s); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
+        wide, rounded); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
     fan_array_copy(out, sum);
 done:
+    fan_sparse_drop(rounded);
     fan_array_drop(sum);
     fan_array_drop(wide);
     return status;
@@ -709,6 +747,8 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
     entries all = {0, NULL, NULL, FAN_DT_NONE};
     int64_t total = sum->n, longest = 0, *scratch = NULL;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
         if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) ||
             __builtin_add_overflow(total, here, &total))
@@ -725,6 +765,8 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
                     (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         FAN_GO(read_operand(&all, g, in[k].sparse, at, scratch, err));
         at += fan_sparse_nnz(in[k].sparse) * (g->cells ? cells_of(in[k].sparse) / g->cells : 1);
     }
@@ -864,6 +906,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     bool alike = true;
     int axes = 0;
     for (size_t k = 0; k < n; k++) {
+        if (!in[k].sparse)
+            continue;
         int dim = sparse_dim(in[k].sparse);
         alike &= in[k].sparse->format == s->format && (!fan_format_is_blocked(in[k].sparse->format) ||
                                                        (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
@@ -900,7 +944,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
     bool plain = !coalesced && g.format == FAN_FORMAT_COO;
     for (size_t k = 0; plain && k < n; k++)
-        plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
+        plain = in[k].sparse && in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO &&
+                sparse_dim(in[k].sparse) == g.axes;
     if (plain)
         return merge_concatenate(&g, in, n, out, err);
 

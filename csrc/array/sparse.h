@@ -41,10 +41,13 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err);
 fan_sparse *fan_sparse_hold(fan_sparse *s);
 void fan_sparse_drop(fan_sparse *s);
+/* fan_sparse_is_sorted: returns whether the entries are in the order of their indices, without duplicates. Reads the
+ * index parts; host memory only. */
+bool fan_sparse_is_sorted(const fan_sparse *s);
 int64_t fan_sparse_nnz(const fan_sparse *s); /* stored entries (blocks for BSR, BSC) */
 
 typedef struct fan_sparse_operand {
-    const fan_sparse *sparse;
+    const fan_sparse *sparse; /* NULL, but not of the first: no entries: the sum continues in acc (D3) */
     fan_dtype acc;
 } fan_sparse_operand;
 
@@ -58,9 +61,9 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
 /* fan_sparse_scatter: adds the entries of s to dense `into` (full shape), one after the other, in into's dtype
  * (converted to it). */
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);
-/* fan_sparse_reduce: sums a sparse gradient to a declared shape (A9, D7), as a dense array of `out`'s shape and
- * dtype. */
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err);
+/* fan_sparse_reduce: sums a sparse gradient, its values rounded to `dtype` first, to a declared shape (A9, D7), as a
+ * dense array of `out`'s shape and dtype. */
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype, fan_error *err);
 /* fan_sparse_places: computes, for each stored number in C order of the values, its index in C order of the dense
  * array. The indices must have been checked. FAN_ERR_VALUE if an index exceeds 63 bits. */
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);

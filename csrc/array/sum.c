@@ -18,6 +18,8 @@
 #include "base/interrupt.h"
 #include "base/workers.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
@@ -306,6 +308,45 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
         fan_convert(factor, d, 0, (const char *)&scale->i, FAN_DT_INT64, 0, 1);
         break;
     }
+}
+
+/* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of its precision. */
+static double smallest_normal(fan_dtype d)
+{
+    switch (d) {
+    case FAN_DT_FLOAT8_E4M3FN:
+        return 0x1p-6;
+    case FAN_DT_FLOAT8_E5M2:
+    case FAN_DT_FLOAT16:
+        return 0x1p-14;
+    default:
+        return FLT_MIN;
+    }
+}
+
+/* scale_part_fits: returns whether d has x, rounded, with all of its precision. */
+static bool scale_part_fits(double x, fan_dtype d)
+{
+    _Alignas(16) char rounded[16];
+    double back;
+    if (x == 0 || !isfinite(x))
+        return true;
+    int64_t step = (int64_t)sizeof x;
+    fan_convert(rounded, d, 0, (const char *)&x, FAN_DT_FLOAT64, step, 1);
+    fan_convert((char *)&back, FAN_DT_FLOAT64, 0, rounded, d, step, 1);
+    return isfinite(back) && fabs(x) >= smallest_normal(d);
+}
+
+fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
+{
+    char kind = fan_dtype_kind(d);
+    bool floats = kind == 'f' || kind == 'c';
+    if (!floats || d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128)
+        return d;
+    if (kind == 'f')
+        return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
+    bool fits = scale_part_fits(scale->re, FAN_DT_FLOAT32) && scale_part_fits(scale->im, FAN_DT_FLOAT32);
+    return fits ? d : FAN_DT_COMPLEX128;
 }
 
 /* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C order. */

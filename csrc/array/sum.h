@@ -12,7 +12,8 @@
 typedef struct fan_operand {
     /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same view */
     const fan_array *array;
-    fan_dtype acc; /* the dtype of the fold after this operand (D3: never narrows from k to k+1) */
+    /* the dtype of the fold after this operand (D3: never narrows from k to k+1); of a reduction: fan_reduce's */
+    fan_dtype acc;
 } fan_operand;
 
 typedef struct fan_scale {
@@ -54,6 +55,10 @@ fan_dtype fan_sum_flat_upper(fan_dtype d);
 /* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
+/* fan_scale_dtype: returns the dtype in which a sum of dtype d is multiplied (D10): d; or, for a sum of floats whose
+ * range a part of the factor leaves, float64 or complex128. */
+fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d);
+
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 
@@ -67,8 +72,8 @@ void fan_stats_of(const fan_array *a, fan_stats *s);
 /* fan_reduce_dtype: returns the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself
  * for the rest. */
 fan_dtype fan_reduce_dtype(fan_dtype d);
-/* fan_reduce: sums `in` over leading and stretched axes into `out` (fresh, any dtype, shape broadcasts to in's). May be
- * interrupted. */
-void fan_reduce(const fan_array *out, const fan_array *in);
+/* fan_reduce: sums `in`, each element rounded to `dtype` first, over leading and stretched axes into `out` (fresh, any
+ * dtype, shape broadcasts to in's). Converts by the piece. May be interrupted. */
+void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype);
 
 #endif

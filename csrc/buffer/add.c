@@ -40,19 +40,6 @@ static const char *add_kind_words(char kind)
     }
 }
 
-static bool add_weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
-{
-    unsigned bits = (unsigned)fan_dtype_size(d) * 8;
-    switch (fan_dtype_kind(d)) {
-    case 'u':
-        return lo >= 0 && (bits >= 63 || hi < (INT64_C(1) << bits));
-    case 'i':
-        return bits == 64 || (lo >= -(INT64_C(1) << (bits - 1)) && hi < (INT64_C(1) << (bits - 1)));
-    default:
-        return true;
-    }
-}
-
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
@@ -99,18 +86,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
                                "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
                                fan_dtype_name(sum));
     }
-    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
-    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
-    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
-        int64_t i;
-        memcpy(&i, v->array->data, sizeof i);
-        out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
-        out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
-    }
-    if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                           "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                           add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
+    /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
+    out->weak_int = fan_value_weak_int(v);
+    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->weak_int, sum))
+        return fan_slot_fail_int(b, slot, c->key, out->weak_int, sum, err);
     if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
@@ -326,11 +305,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     }
     const fan_add_streams *with = &x->streams;
     p->seen = a->seen;
-    if (c->value.weak) {
-        p->has_weak_int = true;
-        p->weak_lo = a->weak_lo;
-        p->weak_hi = a->weak_hi;
-    }
+    p->has_weak_int = p->has_weak_int || c->value.weak;
     p->keyed = c->key >= 0 ? 1 : -1;
     p->count++;
     p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
@@ -351,6 +326,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         it->key = c->key;
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
             it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->weak_int = a->weak_int;
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
         it->producer = fan_stream_hold(a->producer);
         it->owned = it->exposed = c->summed;
@@ -414,8 +390,6 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
         p->rules = before->rules;
         p->seen = before->seen;
         p->has_weak_int = before->has_weak_int;
-        p->weak_lo = before->weak_lo;
-        p->weak_hi = before->weak_hi;
         p->keyed = before->keyed;
     }
     if (it && it->value.form != FAN_FORM_UNDEFINED) {
@@ -448,11 +422,11 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
 
 /* ---- converted, or copied, on the way into a slot (A9, A10, A12, S21) ---- */
 
-/* One job from `in` to `out`, counted. */
+/* One job from `in` to `out`, counted. `acc`: fan_operand's. */
 static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
-                              const fan_array *out, const fan_array *in, fan_error *err)
+                              const fan_array *out, const fan_array *in, fan_dtype acc, fan_error *err)
 {
-    fan_operand operand = {in, out->dtype};
+    fan_operand operand = {in, acc};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
     bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
@@ -470,108 +444,125 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
     return status;
 }
 
-/* The same entries in memory of our own. */
-static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out,
-                              fan_error *err)
+/* An array in another dtype, or copied; otherwise the same memory with a hold more. */
+static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from, fan_dtype dtype,
+                               bool copies, fan_array **out, fan_error *err)
 {
-    const fan_array *from[3] = {v->indices, v->pointers, v->values};
-    fan_array *part[3] = {NULL, NULL, NULL};
-    fan_status status = FAN_OK;
-    for (int i = 0; i < 3; i++) {
-        if (!from[i])
-            continue;
-        FAN_GO(fan_device_array(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "copy", part[i], from[i], err));
+    if (from->dtype == dtype && !copies) {
+        *out = fan_array_hold(from);
+        return FAN_OK;
     }
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, part[0], part[1], part[2], v->coalesced, out, err));
+    const char *label = from->dtype == dtype ? "copy" : "cast";
+    FAN_TRY(fan_device_array(d, on, dtype, from->ndim, from->shape, from, out, err));
+    return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, dtype, err);
+}
+
+/* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that their sum runs in the
+ * dtype of the slot (D12). `copies`: all memory is the buffer's own; otherwise index parts stay the source's. */
+static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_dtype dtype,
+                                 bool copies, fan_sparse **out, fan_error *err)
+{
+    fan_array *indices = NULL;
+    fan_array *pointers = NULL;
+    fan_array *values = NULL;
+    fan_status status = FAN_OK;
+    FAN_GO(convert_part(b, d, on, v->indices, v->indices->dtype, copies, &indices, err));
+    if (v->pointers)
+        FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
+    FAN_GO(convert_part(b, d, on, v->values, dtype, copies, &values, err));
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced, out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
 done:
-    for (int i = 0; i < 3; i++)
-        fan_array_drop(part[i]);
+    fan_array_drop(indices);
+    fan_array_drop(pointers);
+    fan_array_drop(values);
     return status;
 }
 
-/* The three kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the
- * work. */
+/* The kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the work.
+ */
 static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
                                 fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_device *d = to->device;
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
-    if (!d->backend->has_streams) {
-        fan_sparse *sparse = NULL;
-        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, &sparse, err));
-        fan_status status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
-        fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
-        if (status == FAN_OK)
-            status = fan_sparse_reduce(*made, sparse, err);
-        status = fan_interrupt_end(&interrupt, status);
-        fan_sparse_drop(sparse);
-        FAN_COUNT(b, copies, 1);
-        return status;
-    }
-    fan_array *dense = NULL; /* D7: through the dense gradient */
-    FAN_TRY(fan_device_array(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
-                             v->sparse->shape, NULL, &dense, err));
-    fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
-    if (status == FAN_OK)
-        status = fan_device_run(
-            d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
-    if (status == FAN_OK)
-        status = fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
-    if (status == FAN_OK)
-        status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, dense, err);
-    fan_array_drop(dense);
+    FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
+    fan_interrupt interrupt; /* what is made is thrown away then */
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
+    fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
+    status = fan_interrupt_end(&interrupt, status);
+    FAN_COUNT(b, copies, 1);
     return status;
 }
 
-/* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+/* Each element rounded to the declared dtype, and then summed to the declared shape: in the accumulation dtype, so that
+ * the slot's sum is rounded once more, at the end (D7). */
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array *from, const fan_conversion *to,
                                fan_stream *on, fan_array **made, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_device *d = to->device;
-    fan_array *there = NULL, *cast = NULL;
-    const fan_array *from = v->array;
-    if (to->upload) {
-        FAN_GO(fan_device_array(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_UPLOAD, "upload", there, from, err));
-        from = there;
-    }
-    if (to->cast) {
-        FAN_GO(fan_device_array(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
-        FAN_GO(convert_job(b, d, on, FAN_JOB_COPY, "cast", cast, from, err));
-        from = cast;
-    }
-    FAN_GO(fan_device_array(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
-    status = convert_job(b, d, on, FAN_JOB_REDUCE, "reduce", *made, from, err);
-done:
-    fan_array_drop(there);
-    fan_array_drop(cast);
-    return status;
+    fan_dtype acc = fan_dtype_accumulate(to->dtype);
+    FAN_TRY(fan_device_array(to->device, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
+    return convert_job(b, to->device, on, FAN_JOB_REDUCE, "reduce", *made, from, to->dtype, err);
 }
 
-/* From the host to a device, or from a device to the host; cast on the host. */
-static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
-                             fan_array **made, fan_error *err)
+/* A 0-d gradient of the host for a device; cast on the host. */
+static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_conversion *to, fan_stream *on,
+                               fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
-    const fan_array *from = v->array;
-    if (to->upload) {
-        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
-        FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, err));
-        FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
-        status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
-    } else {
-        FAN_GO(fan_device_array(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
-        FAN_GO(v->device->backend->read(on, host, from, err));
-        FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
-        status = convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", *made, host, err);
-    }
+    FAN_GO(fan_device_array(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
+    FAN_GO(convert_job(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, to->dtype, err));
+    FAN_GO(fan_device_array(to->device, on, to->dtype, 0, NULL, NULL, made, err));
+    status = convert_job(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, to->dtype, err);
 done:
     fan_array_drop(host);
+    return status;
+}
+
+/* The same elements in host memory, which are there when this returns. */
+static fan_status download_dense(const fan_value *v, fan_stream *on, fan_array **host, fan_error *err)
+{
+    const fan_array *from = v->array;
+    FAN_TRY(fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, host, err));
+    return v->device->backend->read(on, *host, from, err);
+}
+
+/* A dense gradient. An expanded one stays expanded (A13): its compact base is copied, cast and moved, and a reduction
+ * reads it as it is. */
+static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
+                                fan_stream *on, fan_array **made, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *compact = NULL;   /* the base of the gradient */
+    fan_array *near = NULL;      /* .. on the host, where it comes from a device */
+    fan_array *converted = NULL; /* .. as the slot wants it */
+    fan_array *wide = NULL;      /* what is reduced: `near` in the shape of the gradient */
+    const fan_array *whole = v->array;
+    FAN_GO(fan_array_compact(whole, fan_array_expanded(whole), &compact, err));
+    const fan_array *from = compact;
+    if (to->download) {
+        fan_value base = *v;
+        base.array = compact;
+        FAN_GO(download_dense(&base, on, &near, err));
+        from = near;
+        on = NULL;
+    }
+    if (to->reduce) {
+        FAN_GO(fan_array_broadcast(from, whole->ndim, whole->shape, &wide, err));
+        status = reduce_dense(b, s, wide, to, on, made, err);
+        goto done;
+    }
+    if (to->upload)
+        FAN_GO(upload_dense(b, from, to, on, &converted, err));
+    else
+        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download, &converted, err));
+    status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
+done:
+    fan_array_drop(compact);
+    fan_array_drop(near);
+    fan_array_drop(converted);
+    fan_array_drop(wide);
     return status;
 }
 
@@ -584,30 +575,18 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
+    bool copies = c->copy || c->donate; /* donated memory is its owner's again once it is converted */
     if (v->form == FAN_FORM_SPARSE && to->reduce)
         status = reduce_sparse(b, s, v, to, on, &made, err);
-    else if (v->form == FAN_FORM_SPARSE && !to->cast)
-        status = copy_sparse(b, to->device, on, v->sparse, &sparse, err);
     else if (v->form == FAN_FORM_SPARSE)
-        status = to->device->backend->has_streams
-                     ? fan_device_sparse_merge(to->device, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false,
-                                               to->dtype, NULL, &sparse, err)
-                     : fan_sparse_cast(v->sparse, to->dtype, &sparse, err);
-    else if (to->reduce)
-        status = reduce_dense(b, s, v, to, on, &made, err);
-    else if (to->upload || to->download)
-        status = move_dense(b, v, to, on, &made, err);
+        status = convert_sparse(b, to->device, on, v->sparse, to->dtype, copies, &sparse, err);
     else
-        status = fan_device_array(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
-    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !to->reduce && !to->upload && !to->download)
-        status = convert_job(b, to->device, on, FAN_JOB_COPY, to->cast ? "cast" : "copy", made, v->array, err);
+        status = convert_dense(b, s, v, to, on, &made, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
         fan_sparse_drop(sparse);
         return status;
     }
-    if (sparse && to->cast)
-        FAN_COUNT(b, copies, 1);
     *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
     out->origin = v->origin;
     out->rank = v->rank;
@@ -648,6 +627,12 @@ static fan_event *add_shared_event(const fan_add_op *x)
         before->checked.plan.producer_bit != x->checked.plan.producer_bit)
         return NULL;
     return before->item->event;
+}
+
+/* Whether a converted sparse gradient still reads index memory of its source. */
+static bool shares_indices(const fan_value *made, const fan_value *source)
+{
+    return made->form == FAN_FORM_SPARSE && made->sparse->indices == source->sparse->indices;
 }
 
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
@@ -708,7 +693,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (made.form != FAN_FORM_UNDEFINED) {
         x->old = item->value;
         item->value = made;
-        item->owned = true;
+        item->owned = !shares_indices(&made, &x->old);
         item->donated = false;
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {

@@ -18,8 +18,8 @@ typedef struct fan_conversion {
 /* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
 typedef struct fan_check_result {
     fan_conversion to;
-    fan_dtype_set seen; /* the dtypes that the slot has seen, this one's included */
-    int64_t weak_lo, weak_hi;
+    fan_dtype_set seen;   /* the dtypes that the slot has seen, this one's included */
+    int64_t weak_int;     /* of a Python int, its value; else 0 */
     fan_stream *producer; /* S4; no hold */
     fan_add_plan plan;
 } fan_check_result;

@@ -51,7 +51,7 @@ static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *e
         if (s->spec->exact && gathered.fold.n)
             fan_fold_decide(&gathered.fold);
         if (s->spec->exact)
-            status = fan_fold_absorb(&gathered.fold, gathered.like, err);
+            status = fan_fold_absorb(&gathered.fold, &gathered.like, err);
         if (status == FAN_OK && gathered.fold.n > 1) {
             status = fan_fold_begin(&gathered.fold, NULL, err);
             fan_slot_fail(b, slot, status, err);
@@ -65,9 +65,21 @@ static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *e
     return status;
 }
 
-/* Locked: whether a prefix of Python ints does not fit its dtype: it then waits for contributions that bring it back,
- * or until take(), which is refused (D5). */
-static bool budget_ints_leave(const fan_slot *s, size_t m)
+/* The value of an entry that is a Python int; else 0. */
+static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
+{
+    int64_t number = 0;
+    if (one->general)
+        return one->item->weak_int;
+    if (k->weak && k->dtype == FAN_DT_INT64)
+        memcpy(&number, fan_entry_data(k, one), sizeof number);
+    return number;
+}
+
+/* Locked: whether a prefix waits because of its Python ints (D5): their sum leaves int64, and later contributions may
+ * bring it back; or one of them does not fit the dtype so far, and later contributions may widen that. Otherwise take()
+ * refuses it. */
+static bool budget_ints_wait(const fan_slot *s, size_t m)
 {
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
@@ -75,16 +87,33 @@ static bool budget_ints_leave(const fan_slot *s, size_t m)
         return false;
     const fan_plain_kind *k = &s->list->kind;
     const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
-    for (size_t i = 0; i < m + (s->list->summed > 0) && !next; i++) {
+    fan_dtype_set seen = s->p->summed_seen;
+    int64_t lo = s->p->summed_lo;
+    int64_t hi = s->p->summed_hi;
+    bool objects = false;
+    for (size_t i = 0; i < m + (s->list->summed > 0) && !objects; i++) {
         const fan_entry *one = &s->list->entries[i];
         const fan_value *v = one->general ? &one->item->value : &plain;
-        if (!one->object || v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
+        bool sum = i == 0 && s->list->summed > 0;
+        if (!one->object || v->form == FAN_FORM_UNDEFINED)
             continue;
-        if (one->general ? !fan_int_run_add(&run, v)
-                         : !k->weak || !fan_int_run_put(&run, k->dtype, fan_entry_data(k, one)))
-            next = v;
+        objects = v->form == FAN_FORM_OBJECT;
+        if (!sum && !objects) {
+            int64_t number = budget_weak_int(k, one);
+            seen = fan_entry_seen(seen, s, one);
+            lo = number < lo ? number : lo;
+            hi = number > hi ? number : hi;
+        }
+        if (next || v->form == FAN_FORM_ZERO)
+            continue;
+        bool counts = one->general ? fan_int_run_add(&run, v)
+                                   : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
+        next = counts ? NULL : v;
     }
-    return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_DT_NONE ? s->spec->dtype : FAN_DT_INT64);
+    bool declared = s->spec->dtype != FAN_DT_NONE;
+    fan_dtype d = fan_dtype_set_promote(seen);
+    bool fits = declared || (fan_weak_int_fits(lo, d) && fan_weak_int_fits(hi, d));
+    return !fits || fan_int_run_leaves(&run, next, NULL, declared ? s->spec->dtype : FAN_DT_INT64);
 }
 
 /* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone holds. Two kinds
@@ -153,7 +182,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
         return n > 1 && (p->exact || parked > state) ? n : 0;
     }
     size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
-    return budget_ints_leave(s, m) ? 0 : m;
+    return budget_ints_wait(s, m) ? 0 : m;
 }
 
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)

@@ -81,6 +81,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
             t.owned = it->owned;
             t.exposed = it->exposed;
             t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
+            t.weak_int = it->weak_int;
             FAN_TRY(
                 fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
             /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
@@ -105,6 +106,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.v = v;
         t.exposed = t.owned && (kept || one->exposed);
         t.own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
+        t.weak_int = t.is_value && s->list->summed > 1 ? 0 : fan_value_weak_int(v);
     }
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
@@ -115,14 +117,63 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     }
     if (sum)
         t.own = FAN_DT_NONE;
-    t.seen = f->seen;
+    t.seen = sum ? s->p->value_seen : f->seen;
     f->terms[f->n++] = t;
-    if (!gathered->like || t.v->rank < gathered->like->rank ||
-        (t.v->rank == gathered->like->rank && t.key >= 0 && t.key < gathered->like_key)) {
-        gathered->like = t.v;
-        gathered->like_key = t.key;
-    }
+    fan_like *like = &gathered->like;
+    bool lower_key = t.key >= 0 && t.key < like->key;
+    if (!like->some || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
+        *like = (fan_like){.some = true, .origin = t.v->origin, .rank = t.v->rank, .key = t.key};
     return FAN_OK;
+}
+
+/* D5: each Python int counts with its value. While one of those so far does not fit the promotion of the terms so far,
+ * these run in that of the first later term with which they all do, or of the sum. From the first object on dtypes mean
+ * nothing. */
+static void fold_fit_ints(fan_gathered *gathered)
+{
+    fan_fold *f = &gathered->fold;
+    const fan_slot *s = fan_fold_slot(f);
+    size_t n = 0;
+    while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)
+        n++;
+    if (!s->p->has_weak_int || s->spec->dtype != FAN_DT_NONE || (n == 0 && f->n > 0))
+        return;
+    fan_dtype_set all = n < f->n ? f->terms[n].seen : f->seen;
+    size_t waiting = 0; /* the first term whose dtype is not known yet */
+    gathered->weak_lo = s->p->summed_lo;
+    gathered->weak_hi = s->p->summed_hi;
+    for (size_t i = 0; i < n; i++) {
+        int64_t number = f->terms[i].weak_int;
+        gathered->weak_lo = number < gathered->weak_lo ? number : gathered->weak_lo;
+        gathered->weak_hi = number > gathered->weak_hi ? number : gathered->weak_hi;
+        fan_dtype d = fan_dtype_set_promote(f->terms[i].seen);
+        bool fits = fan_weak_int_fits(gathered->weak_lo, d) && fan_weak_int_fits(gathered->weak_hi, d);
+        for (; fits && waiting <= i; waiting++)
+            f->terms[waiting].seen = f->terms[i].seen;
+    }
+    for (; waiting < n; waiting++)
+        f->terms[waiting].seen = all;
+    fan_dtype d = fan_dtype_set_promote(all);
+    if (!fan_weak_int_fits(gathered->weak_lo, d))
+        gathered->unfit = gathered->weak_lo;
+    else if (!fan_weak_int_fits(gathered->weak_hi, d))
+        gathered->unfit = gathered->weak_hi;
+}
+
+fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
+{
+    const fan_fold *f = &gathered->fold;
+    if (!gathered->unfit)
+        return FAN_OK;
+    size_t n = 0;
+    while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)
+        n++;
+    fan_dtype sum = fan_dtype_set_promote(n < f->n ? f->terms[n].seen : f->seen);
+    int64_t key = -1;
+    for (size_t i = 0; i < n && key < 0; i++)
+        if (f->terms[i].weak_int == gathered->unfit)
+            key = f->terms[i].key;
+    return fan_slot_fail_int(f->b, f->slot, key, gathered->unfit, sum, err);
 }
 
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err)
@@ -135,10 +186,14 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     fan_status status = fold_gather_entries(b, slot, m, gathered, err);
     gathered->fold.seen = b->slots[slot].p->summed_seen;
     gathered->fold.state = b->slots[slot].p->exact;
+    if (gathered->fold.state) /* it came before all that still wait */
+        gathered->like = gathered->fold.state->like;
     for (size_t i = 0; status == FAN_OK && i < gathered->n; i++)
         status = fold_gather_one(gathered, i, err);
     if (status != FAN_OK)
         fan_gathered_fini(gathered);
+    else
+        fold_fit_ints(gathered);
     return status;
 }
 
@@ -227,6 +282,7 @@ static fan_fold_facts fold_facts(const fan_fold *f)
         const fan_value *v = f->terms[0].v;
         facts.first = fold_side_of(v);
         facts.coalesced = v->form == FAN_FORM_SPARSE && v->sparse->coalesced;
+        facts.summed = f->terms[0].is_value && s->list->summed > 1;
         facts.entries_before = v->form == FAN_FORM_SPARSE ? v->sparse->nnz_coalesced : 0;
     }
     if (f->n > 1) {
@@ -334,6 +390,9 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
     fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
                                                 own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
     fan_value_drop(f->b->frontend, &own);
+    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
+        return fan_fail_at(err, FAN_ERR_EXTERN, 0, fan_slot_place(f->b, f->slot, t->key),
+                           "this contribution was not added to those before it");
     if (status == FAN_OK) {
         fan_value_drop(f->b->frontend, sum);
         *sum = next;
@@ -507,6 +566,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     fan_sum_stats old = {.valid = false};
     int64_t summed = 0;
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
+    if (status == FAN_OK && f->n > 1) /* unlocked: it may drop an object */
+        fan_value_set_origin(b->frontend, &f->result, gathered->like.origin, gathered->like.rank);
     size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
@@ -532,8 +593,6 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
                                     .owned = f->owned,
                                     .exposed = same && t->exposed,
                                     .shown = same && (first->general ? first->item->shown : first->exposed)};
-        gathered->sum->value.origin = gathered->like ? gathered->like->origin : 0;
-        gathered->sum->value.rank = gathered->like ? gathered->like->rank : 0;
         f->result = (fan_value){.dtype = FAN_DT_NONE};
         f->ready = NULL;
         f->ready_event = NULL;
@@ -548,15 +607,19 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
          * an item. */
         const fan_term *t = &f->terms[0];
         *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
+                                    .weak_int = t->weak_int,
                                     .donated = t->donated,
                                     .owned = t->owned,
                                     .exposed = t->exposed,
                                     .shown = gathered->entries[stays].exposed};
         gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
     }
+    p->value_seen = f->n == 1 ? f->terms[0].seen : f->seen;
     p->summed_seen = f->seen;
-    if (gathered->like)
-        p->like_key = gathered->like_key;
+    p->summed_lo = gathered->weak_lo;
+    p->summed_hi = gathered->weak_hi;
+    if (gathered->like.some)
+        p->like_key = gathered->like.key;
     /* The sum, where there is one, takes the place of the gathered entries, which are at the front of the list but for
      * those that arrived between (only beyond a gap). */
     fan_list *list = s->list;

@@ -12,6 +12,8 @@
  * it. The slot is busy; takes its lock. */
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err);
 void fan_gathered_fini(fan_gathered *gathered);
+/* fan_gathered_check: FAN_ERR_VALUE where a Python int does not fit the dtype of the sum (D5). */
+fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err);
 
 /* fan_fold_decide: f->plan: what the sum will do. begin and run call it themselves; explain() calls it alone. */
 void fan_fold_decide(fan_fold *f);

@@ -11,16 +11,28 @@
 #define PLAIN_RELEASE_BYTES \
     (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed */
 
+/* The terms `in`, summed into fresh memory in the dtype `last`: wider than the dtype of the last term, because a
+ * symbolic zero came after it, or because the scale needs it. */
+static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last, fan_array **wide, fan_error *err)
+{
+    const fan_array *like = in[0].array;
+    fan_stream *on = fan_fold_slot(f)->p->accum;
+    FAN_TRY(fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
+    fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = f->n, .label = "widen"};
+    return fan_fold_job_to_fresh(f, &job, err);
+}
+
 fan_status fan_fold_dense(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
+    fan_array *wide = NULL;                  /* the sum before its last step, where that is one of its own */
     fan_array *out = NULL;                   /* what the job writes */
     fan_array *seen = NULL;                  /* .. as the sum shows it, where it stays expanded (A13) */
     fan_value kept = {.dtype = FAN_DT_NONE}; /* the term whose memory `out` is */
     size_t compact = 0;                      /* operands that were made for the sum: compact bases */
     const fan_array *full = f->terms[0].v->array;
     /* D5: a sum of Python ints that leaves its dtype is none. */
-    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     fan_int_run run = {.sum = 0};
     size_t n = 0;
     while (n < f->n && fan_int_run_add(&run, f->terms[n].v))
@@ -37,6 +49,9 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     fan_operand *in = f->scratch;
     for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_operand){f->terms[i].v->array, fan_fold_accumulated(f, f->terms[i].seen)};
+    fan_dtype last = fan_fold_last(f);
+    if (f->n == 1)
+        in[0].acc = last;
     for (; f->plan.expanded && compact < f->n; compact++) {
         fan_array *c = NULL;
         FAN_GO(fan_array_compact(in[compact].array, f->plan.expanded, &c, err));
@@ -61,22 +76,28 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     if (f->plan.exclusive)
         FAN_GO(fan_order_wait_users(f, out, err));
     FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err));
-    bool here = f->b->sum_stats && !fan_fold_device(f)->backend->has_streams;
     fan_stats_out stats_out = {
         .words = f->sum_stats.device_words, .before = fan_fold_slot(f)->p->sum_stats.device_words, .keys = f->keys};
-    FAN_GO((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(
-        f,
-        &(fan_job){.kind = FAN_JOB_SUM,
+    fan_job job = {.kind = FAN_JOB_SUM,
                    .out = out,
-                   .in = f->scratch,
+                   .in = in,
                    .n = f->n,
-                   .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
-                   .stats = here ? &f->sum_stats.stats : NULL,
-                   .stats_out = f->sum_stats.device_words ? &stats_out : NULL,
+                   .scale = scale,
                    .first_suspect = fan_fold_first_suspect(f),
-                   .label = f->n > 1 ? "sum" : "finish"},
-        err));
-    f->sum_stats.valid = f->sum_stats.valid || here || f->sum_stats.device_words;
+                   .label = f->n > 1 ? "sum" : "finish"};
+    fan_operand whole;
+    bool wider = in[f->n - 1].acc != last && (scale || out->dtype != last);
+    if (wider) { /* its statistics are read from the result, with the terms for the first that is not finite */
+        FAN_GO(dense_widen(f, in, last, &wide, err));
+        whole = (fan_operand){wide, last};
+        job.in = &whole;
+        job.n = 1;
+    } else if (f->b->sum_stats) {
+        job.stats = fan_fold_device(f)->backend->has_streams ? NULL : &f->sum_stats.stats;
+        job.stats_out = f->sum_stats.device_words ? &stats_out : NULL;
+    }
+    FAN_GO((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(f, &job, err));
+    f->sum_stats.valid = f->sum_stats.valid || job.stats || job.stats_out;
     if (f->plan.expanded && out->size) /* each element stands for several */
         f->sum_stats.multiplicity = (uint64_t)(full->size / out->size);
     if (FAN_FAULT(WAIT_AFTER_SUM))
@@ -96,6 +117,7 @@ done:
     for (size_t i = 0; i < compact; i++)
         fan_array_drop((fan_array *)f->scratch[i].array);
     fan_value_drop(f->b->frontend, &kept);
+    fan_array_drop(wide);
     fan_array_drop(out);
     fan_array_drop(seen);
     return status;

@@ -101,14 +101,14 @@ static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_err
         const fan_term *t = &f->terms[*found];
         fan_stats of;
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-        FAN_TRY(fan_fold_stats_of(f, t->v->array, &of, err));
+        FAN_TRY(fan_fold_stats_of(f, t->v, &of, err));
         if (of.nonfinite)
             return FAN_OK;
     }
     return FAN_OK;
 }
 
-fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
+fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
 {
     fan_slot_state *p = fan_fold_slot(f)->p;
     fan_exact_state *st = p->exact;
@@ -130,10 +130,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     if (!sum || fan_window_dtype(sum) != d)
         FAN_GO(exact_window(f, d, f->terms[0].v->array->size, &sum, err));
     FAN_GO(exact_add(f, sum, NULL, 0, err)); /* dense terms alone come here */
-    if (like && (!f->state || like->rank < st->rank)) {
-        st->origin = like->origin;
-        st->rank = like->rank;
-    }
+    st->like = *like;
     if (sum != st->sum)
         fan_window_free(st->sum);
     st->sum = sum;
@@ -184,7 +181,7 @@ done:
 static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     fan_sparse *sum = NULL, *made = NULL;
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
@@ -211,7 +208,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     }
     if (f->plan.kind == FAN_FOLD_EXACT_SPARSE)
         return fold_exact_sparse(f, err);
-    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     fan_window *sum = NULL;
     fan_array *out = NULL;
     fan_dtype d = exact_dtype(f);

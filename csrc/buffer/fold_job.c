@@ -17,6 +17,19 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
     return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : wish;
 }
 
+const fan_scale *fan_fold_scale(const fan_fold *f)
+{
+    bool scaled = f->take && f->take->scale.on;
+    return scaled ? &f->take->scale : NULL;
+}
+
+fan_dtype fan_fold_last(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_accumulated(f, f->seen);
+    const fan_scale *scale = fan_fold_scale(f);
+    return scale ? fan_scale_dtype(scale, d) : d;
+}
+
 fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
 
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)

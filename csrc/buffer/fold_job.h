@@ -12,12 +12,15 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, owned, exposed;
-    bool unshared;      /* of a plain entry: only the list held it when it was gathered */
-    bool is_value;      /* it is the running sum */
-    size_t entry;       /* which of the gathered entries it is */
-    int64_t key;        /* of a contribution, -1: none */
-    fan_dtype own;      /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
-    fan_dtype_set seen; /* of all up to and with this term */
+    bool unshared;    /* of a plain entry: only the list held it when it was gathered */
+    bool is_value;    /* it is the running sum */
+    size_t entry;     /* which of the gathered entries it is */
+    int64_t key;      /* of a contribution, -1: none */
+    fan_dtype own;    /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
+    int64_t weak_int; /* of a Python int, its value; else 0 */
+    /* of all up to and with this term; where a Python int of these does not fit their promotion, also of those up to
+     * the next term with which all of them do (D5) */
+    fan_dtype_set seen;
 } fan_term;
 
 typedef struct fan_fold {
@@ -63,8 +66,10 @@ typedef struct fan_gathered {
     size_t nvalues;
     const fan_value *zero; /* the first symbolic zero */
     size_t zero_entry;     /* .. and which of the entries it is */
-    const fan_value *like; /* whose kind the sum comes back as (D15) */
-    int64_t like_key;
+    fan_like like;
+    int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
+    /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all do. */
+    int64_t unfit;
 } fan_gathered;
 
 static inline fan_slot *fan_fold_slot(const fan_fold *f) { return &f->b->slots[f->slot]; }
@@ -81,6 +86,12 @@ static inline uint64_t fan_dense_bytes(const fan_array *a) { return (uint64_t)a-
 fan_dtype fan_fold_dtype(const fan_fold *f);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
+
+/* fan_fold_scale: by what a result that is handed out is multiplied; NULL: by nothing. */
+const fan_scale *fan_fold_scale(const fan_fold *f);
+/* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation dtype of all that
+ * came, symbolic zeros after the last term too (A2, D3), and wide enough for the scale (D10). */
+fan_dtype fan_fold_last(const fan_fold *f);
 
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
@@ -121,6 +132,6 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
 fan_status fan_fold_exact(fan_fold *f, fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a new or a wider one
  * where it must be. FAN_ERR_NOMEM: nothing happened. */
-fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
+fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err);
 
 #endif

@@ -9,16 +9,19 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_sparse *sum = NULL;
-    fan_sparse_operand *in = fan_alloc(f->n * sizeof *in);
+    fan_sparse_operand *in = fan_alloc((f->n + 1) * sizeof *in);
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
+    fan_dtype last = fan_fold_last(f);
+    bool wider = in[f->n - 1].acc != last;
+    if (wider)
+        in[f->n] = (fan_sparse_operand){NULL, last};
     FAN_GO(fan_order_wait_terms(f, err));
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n, f->plan.coalesce,
-                                   f->finish ? f->plan.dtype : FAN_DT_NONE,
-                                   f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
+    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n + wider, f->plan.coalesce,
+                                   f->finish ? f->plan.dtype : FAN_DT_NONE, fan_fold_scale(f), &sum, err));
     f->result = fan_value_sparse(sum, fan_fold_device(f));
     f->owned = true;
 done:
@@ -119,11 +122,11 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
     for (; m.next < f->n; begun = true)
         FAN_GO(mixed_more(f, &m, err));
     /* The sum in the dtype in which it is wanted, scaled. */
-    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
+    const fan_scale *scale = fan_fold_scale(f);
     if (f->plan.dtype != m.cur->dtype || scale) {
         fan_array *last = NULL;
         FAN_GO(fan_fold_fresh(f, f->plan.dtype, m.ndim, m.shape, m.cur, &last, err));
-        f->scratch[0] = (fan_operand){m.cur, m.cur->dtype};
+        f->scratch[0] = (fan_operand){m.cur, fan_fold_last(f)};
         status = fan_fold_job(
             f,
             &(fan_job){.kind = FAN_JOB_SUM, .out = last, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},

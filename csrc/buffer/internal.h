@@ -22,11 +22,18 @@ typedef struct fan_sum_stats {
     bool captured;           /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
+/* The contribution whose kind the sum comes back as (D15): that of the lowest rank, the lowest key among equals. */
+typedef struct fan_like {
+    bool some;
+    uint8_t origin, rank;
+    int64_t key;
+} fan_like;
+
 /* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take more memory than its
  * window. */
 typedef struct fan_exact_state {
     fan_window *sum;
-    uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
+    fan_like like;
 } fan_exact_state;
 
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
@@ -42,21 +49,23 @@ typedef struct fan_slot_state {
     fan_sync_case how;            /* the case of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
-    bool has_weak_int;
-    int64_t weak_lo, weak_hi; /* range of the weak ints among them */
-    int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
+    bool has_weak_int;  /* a Python int is, or was, among them */
+    int keyed;          /* 1: contributions have keys, -1: they have none, 0: there is none yet */
     int64_t count;
     bool objects;      /* some contribution is, or was, an object: a sum may run others' code */
     size_t arriving;   /* items whose add still carries out its plan */
     size_t recheck_at; /* with an automatic budget: the number of items from which on their holders are checked again */
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* of the sum so far: the first entry of the list where list->summed is not 0, and `exact` */
-    fan_dtype_set summed_seen; /* the dtypes of what is in it (folder) */
-    int64_t like_key;          /* the key of the contribution whose kind it comes back as (folder) */
-    uint64_t next_key;         /* the lowest key that is not in it (folder); up to 2**63 */
-    fan_exact_state *exact;    /* NULL: none (folder) */
-    fan_sum_stats sum_stats;   /* with stats: of a sum of several (folder) */
-    fan_error *poison;         /* the first failed device call, NULL: none */
+    fan_dtype_set summed_seen; /* the dtypes of what is in it, zeros too (folder) */
+    /* .. up to its last term: zeros behind a lone one widen it only when it meets another (folder) */
+    fan_dtype_set value_seen;
+    int64_t summed_lo, summed_hi; /* the range of the Python ints in it, and 0 (folder) */
+    int64_t like_key;             /* the key of the contribution whose kind it comes back as (folder) */
+    uint64_t next_key;            /* the lowest key that is not in it (folder); up to 2**63 */
+    fan_exact_state *exact;       /* NULL: none (folder) */
+    fan_sum_stats sum_stats;      /* with stats: of a sum of several (folder) */
+    fan_error *poison;            /* the first failed device call, NULL: none */
 } fan_slot_state;
 
 /* An idle slot is small: what a pass needs is made when the pass begins. */

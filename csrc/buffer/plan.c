@@ -105,7 +105,7 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
         plan.expanded = f->expanded;
         plan.rules |= FAN_A(13);
     }
-    plan.coalesce = f->finish ? f->terms > 1 : f->entries > 2 * f->entries_before;
+    plan.coalesce = f->finish ? f->terms > 1 || f->summed : f->entries > 2 * f->entries_before;
     plan.exclusive = plan.action == FAN_ACTION_INTO_OLD || plan.action == FAN_ACTION_INTO_NEW;
     plan.batches = dense && fan_stream_id_set(f->slot.accum) && !f->stats;
     plan.after = f->finish ? fan_sync_finish_plan(f->slot, f->has_out, f->taker) : fan_sync_fold_plan(f->slot);

@@ -93,6 +93,7 @@ typedef struct fan_fold_facts {
     fan_side other;                /* .. the first one of another form or sparse format, else the second */
     bool other_is_second;
     bool coalesced;                            /* the first term is sparse, without duplicates */
+    bool summed;                               /* it is the sum of several contributions */
     fan_reuse_answer reuse_first, reuse_other; /* A6, A3: of dense ones */
     int64_t entries, entries_before; /* A5: stored numbers of all, and of the first after it was coalesced last */
     uint64_t expanded;               /* A13: axes along which every term is expanded */
@@ -156,6 +157,7 @@ typedef struct fan_take_facts {
     bool same_dtype;        /* the first term is of the sum's dtype */
     bool overwritten;       /* some out= lies where the only term lies */
     bool summed;            /* the only term is the sum of several contributions */
+    bool loose;             /* it is sparse, and an index may occur twice in it */
     fan_reuse_answer reuse; /* of the only term: whether the taker may write it (A6); read where `writable` is set */
 } fan_take_facts;
 
@@ -187,7 +189,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
         !(f->writable && f->expanded))
         return FAN_TAKE_COMMIT;
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && (objects || f->same_dtype))
+    bool coalesce = f->summed && f->loose; /* D12 */
+    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && !coalesce && (objects || f->same_dtype))
         return FAN_TAKE_HAND;
     return FAN_TAKE_FINISH;
 }

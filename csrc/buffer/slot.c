@@ -333,6 +333,13 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     fan_trace_put(&line);
 }
 
+fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i, fan_dtype sum, fan_error *err)
+{
+    return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
+                       "a Python int among its contributions, %" PRId64 ", does not fit dtype %s", i,
+                       fan_dtype_name(sum));
+}
+
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_error *first = b->slots[slot].p->poison;
@@ -401,23 +408,13 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
     const fan_plain_kind *k = &list->kind;
     bool some = fan_list_defined(list);
     p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
-    if (some && k->weak) {
-        /* D5: Python ints are checked against the dtype of all, which may come yet. */
-        p->has_weak_int = true;
-        for (size_t i = 0; list->kind.dtype == FAN_DT_INT64 && i < list->n; i++) {
-            int64_t n = 0;
-            if (list->entries[i].object)
-                memcpy(&n, fan_entry_data(&list->kind, &list->entries[i]), sizeof n);
-            p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
-            p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
-        }
-    }
+    p->has_weak_int = some && k->weak;
     p->keyed = list->entries[0].key < 0 ? -1 : 1;
     p->count = fan_list_count(list);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
     p->rules = fan_plan_plain_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
     if (list->summed) {
-        p->summed_seen = p->seen;
+        p->summed_seen = p->value_seen = p->seen;
         p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */
         p->next_key = (uint64_t)list->entries[0].key + 1;
     }

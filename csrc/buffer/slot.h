@@ -69,6 +69,8 @@ bool fan_status_poisons(fan_status s);
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */
 fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got, fan_error *err);
+/* fan_slot_fail_int: a Python int among the contributions does not fit the sum's dtype (D5). */
+fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i, fan_dtype sum, fan_error *err);
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);

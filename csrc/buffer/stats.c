@@ -1,3 +1,4 @@
+#include "array/sparse.h"
 #include "array/sum.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
@@ -17,6 +18,26 @@ static const fan_array *stats_numbers(const fan_value *v)
     return v->form == FAN_FORM_SPARSE                              ? v->sparse->values
            : v->form == FAN_FORM_DENSE || v->form == FAN_FORM_ZERO ? v->array
                                                                    : NULL;
+}
+
+/* The elements whose statistics are those of a value: the stored numbers, or, where an index may occur twice in sparse
+ * data, its merged entries, made here on A (*merged: the caller's; NULL: none), rounded as the value is. */
+static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fan_array **elements, fan_sparse **merged,
+                                 fan_error *err)
+{
+    *merged = NULL;
+    *elements = stats_numbers(v);
+    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced)
+        return FAN_OK;
+    bool on_host = !v->device->backend->has_streams;
+    if (on_host && fan_sparse_is_sorted(v->sparse))
+        return FAN_OK;
+    const fan_slot *s = fan_fold_slot(f);
+    fan_dtype acc = fan_accum_dtype(v->dtype, s->spec->accumulate);
+    fan_sparse_operand in = {v->sparse, acc == FAN_DT_NONE ? fan_dtype_accumulate(v->dtype) : acc};
+    FAN_TRY(fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
+    *elements = (*merged)->values;
+    return FAN_OK;
 }
 
 /* on_device: the numbers lie on a device with streams. */
@@ -100,13 +121,48 @@ static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats 
 }
 
 /* Nothing is lost where the user ends the reading, but for what was summed in place. */
-fan_status fan_fold_stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
+fan_status fan_fold_stats_of(const fan_fold *f, const fan_value *v, fan_stats *out, fan_error *err)
 {
     fan_interrupt interrupt;
+    const fan_array *elements;
+    fan_sparse *merged;
     bool may_end = f->may_end && !f->plan.exclusive;
     fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
-    stats_read_array(f->b, a, out);
-    return fan_interrupt_end(&interrupt, FAN_OK);
+    fan_status status = stats_elements(f, v, &elements, &merged, err);
+    if (status == FAN_OK)
+        stats_read_array(f->b, elements, out);
+    fan_sparse_drop(merged);
+    return fan_interrupt_end(&interrupt, status);
+}
+
+/* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be the first with an inf
+ * or a NaN. */
+static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_array *elements;
+    size_t n = 1;
+    size_t nmerged = 1;
+    fan_sparse **merged = fan_calloc((f->n + 1) * sizeof *merged);
+    if (!merged)
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
+    FAN_GO(stats_elements(f, result, &elements, &merged[0], err));
+    f->scratch[0] = (fan_operand){elements, elements->dtype};
+    for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
+        const fan_value *v = f->terms[i].v;
+        if (!stats_numbers(v) || v->device != result->device)
+            continue;
+        FAN_GO(stats_elements(f, v, &elements, &merged[nmerged++], err));
+        f->scratch[n] = (fan_operand){elements, elements->dtype};
+        f->keys[n++] = f->terms[i].key;
+    }
+    status = stats_measure(f->b, f->slot, result->device, &f->sum_stats, stats_state(f)->sum_stats.device_words,
+                           f->scratch, f->keys, n, 1, err);
+done:
+    for (size_t i = 0; i < nmerged; i++)
+        fan_sparse_drop(merged[i]);
+    fan_free(merged);
+    return status;
 }
 
 fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
@@ -115,24 +171,13 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
     if (!f->b->sum_stats || !a)
         return FAN_OK;
     if (stats_on_device(result)) {
-        const fan_slot_state *p = stats_state(f);
-        size_t n = 1;
         if (f->sum_stats.valid || f->snapshot)
             return FAN_OK;
         if (!f->sum_stats.device_words)
             FAN_TRY(stats_memory_for_fold(f, result->device, a->size, err));
         if (f->sum_stats.captured)
             return FAN_OK;
-        f->scratch[0] = (fan_operand){a, a->dtype};
-        for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
-            const fan_array *of = stats_numbers(f->terms[i].v);
-            if (!of || f->terms[i].v->device != result->device)
-                continue;
-            f->scratch[n] = (fan_operand){of, of->dtype};
-            f->keys[n++] = f->terms[i].key;
-        }
-        FAN_TRY(stats_measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch,
-                              f->keys, n, 1, err));
+        FAN_TRY(stats_measure_result(f, result, err));
         f->sum_stats.valid = true;
         return FAN_OK;
     }
@@ -140,7 +185,7 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
     bool summed = sum_stats->valid;
     if (!summed) {
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        FAN_TRY(fan_fold_stats_of(f, a, &sum_stats->stats, err));
+        FAN_TRY(fan_fold_stats_of(f, result, &sum_stats->stats, err));
         sum_stats->stats.bad = SIZE_MAX;
         sum_stats->valid = true;
     }
@@ -151,7 +196,7 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
         fan_stats of = {.nonfinite = summed};
         if (!summed && stats_numbers(t->v) && !stats_on_device(t->v)) {
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-            FAN_TRY(fan_fold_stats_of(f, stats_numbers(t->v), &of, err));
+            FAN_TRY(fan_fold_stats_of(f, t->v, &of, err));
         }
         if (of.nonfinite == 0)
             continue;
@@ -160,6 +205,12 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
         return FAN_OK;
     }
     return FAN_OK;
+}
+
+void fan_sum_stats_of_out(const fan_buffer *b, const fan_array *out, fan_sum_stats *sum_stats)
+{
+    stats_read_array(b, out, &sum_stats->stats);
+    sum_stats->stats.bad = SIZE_MAX; /* which term was not finite is known already */
 }
 
 fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
@@ -173,8 +224,13 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
     if (f->sum_stats.captured)
         return FAN_OK;
     FAN_TRY(fan_order_wait_terms(f, err));
-    fan_operand in = {a, a->dtype};
-    FAN_TRY(stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err));
+    const fan_array *elements;
+    fan_sparse *merged;
+    FAN_TRY(stats_elements(f, v, &elements, &merged, err));
+    fan_operand in = {elements, elements->dtype};
+    fan_status status = stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err);
+    fan_sparse_drop(merged);
+    FAN_TRY(status);
     f->sum_stats.valid = true;
     *R = f->sum_stats.stream;
     return FAN_OK;

@@ -172,6 +172,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
                                (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
+        FAN_TRY(fan_gathered_check(&c->gathered, err));
     }
     if (!t->options->out)
         return FAN_OK;
@@ -337,6 +338,7 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
         facts.summed = f->terms[0].is_value && s->list->summed > 1;
+        facts.loose = f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced;
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
@@ -345,13 +347,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     }
     c->plan = fan_plan_take(&facts);
     f->taker = c->consumer;
-    if (g->like) { /* D15: the kind of object that the sum comes back as */
-        c->origin = g->like->origin;
-        c->rank = g->like->rank;
-    } else if (f->state) {
-        c->origin = f->state->origin;
-        c->rank = f->state->rank;
-    }
+    c->origin = g->like.origin;
+    c->rank = g->like.rank;
     if (c->plan.rules)
         b->slots[c->slot].p->rules |= c->plan.rules;
     if (c->plan.counts)
@@ -440,6 +437,7 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
     if (c->handed)
         return FAN_OK;
     c->handed = true;
+    bool sparse_into_out = c->plan.copy_out && c->result.form == FAN_FORM_SPARSE;
     if (c->plan.copy_out) {
         fan_buffer *b = t->b;
         fan_value sum = c->result;
@@ -468,6 +466,12 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
     /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX
      * elements; zeros that went into an out are zeros. */
     fan_fold *f = &c->gathered.fold;
+    /* They are those of all elements of out, not of the stored ones. On the host nothing may fail any more. */
+    bool on_host = sparse_into_out && !c->out->device->backend->has_streams;
+    if (on_host)
+        fan_sum_stats_of_out(t->b, c->out->array, &c->sum_stats);
+    else if (sparse_into_out)
+        fan_sum_stats_drop(&c->sum_stats);
     fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
         fan_sum_stats_drop(&c->sum_stats);
@@ -713,6 +717,15 @@ static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) :
 
 static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
 
+/* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is wrong with a scale. */
+static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc)
+{
+    if (!take_scale_fits(options, d))
+        return false;
+    bool complex_wider = fan_dtype_kind(d) == 'c' && acc != d;
+    return !complex_wider && fan_scale_dtype(&options->scale, acc) == acc;
+}
+
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
 static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
@@ -723,8 +736,7 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
         return false;
     if (p && p->n) {
         fan_dtype d = p->kind.dtype;
-        if (options->scale.on && fan_list_defined(p) && /* the general path reports what is wrong with it */
-            (!take_scale_fits(options, d) || (fan_dtype_kind(d) == 'c' && fan_plain_accum(b, slot) != d)))
+        if (options->scale.on && fan_list_defined(p) && !take_plain_scales(options, d, fan_plain_accum(b, slot)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
@@ -1158,6 +1170,11 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     if (status != FAN_OK)
         goto let_go;
     f->finish = f->snapshot = true;
+    status = fan_gathered_check(&gathered, err);
+    if (status != FAN_OK) {
+        fan_gathered_fini(&gathered);
+        goto let_go;
+    }
     if (f->n == 0 && !f->state) {
         if (gathered.zero)
             status = take_zeros(b, slot, gathered.zero, fan_fold_dtype(f), out, err);
@@ -1173,13 +1190,9 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
             status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
                                          consumer ? consumer : s->p->consumer, &f->rules, err);
     }
-    if (status == FAN_OK && !gathered.like && f->state) {
-        out->origin = f->state->origin;
-        out->rank = f->state->rank;
-    }
-    if (status == FAN_OK && gathered.like && out->form != FAN_FORM_OBJECT) {
-        out->origin = gathered.like->origin;
-        out->rank = gathered.like->rank;
+    if (status == FAN_OK && gathered.like.some && out->form != FAN_FORM_OBJECT) {
+        out->origin = gathered.like.origin;
+        out->rank = gathered.like.rank;
     }
     if (status != FAN_OK)
         fan_value_drop(b->frontend, out);

@@ -134,6 +134,39 @@ bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
     return true;
 }
 
+void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, uint8_t rank)
+{
+    bool other_kind = v->origin != origin && v->form != FAN_FORM_OBJECT;
+    v->origin = origin;
+    v->rank = rank;
+    if (!other_kind || !v->object)
+        return;
+    f->drop(v->object);
+    v->object = NULL;
+    v->own_memory = false;
+}
+
+int64_t fan_value_weak_int(const fan_value *v)
+{
+    int64_t i = 0;
+    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64)
+        memcpy(&i, v->array->data, sizeof i);
+    return i;
+}
+
+bool fan_weak_int_fits(int64_t i, fan_dtype d)
+{
+    unsigned bits = (unsigned)fan_dtype_size(d) * 8;
+    switch (fan_dtype_kind(d)) {
+    case 'u':
+        return i >= 0 && (bits >= 63 || i < (INT64_C(1) << bits));
+    case 'i':
+        return bits == 64 || (i >= -(INT64_C(1) << (bits - 1)) && i < (INT64_C(1) << (bits - 1)));
+    default:
+        return true;
+    }
+}
+
 bool fan_int_run_add(fan_int_run *r, const fan_value *v)
 {
     if (v->form != FAN_FORM_DENSE || !v->weak || (v->device && v->device->backend->has_streams) || v->array->size != 1)

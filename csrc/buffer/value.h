@@ -131,6 +131,9 @@ typedef struct fan_frontend {
 fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err);
 /* fan_value_drop: drops all and makes *v undefined. */
 void fan_value_drop(const fan_frontend *f, fan_value *v);
+/* fan_value_set_origin: the value becomes one of another kind (D15): if its object is of its old kind, it is dropped,
+ * and the memory stays. */
+void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, uint8_t rank);
 /* fan_value_use, fan_value_returned: as fan_backend has them, for each array of a value. Objects donate nothing. If
  * fan_value_use fails, it donated none of them. */
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err);
@@ -141,6 +144,11 @@ int fan_value_shape(const fan_value *v, const int64_t **shape);
 fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t *n);
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
+
+/* fan_value_weak_int: the value of a Python int (D5) on the host; 0 of anything else. fan_weak_int_fits: whether dtype
+ * d has it; floats have any, rounded. */
+int64_t fan_value_weak_int(const fan_value *v);
+bool fan_weak_int_fits(int64_t i, fan_dtype d);
 
 /* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
  * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does

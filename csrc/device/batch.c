@@ -206,6 +206,14 @@ static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *
     return FAN_OK;
 }
 
+static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *out, const fan_array *host,
+                                fan_error *err)
+{
+    fan_operand from = {.array = host, .acc = host->dtype};
+    fan_job job = {.kind = FAN_JOB_UPLOAD, .out = out, .in = &from, .n = 1, .label = "upload"};
+    return fan_device_run(d, s, &job, err);
+}
+
 static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
 {
     *out = NULL;
@@ -213,9 +221,7 @@ static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array
         return FAN_OK;
     fan_array *on = NULL;
     FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, &on, err));
-    fan_operand from = {.array = part, .acc = part->dtype};
-    fan_status status = fan_device_run(
-        d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &from, .n = 1, .label = "upload"}, err);
+    fan_status status = sparse_upload(d, s, on, part, err);
     if (status != FAN_OK) {
         fan_array_drop(on);
         return status;
@@ -255,8 +261,9 @@ static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_s
     if (!host)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     for (size_t i = 0; i < n; i++) {
-        fan_sparse *part;
-        FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
+        fan_sparse *part = NULL;
+        if (in[i].sparse)
+            FAN_GO(sparse_moved(d, s, in[i].sparse, sparse_to_host, &part, err));
         host[i] = (fan_sparse_operand){.sparse = part, .acc = in[i].acc};
     }
     FAN_GO(fan_sparse_merge(host, n, coalesce, result, scale, &merged, err));
@@ -314,21 +321,47 @@ done:
     return status;
 }
 
+/* sparse_check_recorded: sums of sparse data are made by calls that no recorder gets. */
+static fan_status sparse_check_recorded(fan_error *err)
+{
+    if (!fan_storage_redirected())
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_CAPTURE,
+                    "a sum of sparse gradients cannot be recorded: its size depends on their values; make them dense");
+}
+
 fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
                                    fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
-    if (fan_storage_redirected())
-        return fan_fail(
-            err, FAN_ERR_CAPTURE,
-            "a sum of sparse gradients cannot be recorded: its size depends on their values; make them dense");
+    FAN_TRY(sparse_check_recorded(err));
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
     bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
     for (size_t i = 0; i < n && plain; i++) /* D3: if the dtype widens, the earlier operands are summed first */
-        plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
+        plain = in[i].sparse && in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? sparse_concatenate(d, s, in, n, out, err)
                  : sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
+}
+
+fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from, fan_dtype dtype,
+                                    const fan_array *out, fan_error *err)
+{
+    FAN_TRY(sparse_check_recorded(err));
+    if (!d->backend->has_streams)
+        return fan_sparse_reduce(out, from, dtype, err);
+    fan_status status = FAN_OK;
+    fan_sparse *host = NULL;
+    fan_array *sum = NULL;
+    FAN_GO(sparse_moved(d, s, from, sparse_to_host, &host, err));
+    FAN_GO(fan_sparse_check(host, err));
+    FAN_GO(fan_array_new(out->dtype, out->ndim, out->shape, out, &sum, err));
+    FAN_GO(fan_sparse_reduce(sum, host, dtype, err));
+    FAN_GO(sparse_upload(d, s, out, sum, err));
+done:
+    fan_sparse_drop(host);
+    fan_array_drop(sum);
+    return status;
 }

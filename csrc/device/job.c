@@ -42,7 +42,7 @@ void fan_job_run(const fan_job *job, bool parallel)
         fan_exact_fold(job->out, job->in, job->n, job->in[0].acc, job->scale);
         return;
     case FAN_JOB_REDUCE:
-        fan_reduce(job->out, job->in[0].array);
+        fan_reduce(job->out, job->in[0].array, job->in[0].acc);
         return;
     case FAN_JOB_COPY:
     case FAN_JOB_UPLOAD:

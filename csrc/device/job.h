@@ -16,7 +16,7 @@ typedef struct fan_stream fan_stream;
 typedef enum fan_job_kind {
     FAN_JOB_SUM,     /* out = fold of in[0..n) with scale (fan_sum) */
     FAN_JOB_EXACT,   /* out = their exact sum in in[0].acc, with scale (fan_exact_fold) */
-    FAN_JOB_REDUCE,  /* out = in[0] summed to out's shape (fan_reduce) */
+    FAN_JOB_REDUCE,  /* out = in[0], rounded to in[0].acc, summed to out's shape (fan_reduce) */
     FAN_JOB_COPY,    /* out = in[0], same shape, converted (fan_array_copy) */
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */

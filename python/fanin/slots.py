@@ -209,7 +209,8 @@ class Stats:
     They are the same on every device, except for the last places of `sumsq`.
     """
 
-    count: int  #: elements; of a sparse sum, the stored ones
+    #: elements; of a sparse sum the stored ones, an index that is stored several times once; with a dense `out=`, all
+    count: int
     sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
     absmax: float  #: the largest magnitude of a finite element
     nonfinite: int  #: the number of elements that are inf or NaN
@@ -320,7 +321,7 @@ def clip_norm(
     norm = global_norm(buf)
     scale = float(max_norm) / norm if math.isfinite(norm) and norm > max_norm else None
     for x in sums if scale is not None else ():
-        dtype = str(getattr(x, "dtype", ""))
+        dtype = str(getattr(x.parts[-1] if isinstance(x, Sparse) else x, "dtype", ""))
         if x is not None and not (isinstance(x, Zero | float | complex) or "float" in dtype or "complex" in dtype):
             raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
     done: dict[int, object] = {}  # one array in two slots is scaled once

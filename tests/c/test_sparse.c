@@ -507,7 +507,7 @@ static void reductions_equal_the_dense_model(void)
             }
             want[at] = add_numbers(acc, want[at], convert_number(part->values->dtype, get(part->values, i), acc));
         }
-        CHECK_OK(fan_sparse_reduce(out, part, NULL));
+        CHECK_OK(fan_sparse_reduce(out, part, part->values->dtype, NULL));
         for (int64_t i = 0; i < out->size; i++) {
             number x = convert_number(acc, want[i], d);
             if (!is_whole(d))
@@ -669,7 +669,7 @@ static void out_of_memory_leaves_nothing_behind(void)
         for (int n = 0; status != FAN_OK; n++) {
             fan_sparse *got = NULL;
             fan_mem_fail_at(n, 1);
-            fan_status reduced = fan_sparse_reduce(out, s.part[0], NULL);
+            fan_status reduced = fan_sparse_reduce(out, s.part[0], s.part[0]->values->dtype, NULL);
             fan_mem_fail_at(n, 1);
             status = fan_sparse_cast(s.part[0], FAN_DT_COMPLEX128, &got, NULL);
             fan_mem_fail_at(-1, 0);

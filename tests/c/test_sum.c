@@ -352,7 +352,7 @@ static void reductions_equal_the_left_fold(void)
             to = d;
         fan_array *in = random_view(d, ndim, shape, true), *out = random_view(to, fewer, small, false);
         CHECK(fan_broadcasts_from(ndim, shape, fewer, small));
-        fan_reduce(out, in);
+        fan_reduce(out, in, in->dtype);
         for (int64_t i = 0; i < out->size; i++) {
             number want = reduce_one(in, out, i);
             if (!CHECK(same_number(get(out, i), want)))

@@ -18,7 +18,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -229,10 +229,11 @@ class Sum:
     value: object = None  # an array or Entries in the accumulation dtype; an object
     stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
     terms: tuple[Gradient, ...] = ()  # the defined terms of the sum
+    ahead: tuple[Gradient, ...] = ()  # later ones whose dtypes count already, because a Python int needs them (D5)
 
     @property
     def dtype(self) -> DType:
-        return self.slot.dtype or promotion({g.type for g in self.terms if g.type})
+        return self.slot.dtype or promotion({g.type for g in (*self.terms, *self.ahead) if g.type})
 
     @property
     def main(self) -> tuple[Gradient, ...]:
@@ -243,12 +244,12 @@ class Sum:
     def side(self) -> Side:
         return Side(self.form, entries_in(self.value).kind if self.form == "sparse" else "")
 
-    def plus(self, g: Gradient) -> Sum:
+    def plus(self, g: Gradient, ahead: tuple[Gradient, ...] = ()) -> Sum:
         """This sum + g."""
         plan = accum(self.side, Side(g.form, g.format), self.recording)
         if g.form == "undefined" or (g.form == "zero" and self.form == "object"):
             return self
-        me = replace(self, terms=(*self.terms, g), form=plan.result)
+        me = replace(self, terms=(*self.terms, g), ahead=ahead, form=plan.result)
         if plan.action == "object":
             return replace(me, value=self.combined(g))
         if g.form == "object":
@@ -381,6 +382,32 @@ class Sum:
         return g.array if fits and not shared else None
 
 
+def before_objects(gradients: Sequence[Gradient]) -> list[Gradient]:
+    return list(takewhile(lambda g: g.form != "object", gradients))
+
+
+def ints_fit(gradients: Sequence[Gradient], slot: Slot) -> bool:
+    """D5: does the dtype of these hold each Python int among them?"""
+    some = before_objects(gradients)
+    types = {g.type for g in some if g.type}
+    dtype = slot.dtype or (promotion(types) if types else np.dtype(float))
+    ints = [g.source for g in some if isinstance(g.source, int) and g.type == "int"]
+    return kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
+
+
+def sum_of(total: Sum, gradients: Sequence[Gradient]) -> Sum:
+    """total + each of these; a Python int that does not fit the dtype so far has that of the first later gradient with
+    which it does (D5).
+    """
+    for i, g in enumerate(gradients):
+        later = before_objects(gradients[i + 1 :])
+        known = (*total.terms, g)
+        held = next((n for n in range(len(later)) if ints_fit((*known, *later[:n]), total.slot)), len(later))
+        objects = total.form == "object" or g.form == "object"
+        total = total.plus(g, () if objects or total.recording else tuple(later[:held]))
+    return replace(total, ahead=())
+
+
 def meets(some: Sequence[Array], others: Sequence[Array]) -> bool:
     return any(np.may_share_memory(x, y) for x in some for y in others)
 
@@ -409,7 +436,10 @@ class Pass:
 
     def whole(self) -> Sum:
         """The sum of all that came, gaps skipped."""
-        return reduce(Sum.plus, self.parked(), self.total)
+        came = [*self.total.terms, *self.parked()]
+        fit = self.total.recording or self.total.form == "object" or ints_fit(came, self.total.slot)
+        need(fit, ValueError, "a Python int among its contributions does not fit the dtype of the sum")
+        return sum_of(self.total, self.parked())
 
     def shape(self) -> Shape | None:
         return next((g.shape for g in self.came.values() if g.form not in ("undefined", "object")), None)
@@ -455,11 +485,7 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             if g.type and not self.create_graph:
-                dtype = promotion(me.types() | {g.type})
-                accumulation(dtype, declared.accumulate)
-                ints = [h.source for h in (*me.came.values(), g) if isinstance(h.source, int) and h.type == "int"]
-                fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
-                need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
+                accumulation(promotion(me.types() | {g.type}), declared.accumulate)
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None
@@ -559,10 +585,15 @@ class InputBuffer:
             due += 1
         with self._doing("fold", [i]):
             total = me.total
-            for k in range(me.due, due):
-                if me.came[k].form == "object" and total.form != "object" and total.terms and total.leaves():
+            some = [me.came[k] for k in range(me.due, due)]
+            if not total.recording and total.form != "object" and not ints_fit((*total.terms, *some), total.slot):
+                return  # a later contribution may widen it
+            first = len(before_objects(some))
+            if first < len(some) and total.form != "object":
+                before = sum_of(total, some[:first])
+                if before.terms and before.leaves():
                     return  # reported by the call that needs the sum
-                total = total.plus(me.came[k])
+            total = sum_of(total, some)
             if total.form not in ("undefined", "object", "zero") and total.leaves():
                 return  # a later contribution may bring it back into range
         me.total, me.due = total, due

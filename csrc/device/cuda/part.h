@@ -292,7 +292,8 @@ fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *
 fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_error *err);
 
 /* fan__cuda_reduce: fan_reduce (array/sum.h), a sum over axes (D7), queued; the same bits. */
-fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err);
+fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_dtype dtype,
+                            fan_error *err);
 
 /* copy: copies between host and device, and sums made on the host. */
 fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err);

@@ -22,7 +22,7 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
     case FAN_JOB_EXACT:
         return fan__cuda_exact(s, job, err);
     case FAN_JOB_REDUCE:
-        return fan__cuda_reduce(s, job->out, job->in[0].array, err);
+        return fan__cuda_reduce(s, job->out, job->in[0].array, job->in[0].acc, err);
     case FAN_JOB_COPY:
         return fan__cuda_copy(s, job->out, job->in[0].array, err);
     case FAN_JOB_ZERO:

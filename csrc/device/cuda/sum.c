@@ -346,7 +346,7 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
     }
 }
 
-fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
 {
     fan_k_reduce a;
     reduce_axes stay, go;
@@ -420,22 +420,54 @@ static fan_status copy_twin_begin(copy_twin *t, const fan_array *of, fan_error *
 
 static void copy_twin_end(copy_twin *t) { fan_free_data(t->bytes, t->size); }
 
-/* copy_packed: makes `like` without gaps, in scratch memory of the stream; its dims are in room[2 * FAN_MAX_NDIM]. */
-static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_array *out, int64_t *room,
-                              fan_error *err)
+/* copy_packed: makes memory for `like` in a dtype without gaps, in scratch memory of the stream; its dims are in
+ * room[2 * FAN_MAX_NDIM]. */
+static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_dtype dtype, fan_array *out,
+                              int64_t *room, fan_error *err)
 {
     uint64_t at = 0;
-    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(like->dtype), &at, err));
+    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(dtype), &at, err));
     memcpy(room, like->shape, (size_t)like->ndim * sizeof *room);
-    fan_dense_strides(like->ndim, like->shape, fan_dtype_size(like->dtype), NULL, room + FAN_MAX_NDIM);
+    fan_dense_strides(like->ndim, like->shape, fan_dtype_size(dtype), NULL, room + FAN_MAX_NDIM);
     *out = (fan_array){.data = (char *)(uintptr_t)at,
-                       .dtype = like->dtype,
+                       .dtype = dtype,
                        .ndim = like->ndim,
                        .size = like->size,
                        .shape = room,
                        .strides = room + FAN_MAX_NDIM,
                        .writable = true};
     return FAN_OK;
+}
+
+fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_dtype dtype,
+                            fan_error *err)
+{
+    if (dtype == in->dtype || out->size == 0 || in->size == 0)
+        return reduce_as_it_is(s, out, in, err);
+    /* The kernels read one dtype: the elements are rounded in scratch memory first, along an expanded axis once. */
+    fan_array base = *in;
+    fan_array rounded;
+    int64_t shape[FAN_MAX_NDIM], room[2 * FAN_MAX_NDIM];
+    uint64_t expanded = fan_array_expanded(in);
+    base.shape = shape;
+    for (int i = 0; i < in->ndim; i++) {
+        bool once = expanded >> i & 1u;
+        shape[i] = once ? 1 : in->shape[i];
+        base.size /= once ? in->shape[i] : 1;
+    }
+    FAN_TRY(copy_packed(s, &base, dtype, &rounded, room, err));
+    fan__launch_ctx quiet = *s; /* it does not change the result */
+    quiet.begun = NULL;
+    fan_status status = fan__cuda_copy(&quiet, &rounded, &base, err);
+    for (int i = 0; i < in->ndim; i++)
+        if (expanded >> i & 1u)
+            rounded.strides[i] = 0;
+    rounded.shape = in->shape;
+    rounded.size = in->size;
+    if (status == FAN_OK)
+        status = reduce_as_it_is(s, out, &rounded, err);
+    fan__cuda_scratch_free(s->stream, fan__address_of(&rounded));
+    return status;
 }
 
 /* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself reads such memory. */
@@ -457,7 +489,7 @@ fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, cons
     if (out->size == 0)
         return FAN_OK;
     if (!fan_array_dense(out)) {
-        FAN_TRY(copy_packed(s, out, &near, room, err));
+        FAN_TRY(copy_packed(s, out, out->dtype, &near, room, err));
         status = fan__cuda_upload(s, &near, in, err);
         if (status == FAN_OK)
             status = fan__cuda_copy(s, out, &near, err);
@@ -482,7 +514,7 @@ fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, co
     if (src->size == 0)
         return FAN_OK;
     if (!fan_array_dense(src)) {
-        FAN_TRY(copy_packed(s, src, &near, room, err));
+        FAN_TRY(copy_packed(s, src, src->dtype, &near, room, err));
         status = fan__cuda_copy(s, &near, src, err);
         if (status == FAN_OK)
             status = fan__cuda_download(s, dst, &near, err);

@@ -157,9 +157,9 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
         shape[i] = t->shape[i];
     FAN_TRY(fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, err));
     fan_dense_strides(t->ndim, shape, fan_dtype_size(dtype), NULL, strides);
-    /* An empty tensor's address and strides mean nothing and may be anything. */
+    /* An empty tensor's address and strides mean nothing and may be anything, and so may the stride of one element. */
     for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
-        if (__builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
+        if (shape[i] > 1 && __builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "the tensor's stride %lld along axis %d is more than can be counted in bytes",
                             (long long)t->strides[i], i);

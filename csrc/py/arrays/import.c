@@ -554,6 +554,26 @@ int fan_import_object(PyObject *o, fan_value *out)
     return -1;
 }
 
+/* is_lazy: whether a torch tensor has this bit: its memory holds other numbers than it shows. */
+static bool is_lazy(PyObject *o, const char *method)
+{
+    PyObject *set = fan_is_tensor(fan_state_get(), o) ? PyObject_CallMethod(o, method, NULL) : NULL;
+    bool lazy = set == Py_True;
+    Py_XDECREF(set);
+    PyErr_Clear();
+    return lazy;
+}
+
+/* read_only_words: why an array that is imported as read-only cannot be written. */
+static const char *read_only_words(PyObject *o)
+{
+    if (is_lazy(o, "is_conj"))
+        return "has torch's conjugate bit: give out=x.resolve_conj()";
+    if (is_lazy(o, "is_neg"))
+        return "has torch's negative bit: give out=x.resolve_neg()";
+    return "is read-only";
+}
+
 int fan_import_out(PyObject *o, fan_value *out)
 {
     const char *why = NULL;
@@ -576,7 +596,7 @@ int fan_import_out(PyObject *o, fan_value *out)
         return -1;
     }
     if (!out->array->writable)
-        why = "is read-only";
+        why = read_only_words(o);
     else if (v != FAN_OVERLAP_DISJOINT)
         why = "overlaps itself";
     else if (out->object != o)

@@ -104,12 +104,25 @@ static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slo
     set_field(e, "reason", reason);
 }
 
+/* note_place: adds to the live exception, which another library raised, what it was about. */
+static void note_place(const fan_error *err)
+{
+    PyObject *e = fan_exception_take();
+    PyObject *done = e ? PyObject_CallMethod(e, "add_note", "N", text_of(err->text)) : NULL;
+    if (e && !done)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    fan_exception_put(e);
+}
+
 PyObject *fan_raise(fan_status s, const fan_error *err)
 {
     PyObject *context, *e = NULL, *text;
     if (s == FAN_ERR_EXTERN) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
+        if (err && err->text[0] && err->object[0])
+            note_place(err);
         return NULL;
     }
     context = fan_exception_take();
