@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit.at import until_at
 
 import fanin
 from fanin.sim import Machine
 from kit import hooks
+from kit.at import until_at
 from kit.sample import sizes
 
 pytestmark = pytest.mark.core

@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
-
 from fanin._core import DTypeError
+
 from fanin._interop.protocols import DType
 from fanin._words import counted, type_of
 from fanin.slots import Slot, Sparse, Zero

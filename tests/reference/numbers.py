@@ -15,8 +15,8 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-
 from fanin._core import DTypeError
+
 from fanin._interop.protocols import DType, NDArray
 from fanin.slots import Sparse
 
