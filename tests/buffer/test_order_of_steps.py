@@ -191,9 +191,7 @@ def test_a_zero_that_widens_the_sum_comes_before_the_scale(terms: Any, dtype: st
 
 
 @pytest.mark.parametrize("where", ["sim", "fake"])
-def test_a_zero_that_widens_the_sum_comes_before_the_scale_on_a_device(
-    a_world: Callable[..., Any], where: str
-) -> None:
+def test_a_zero_that_widens_the_sum_comes_before_the_scale_on_a_device(a_world: Callable[..., Any], where: str) -> None:
     w = a_world(where)
     for terms, dtype, scale, want in WIDENED[:6]:
         there = [w.array(x) for x in terms]

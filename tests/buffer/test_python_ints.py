@@ -1,4 +1,4 @@
-"""Python ints beside narrow integers (D5): each counts with its value, in the dtype of the whole sum, whatever came when;
+"""Python ints beside narrow integers (D5): each counts with its value, in the dtype of the whole sum, in every order;
 one that does not fit is a ValueError in every order.
 """
 

@@ -120,7 +120,9 @@ def test_structure_and_statistics_do_not_depend_on_the_budget(a_world: Callable[
     for _ in range(150 if where == "cpu" else 40):
         dtype = r.choice(["f4", "f8", "c8", "f2", "i4"])
         lengths = [r.randint(0, 6) for _ in range(r.randint(2, 4))]
-        terms = [coo([r.randint(1, 9) for _ in range(n)], dtype, [r.randrange(5) for _ in range(n)], 5) for n in lengths]
+        terms = [
+            coo([r.randint(1, 9) for _ in range(n)], dtype, [r.randrange(5) for _ in range(n)], 5) for n in lengths
+        ]
         results = []
         for budget in (10**9, 0, 100):
             buf = fanin.InputBuffer(1, budget=budget, stats=True)
