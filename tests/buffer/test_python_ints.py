@@ -1,5 +1,5 @@
-"""Python ints beside narrow integers (D5): each counts with its value, in the dtype of the whole sum, whatever came
-when; one that does not fit is a ValueError in every order.
+"""Python ints beside narrow integers (D5): each counts with its value, in the dtype of the whole sum, in every order;
+one that does not fit is a ValueError in every order.
 """
 
 from __future__ import annotations
