@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import re
 import signal
 import subprocess
@@ -29,6 +30,10 @@ from kit.support import (
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A relative path is meant from here, and processes that are started here may run in other folders.
+if PATHS := list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, PATHS))
 
 
 FAILED = pytest.StashKey[bool]()
