@@ -97,8 +97,9 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         job.stats_out = f->sum_stats.device_words ? &stats_out : NULL;
     }
     FAN_GO((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(f, &job, err));
-    f->sum_stats.valid = f->sum_stats.valid || job.stats || job.stats_out;
-    if (f->plan.expanded && out->size) /* each element stands for several */
+    bool measured = job.stats || job.stats_out;
+    f->sum_stats.valid = f->sum_stats.valid || measured;
+    if (measured && f->plan.expanded && out->size) /* each element stands for several */
         f->sum_stats.multiplicity = (uint64_t)(full->size / out->size);
     if (FAN_FAULT(WAIT_AFTER_SUM))
         FAN_GO(fan_order_wait_terms(f, err));

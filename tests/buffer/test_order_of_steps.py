@@ -235,6 +235,22 @@ def test_the_first_bad_key_is_found_in_a_sum_that_is_widened_apart(budget: Any) 
     assert stats.sumsq == 0.4**2
 
 
+@pytest.mark.parametrize("where", ["cpu", "sim"])
+def test_an_expanded_sum_that_is_widened_apart_has_each_element_in_its_statistics_once(
+    a_world: Callable[..., Any], where: str
+) -> None:
+    x = np.broadcast_to(np.int8([1, 2]), (3, 2))
+    w = a_world(where) if where != "cpu" else None
+    for terms in ([x], [x, x]):
+        for budget in (0, None):
+            buf = fanin.InputBuffer(1, budget=budget, stats=True)
+            for g in (*terms, Z((3, 2), "f8")):
+                buf.add(0, w.array(g) if w and not isinstance(g, Z) else g)
+            buf.take(scale=0.5)
+            stats = buf.stats(0)
+            assert (stats.count, stats.sumsq) == (6, 15 * len(terms) ** 2 / 4), (budget, stats)
+
+
 # ---------------------------------------------------------------- scaled in a dtype that has the factor (D10)
 
 
