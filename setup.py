@@ -76,6 +76,15 @@ WARN = [
     "-Wcast-align=strict",
 ]
 
+#: Files with loops over many numbers, whose speed is worth what -O3 costs. They take the compiler longest.
+LOOPS = {f"csrc/array/{name}.c" for name in ("exact_loops", "sum_avx2", "sum_avx512", "sum_base", "convert", "reduce")}
+LOOPS |= {f"csrc/array/{name}.c" for name in ("exact", "sparse", "sum", "superacc")}
+
+#: The file of csrc/py that defines a macro before it includes py.h.
+IMPORTS_NUMPY = "csrc/py/base/state.c"
+#: For so few files of csrc/py the header is not compiled by itself.
+FEW = 8
+
 LINK = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-pthread"]
 
 
@@ -100,7 +109,12 @@ def wanted_flags() -> tuple[list[str], list[str]]:
             [*ALWAYS, *HARDEN, *WARN, "-Werror", "-UNDEBUG", "-DFAN_TEST=1", "-g", "-O1"],
             LINK,
         )
-    return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O3"], LINK
+    return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O2"], LINK
+
+
+def weight(source: str) -> tuple[bool, int]:
+    """How long the compiler takes, roughly: the longest files come first, so that all compilers end together."""
+    return source in LOOPS, os.path.getsize(ROOT / source)
 
 
 def embed_kernels(folder: Path) -> str:
@@ -146,8 +160,9 @@ class BuildCore(build_ext):
 
         import numpy
 
-        if not SOURCES:
-            raise SystemExit("csrc/ has no C files: this is not a whole copy of the sources")
+        missing = sorted({*LOOPS, IMPORTS_NUMPY} - set(SOURCES))
+        if missing:
+            raise SystemExit(f"csrc/ lacks {', '.join(missing)}: this is not a whole copy of the sources")
         self.probe = list(self.compiler.compiler_so)
         # Some interpreters were linked with an -rpath of their own: it has no business in our library.
         self.compiler.linker_so = [a for a in self.compiler.linker_so if not a.startswith("-Wl,-rpath")]
@@ -194,6 +209,20 @@ class BuildCore(build_ext):
             done = subprocess.run([*command, "-o", str(Path(folder, "probe.out"))], capture_output=True)
             return done.returncode == 0
 
+    def precompiled(self, flags: list[str]) -> list[str]:
+        """The flags by which a file of csrc/py begins with py.h as the compiler has read it already.
+
+        Python's own headers take the compiler as long as the text of such a file. None where the compiler cannot, and
+        with ccache, which would cache nothing.
+        """
+        if any(Path(word).name == "ccache" for word in self.probe):
+            return []
+        header = Path(self.build_temp, "py.h")
+        header.write_text('#include "py/base/py.h"\n')
+        command = [*self.probe, *flags, "-x", "c-header", str(header), "-o", f"{header}.gch"]
+        done = subprocess.run(command, capture_output=True)
+        return ["-include", str(header)] if done.returncode == 0 else []
+
     def compile_parallel(
         self,
         sources,
@@ -223,12 +252,18 @@ class BuildCore(build_ext):
             return os.path.getmtime(obj) > max(newest, os.path.getmtime(src))
 
         todo = [(obj, *build[obj]) for obj in objects if obj in build and not fresh(obj, build[obj][0])]
+        todo.sort(key=lambda one: weight(one[1]), reverse=True)
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)  # written when all is built: a build that failed is done again
         jobs = int(os.environ.get("FANIN_JOBS") or os.cpu_count() or 1)
+        more = {src: ["-O3"] if BUILD == "release" and src in LOOPS else [] for _, src, _ in todo}
+        python = [src for src in more if src.startswith("csrc/py/") and src != IMPORTS_NUMPY]
+        if len(python) > FEW:
+            more |= dict.fromkeys(python, self.precompiled([*cc_args, *post]))
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             work = [
-                pool.submit(compiler._compile, obj, src, suffix, cc_args, post, pp_opts) for obj, src, suffix in todo
+                pool.submit(compiler._compile, obj, src, suffix, cc_args, [*post, *more[src]], pp_opts)
+                for obj, src, suffix in todo
             ]
             for one in work:
                 one.result()
