@@ -206,6 +206,8 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
         sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
         like = !like && f->terms[i].v->form == FAN_FORM_DENSE ? f->terms[i].v->array : like;
     }
+    if (f->plan.kind == FAN_FOLD_EXACT_SPARSE && fan_fold_is_copied(f))
+        return fan_fold_sparse(f, err);
     if (f->plan.kind == FAN_FOLD_EXACT_SPARSE)
         return fold_exact_sparse(f, err);
     const fan_scale *scale = fan_fold_scale(f);

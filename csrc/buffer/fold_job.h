@@ -125,6 +125,9 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
 fan_status fan_fold_dense(fan_fold *f, fan_error *err);
 /* fan_fold_sparse: all terms sparse (A5, A7), or one of them to be finished. */
 fan_status fan_fold_sparse(fan_fold *f, fan_error *err);
+/* fan_fold_is_copied: whether a sparse result is the only term as it is, but in memory of its own: for a taker that
+ * writes it, or for a snapshot. fan_fold_sparse copies it. */
+bool fan_fold_is_copied(const fan_fold *f);
 /* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in
  * the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
