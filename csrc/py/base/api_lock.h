@@ -1,7 +1,8 @@
 /* api_lock: the lock of a buffer of the C API, which stands for the interpreter's: one thread at a time is inside
  * (buffer/plain.h), and leaves wherever a thread of Python's leaves the interpreter: fan_allow_threads_begin, and
- * before it waits for the interpreter. So no thread that has such a lock waits for the interpreter's, and others' code
- * (release functions, deleters) runs without it and may call the API.
+ * before it runs Python (fan_gil_enter), which may give the interpreter to another thread. So no thread that has such a
+ * lock waits for the interpreter's, and others' code (finalizers, release functions, deleters) runs without it and may
+ * call the API.
  */
 #ifndef FAN_PY_API_LOCK_H
 #define FAN_PY_API_LOCK_H

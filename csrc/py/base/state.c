@@ -80,12 +80,13 @@ bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
 
 bool fan_gil_enter(fan_gil *g)
 {
+    bool held = fan_gil_held();
     g->taken = g->left = false;
-    if (fan_gil_held())
-        return true;
-    if (fan_finalizing())
+    if (!held && fan_finalizing())
         return false;
-    g->left = fan_api_leave(); /* a thread that has the GIL may wait for this lock */
+    g->left = fan_api_leave(); /* a thread that has the GIL, or gets it meanwhile, may wait for this lock */
+    if (held)
+        return true;
     g->state = PyGILState_Ensure();
     g->taken = true;
     return true;
