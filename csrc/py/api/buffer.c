@@ -733,7 +733,7 @@ fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *opti
     size_t slots = b->core->nslots;
     if (n == slots)
         return take_some(b, (fan_span){0, n}, false, options, sums, why);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n && i < slots; i++) /* n may count bytes, or be no number of sums at all */
         fan_c_show(NULL, &sums[i]);
     fan_error_clear(&err);
     return fan_api_fail(why,
