@@ -139,9 +139,13 @@
     X(TREE_VERIFY_TWICE, "verify= leaves operands as the function made them, and the replay writes them again") \
     X(TREE_GONE_STAYS, "recordings of functions that are gone are not given back") \
     X(TREE_FORK_WHOLE, "in a forked child a tree counts as whole though another thread was in a call of it")
+/* The C API. */
+#define FAN_API_FAULTS(X) \
+    X(API_RELEASE_LOCKED, "the releases at the end of a call run while the thread has the interpreter's lock") \
+    X(API_DROP_AT_ONCE, "drop calls a release at once, whatever lock the thread has")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
-    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X)
+    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -203,7 +203,7 @@ def test_results_are_undefined_after_every_failure() -> None:
     ):
         with pytest.raises(Failed):
             call(name, *arguments)
-        assert undefined(v[: arguments[-1] if name == "buffer_take" else 1]), name
+        assert undefined(v[: 2 if name == "buffer_take" else 1]), name
         ct.memset(v, GARBAGE, ct.sizeof(v))
     w = fanin.Leaf(np.zeros(3, F))
     edge = (c_api.Edge * 1)(c_api.Edge(next=id(w), slot=0))
@@ -221,6 +221,16 @@ def test_results_are_undefined_after_every_failure() -> None:
         assert undefined(v[:1]) and not at
     finally:
         m.close()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, ct.sizeof(Value) * 2, 2**64 - 1])
+def test_a_take_with_room_for_another_number_of_sums_writes_only_as_many_as_there_are_slots(n: int) -> None:
+    b, v = Buffer(2), garbage(4)
+    with pytest.raises(Failed, match=f"room for 2 sums, one for each slot, got {n}$") as e:
+        call("buffer_take", b.at, None, v, n)
+    assert e.value.status == c_api.VALUE
+    assert undefined(v[: min(n, 2)])
+    assert bytes(v)[ct.sizeof(Value) * min(n, 2) :] == bytes(garbage(4))[ct.sizeof(Value) * min(n, 2) :]
 
 
 @pytest.mark.parametrize(

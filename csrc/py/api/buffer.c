@@ -144,26 +144,25 @@ static const fan_frontend frontend = {
 
 /* A call in progress. */
 typedef struct api_call {
-    fan_api_place was;
-    fan_gil gil; /* of an InputBuffer's */
-    bool turn;   /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
+    fan_api_place was; /* where the thread was before */
+    fan_gil gil;       /* of an InputBuffer's */
+    bool turn;         /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
 } api_call;
 
-/* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all). */
+/* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all). call_end: leaves it,
+ * and then calls the releases that the call put off. */
 static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, api_call *call, fan_error *err)
 {
     fan_error_clear(err);
-    call->was = (fan_api_place){NULL, false};
     call->turn = fan_sched_active();
     if (call->turn && !fan_sched_enter())
         return fan_fail(err, FAN_ERR_STATE, "the machine ends this run");
-    if (!b->python) {
-        call->was = fan_api_enter(&b->lock, &fan_api_here);
-    } else if (!fan_gil_enter(&call->gil)) {
+    if (b->python && !fan_gil_enter(&call->gil)) {
         if (call->turn)
             fan_sched_leave();
         return fan_fail(err, FAN_ERR_STATE, "the interpreter of this InputBuffer has ended");
     }
+    call->was = b->python ? fan_api_releases_begin() : fan_api_enter(&b->lock, fan_api_this_thread());
     if (!call->turn)
         return FAN_OK;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
@@ -174,7 +173,7 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
 static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
 {
     if (!b->python) {
-        fan_api_exit(&b->lock, &fan_api_here, call->was);
+        fan_api_exit(&b->lock, fan_api_this_thread(), call->was);
     } else {
         PyObject *e = status == FAN_ERR_EXTERN && call->gil.taken ? fan_exception_take() : NULL;
         if (e) { /* a thread that had no interpreter cannot keep an exception: its text is all that is returned */
@@ -185,10 +184,12 @@ static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_err
             Py_XDECREF(text);
             Py_DECREF(e);
         }
+        fan_api_here.place = call->was; /* as fan_gil_enter found it */
         fan_gil_leave(&call->gil);
     }
     if (call->turn)
         fan_sched_leave();
+    fan_api_releases_end(call->was);
 }
 
 /* ---- new, free ---- */
@@ -257,6 +258,7 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
     fan_slot_spec *specs = NULL;
     fanin_buffer *b = fan_calloc(sizeof *b);
     bool locked = b && fan_api_lock_init(&b->lock) == 0;
+    fan_api_place was = fan_api_releases_begin();
     *out = NULL;
     fan_error_clear(&err);
     fan_status status = !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
@@ -288,6 +290,7 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
         b = NULL;
     }
     *out = b;
+    fan_api_releases_end(was);
     return fan_api_fail(why, status, &err);
 }
 
@@ -297,6 +300,7 @@ static void buffer_done(fanin_buffer *b)
     FAN_UNINITIALIZED fan_gil gil;
     if (atomic_fetch_sub_explicit(&b->uses, 1, memory_order_acq_rel) != 1)
         return;
+    fan_api_place was = fan_api_releases_begin();
     if (!b->python) {
         fan_buffer_free(b->core);
         fan_counters_join(&b->total);
@@ -306,6 +310,7 @@ static void buffer_done(fanin_buffer *b)
         fan_gil_leave(&gil);
     }
     fan_free(b);
+    fan_api_releases_end(was);
 }
 
 void fan_api_buffer_free(fanin_buffer *b)
@@ -439,6 +444,7 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
     fanin_add_options o;
     FAN_UNINITIALIZED api_call call;
     bool added = false, plain = slot < b->nplain && add_plain(view, value, given, &kind, &one);
+    fan_api_place was = fan_api_releases_begin();
     fan_error_clear(err);
     fan_status status = add_options(given, true, &o, err);
     if (status == FAN_OK)
@@ -451,6 +457,7 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
         call_end(b, &call, status, err);
     }
     contribution_drop(&c);
+    fan_api_releases_end(was);
     return status;
 }
 
@@ -465,9 +472,12 @@ static inline __attribute__((always_inline)) fanin_status add_one(fanin_buffer *
     bool added = false;
     if (!fan_sched_active() && slot < b->nplain && add_plain(view, value, o, &kind, &one)) {
         fan_error_clear(&err);
-        fan_api_place *here = fan_api_this_thread(), was = fan_api_enter(&b->lock, here);
+        fan_api_thread *here = fan_api_this_thread();
+        fan_api_place was = fan_api_enter(&b->lock, here);
         status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, &err);
         fan_api_exit(&b->lock, here, was);
+        if (__builtin_expect(here->first != NULL, 0))
+            fan_api_releases_run();
         if (added && status == FAN_OK)
             return FANIN_OK;
     }
@@ -706,6 +716,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
     t.outs = NULL;
     t.out_values = NULL;
     t.results = t.few_results;
+    fan_api_place was = fan_api_releases_begin();
     fan_error_clear(&err);
     for (size_t i = 0; i < t.n; i++)
         fan_c_show(NULL, &sums[i]);
@@ -723,6 +734,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
     if (t.results != t.few_results)
         fan_free(t.results);
     fan_stream_drop(t.how.stream);
+    fan_api_releases_end(was);
     return fan_api_fail(why, status, &err);
 }
 
@@ -733,7 +745,7 @@ fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *opti
     size_t slots = b->core->nslots;
     if (n == slots)
         return take_some(b, (fan_span){0, n}, false, options, sums, why);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n && i < slots; i++) /* n may count bytes, or be no number of sums at all */
         fan_c_show(NULL, &sums[i]);
     fan_error_clear(&err);
     return fan_api_fail(why,
@@ -762,6 +774,7 @@ fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_s
     fan_stream *s = NULL;
     fan_value v = {.dtype = FAN_DT_NONE};
     FAN_UNINITIALIZED api_call call;
+    fan_api_place was = fan_api_releases_begin();
     fan_c_show(NULL, sum);
     fan_error_clear(&err);
     fan_status status = fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
@@ -775,6 +788,7 @@ fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_s
         call_end(b, &call, status, &err);
     }
     fan_stream_drop(s);
+    fan_api_releases_end(was);
     return fan_api_fail(why, status, &err);
 }
 
@@ -788,6 +802,7 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
     fan_stream *stream = NULL;
     fanin_target *t = fan_calloc(sizeof *t);
     FAN_UNINITIALIZED api_call call;
+    fan_api_place was = fan_api_releases_begin();
     fan_c_show(NULL, lent_value);
     *out = NULL;
     fan_error_clear(&err);
@@ -799,6 +814,7 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
         call_end(b, &call, status, &err);
     }
     fan_stream_drop(stream);
+    fan_api_releases_end(was);
     if (status == FAN_OK) {
         t->buffer = b;
         atomic_fetch_add_explicit(&b->uses, 1, memory_order_relaxed);

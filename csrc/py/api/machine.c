@@ -1,5 +1,6 @@
 /* machine: the simulated machine of the C API. Needs no interpreter. */
 #include "py/api/api.h"
+#include "py/base/api_lock.h"
 
 #include "base/mem.h"
 #include "device/sim/sim.h"
@@ -98,6 +99,7 @@ void fan_api_machine_free(fanin_machine *m)
 {
     if (!m)
         return;
+    fan_api_place was = fan_api_releases_begin();
     for (size_t i = 0; i < m->nstreams; i++)
         fan_stream_drop(m->streams[i]);
     fan_free(m->streams);
@@ -108,6 +110,7 @@ void fan_api_machine_free(fanin_machine *m)
     (void)pthread_mutex_destroy(&m->lock);
     fan_sim_drop(m->m);
     fan_free(m);
+    fan_api_releases_end(was);
 }
 
 fanin_status fan_api_machine_enter(fanin_machine *m, fanin_failure *why)
@@ -176,6 +179,7 @@ fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin
 
 /* A kernel of the caller's, with holds on its arrays. */
 typedef struct queued {
+    fan_api_release end;
     fanin_kernel k;
     char name[48];
     size_t n;
@@ -196,12 +200,22 @@ static void queued_drop(queued *q)
     fan_free(q);
 }
 
+static void queued_release(fan_api_release *end)
+{
+    queued *q = (queued *)end;
+    q->k.release(q->k.ctx);
+    fan_free(q);
+}
+
 static void queued_end(void *ctx)
 {
     queued *q = ctx;
+    for (size_t i = 0; i < q->n; i++)
+        fan_array_drop(q->arrays[i]);
     if (q->k.release)
-        q->k.release(q->k.ctx);
-    queued_drop(q);
+        fan_api_release_call(&q->end);
+    else
+        fan_free(q);
 }
 
 static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, queued **out, fan_error *err)
@@ -213,6 +227,7 @@ static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, 
     queued *q = *out = fan_calloc(sizeof *q + (k.nreads + k.nwrites) * sizeof(fan_array *));
     if (!q)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    q->end.run = queued_release;
     q->k = k;
     fan_append(q->name, sizeof q->name, "%s", k.name ? k.name : "kernel");
     for (; q->n < k.nreads + k.nwrites; q->n++) {

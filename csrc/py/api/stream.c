@@ -1,5 +1,6 @@
 /* stream: streams, events and reads of the C API, on any device; and which arrays share bytes. Needs no interpreter. */
 #include "py/api/api.h"
+#include "py/base/api_lock.h"
 
 #include "array/overlap.h"
 #include "base/interrupt.h"
@@ -29,7 +30,12 @@ fanin_status fan_api_event_record(const fanin_stream *stream, fanin_event **out,
     FAN_API_RUN(stream_record(stream, out, &err));
 }
 
-void fan_api_event_free(fanin_event *e) { fan_event_drop(event_of(e)); }
+void fan_api_event_free(fanin_event *e)
+{
+    fan_api_place was = fan_api_releases_begin();
+    fan_event_drop(event_of(e));
+    fan_api_releases_end(was);
+}
 
 static fan_status stream_wait(const fanin_stream *stream, fanin_event *e, fan_error *err)
 {

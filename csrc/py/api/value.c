@@ -4,6 +4,7 @@
 #include "py/device/backends.h"
 
 #include "array/overlap.h"
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <limits.h>
@@ -170,19 +171,25 @@ void fan_api_share(const fanin_value *v, fanin_value *out)
 
 /* The caller's memory, and the function that releases it. */
 typedef struct wrapped {
+    fan_api_release end;
     void (*release)(void *ctx);
     void *ctx;
 } wrapped;
 
+static void wrapped_release(fan_api_release *end)
+{
+    wrapped *w = (wrapped *)end;
+    w->release(w->ctx);
+    fan_free(w);
+}
+
 static void wrapped_gone(fan_storage *s)
 {
-    const wrapped w = *(wrapped *)s->ctx;
-    fan_free(s->ctx);
-    if (!w.release)
-        return;
-    bool left = fan_api_leave();
-    w.release(w.ctx);
-    fan_api_return(left);
+    wrapped *w = s->ctx;
+    if (w->release)
+        fan_api_release_call(&w->end);
+    else
+        fan_free(w);
 }
 
 fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
@@ -203,13 +210,13 @@ fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t
         status = s ? FAN_OK : fan_fail(&e, FAN_ERR_NOMEM, "out of memory");
     }
     if (status == FAN_OK) {
-        *w = (wrapped){NULL, NULL}; /* on failure the caller keeps the memory */
+        *w = (wrapped){.release = NULL}; /* on failure the caller keeps the memory */
         if (!strides)
             fan_dense_strides(ndim, shape, fan_dtype_size((fan_dtype)dtype), NULL, dense);
         status = fan_array_view(s, data, (fan_dtype)dtype, ndim, shape, strides ? strides : dense, false, &a, &e);
     }
     if (status == FAN_OK) {
-        *w = (wrapped){release, ctx};
+        *w = (wrapped){.end.run = wrapped_release, .release = release, .ctx = ctx};
         fan_c_show(a, out);
     }
     if (s)
@@ -225,19 +232,35 @@ void fan_api_drop(fanin_value *v)
 {
     fan_array *a = fan_c_array(v);
     fan_c_show(NULL, v);
+    fan_api_place was = fan_api_releases_begin();
+    if (FAN_FAULT(API_DROP_AT_ONCE))
+        fan_api_here.place.in_call = false;
     fan_array_drop(a);
+    fan_api_releases_end(was);
 }
 
 /* ---- tensors that own their memory ---- */
 
-static void managed_gone(void *ctx)
+/* A tensor of the caller's, until its deleter has been called. */
+typedef struct managed {
+    fan_api_release end;
+    fan_dl_versioned *tensor;
+} managed;
+
+static void managed_delete(fan_api_release *end)
 {
-    fan_dl_versioned *m = ctx;
-    bool left = fan_api_leave();
-    if (m->deleter)
-        m->deleter(m);
-    fan_api_return(left);
+    managed *m = (managed *)end;
+    if (m->tensor->deleter)
+        m->tensor->deleter(m->tensor);
 }
+
+static void managed_release(fan_api_release *end)
+{
+    managed_delete(end);
+    fan_free(end);
+}
+
+static void managed_gone(void *ctx) { fan_api_release_call(&((managed *)ctx)->end); }
 
 static void managed_gone_host(fan_storage *st) { managed_gone(st->ctx); }
 
@@ -254,26 +277,38 @@ static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_e
 
 fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_failure *why)
 {
-    fan_dl_versioned *m = (void *)tensor;
+    fan_dl_versioned *t = (void *)tensor;
     FAN_UNINITIALIZED fan_error err;
     fan_device *d = NULL;
     fan_storage *st = NULL;
     fan_array *a = NULL;
     fan_error_clear(&err);
     fan_c_show(NULL, out);
-    if (!m)
+    if (!t)
         return fan_api_fail(why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
-    fan_status status = managed_check(m, &d, &err);
-    if (status == FAN_OK)
+    fan_api_place was = fan_api_releases_begin();
+    managed refused = {.end.run = managed_delete, .tensor = t};
+    managed *m = NULL;
+    fan_status status = managed_check(t, &d, &err);
+    if (status == FAN_OK && !(m = fan_alloc(sizeof *m)))
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    if (status == FAN_OK) {
+        *m = (managed){.end.run = managed_release, .tensor = t};
         status = fan_dl_storage(d, managed_gone_host, managed_gone, m, &st, &err);
-    if (status == FAN_OK)
-        status = fan_dl_view(&m->tensor, !(m->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)), st, d, &a, &err);
+    }
+    if (status == FAN_OK) {
+        bool writable = !(t->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
+        status = fan_dl_view(&t->tensor, writable, st, d, &a, &err);
+    }
     fan_api_show(a, d, out);
-    if (st)
+    if (st) {
         fan_storage_drop(st);
-    else
-        managed_gone(m);
+    } else {
+        fan_free(m);
+        fan_api_release_call(&refused.end);
+    }
     fan_device_drop(d);
+    fan_api_releases_end(was); /* `refused` lives until here */
     return fan_api_fail(why, status, &err);
 }
 

@@ -135,7 +135,7 @@ PyObject *fan_call(const char *module, const char *name, const char *format, ...
 /* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
-    bool left;  /* .. and unlocked a buffer of the C API meanwhile (api_lock.h) */
+    bool left;  /* a buffer of the C API is unlocked meanwhile (api_lock.h) */
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);

@@ -346,8 +346,8 @@ typedef struct fanin_api {
     fanin_status (*like)(const fanin_value *v, fanin_value *out, fanin_error *err);
     /* share: the same array once more: a sum handed on as it is. An undefined one gives that. */
     void (*share)(const fanin_value *v, fanin_value *out);
-    /* wrap: memory of the caller's, which stays as it is until release(ctx) is called, once, on any thread; failing, it
-     * is not called. strides in bytes; NULL: in C order. */
+    /* wrap: memory of the caller's, which stays as it is until release(ctx) is called, once, on any thread, as a
+     * deleter is (of_managed); failing, it is not called. strides in bytes; NULL: in C order. */
     fanin_status (*wrap)(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                          void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err);
     /* may_write: not 0: only the node's function holds this sum, so it may be overwritten, and shared as gradient. */
@@ -372,8 +372,8 @@ typedef struct fanin_api {
     /* ---- arrays of other libraries: on any thread, with or without the interpreter ---- */
 
     /* of_managed: a value over a tensor's memory, which owns the tensor from then on, also on failure. The deleter is
-     * called once, on any thread, without a lock of fanin's and perhaps without the interpreter; on a device after all
-     * streams that used the memory. */
+     * called once, on any thread; on a device after all streams that used the memory. Calls of the table call deleters
+     * without a lock of fanin's and without the interpreter, so that they may wait for it. */
     fanin_status (*of_managed)(fanin_managed *tensor, fanin_value *out, fanin_failure *why);
     /* to_managed: a tensor over the value's memory, which holds it until its deleter is called. */
     fanin_status (*to_managed)(const fanin_value *v, fanin_managed **out, fanin_failure *why);
