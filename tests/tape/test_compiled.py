@@ -19,6 +19,7 @@ from fanin.sim import Machine, explore
 from fanin.tape import Var
 from kit import hooks
 from kit.recorded_steps import refused, run_program
+from kit.sample import sizes
 
 
 def descend(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
@@ -177,8 +178,9 @@ def programs(seeds: range) -> None:
     assert replayed >= len(seeds)
 
 
-def test_random_programs_give_the_bits_of_the_program_as_it_is() -> None:
-    programs(range(150))
+@pytest.mark.parametrize("count", sizes(40, 150))
+def test_random_programs_give_the_bits_of_the_program_as_it_is(count: int) -> None:
+    programs(range(count))
 
 
 @pytest.mark.slow
