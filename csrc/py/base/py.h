@@ -228,6 +228,9 @@ int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 /* fan_set_error: PyErr_Format that returns -1. */
 int fan_set_error(PyObject *type, const char *fmt, ...);
+/* fan_iteration_failed: Replaces a live exception of the class `end`, which Python would take for the end of the
+ * iteration, by a RuntimeError with that exception as its cause, as a generator does. */
+void fan_iteration_failed(const char *iteration, PyObject *end);
 
 /* FAN_DEALLOC: tp_dealloc: the statement ends what `o` has. */
 #define FAN_DEALLOC(name, statement)     \
