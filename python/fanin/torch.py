@@ -436,7 +436,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
     def measure() -> None:
         p = torch.zeros(2, 2, requires_grad=True)
         [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
-        [node] = accumulators([p])
+        [node] = accumulators(BUFFER, [p], [0])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor

@@ -75,7 +75,7 @@ def test_a_walk_raises_every_other_exception_of_a_callback_itself(callback: str)
 
 @pytest.mark.core
 @pytest.mark.parametrize("kind", [IndexError, StopIteration])
-@pytest.mark.parametrize("through", [list, tuple, lambda b: [s for s in b], lambda b: [*zip(b, b, strict=True)]])
+@pytest.mark.parametrize("through", [list, tuple, lambda b: [*map(type, b)], lambda b: [*zip(b, b, strict=True)]])
 def test_an_iteration_over_a_buffer_raises_what_would_end_it_as_a_runtime_error(
     kind: type[Exception], through: Callable[[Any], object]
 ) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 from fanin import _core
+from fanin._interop.classes import attribute
 from fanin._words import type_of
 from fanin.errors import PeerError
 
@@ -443,9 +444,9 @@ def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
-        torch = sys.modules.get("torch.distributed")
-        if torch is not None and torch.is_available() and torch.is_initialized():
-            x = torch.group.WORLD
+        is_initialized = attribute("torch.distributed", "is_initialized")
+        if is_initialized is not None and is_initialized():
+            x = sys.modules["torch.distributed"].group.WORLD
     if x is None:
         try:
             from mpi4py import MPI

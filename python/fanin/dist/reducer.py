@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fanin import _core
+from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
@@ -759,14 +759,13 @@ class Reducer:
 
 def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     made: list[Any] = []
-    torch = sys.modules.get("torch")
-    single = isinstance(leaves, _core.Leaf) or (torch is not None and isinstance(leaves, torch.Tensor))
+    single = isinstance(leaves, _core.Leaf) or is_tensor(leaves)
     if single or not isinstance(leaves, Iterable):
         hint = ": give [leaf]" if single else ": give model.parameters()" if hasattr(leaves, "parameters") else ""
         raise TypeError(f"Reducer: expected several leaves, got {type_of(leaves)}{hint}")
     for i, x in enumerate(leaves):
         name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
-        if torch is not None and isinstance(leaf, torch.Tensor):
+        if is_tensor(leaf):
             from fanin._interop.torch_leaves import TorchLeaf
 
             if leaf.requires_grad:
