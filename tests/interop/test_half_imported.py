@@ -114,7 +114,7 @@ def test_the_default_group_is_found_while_torch_distributed_is_imported(monkeypa
     for name in ("torch", "torch.distributed"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(RuntimeError, match="expected torch.distributed to be initialised"):
+    with pytest.raises(RuntimeError, match=r"expected torch\.distributed to be initialised"):
         dist.group()
 
 
