@@ -31,7 +31,9 @@ from ._interop.torch_leaves import (
     accumulators,
     after_hooks,
     gradient_dtype,
+    gradient_strides,
     have_after_hooks,
+    laid_out,
     leaves_of,
     word,
 )
@@ -386,6 +388,8 @@ class accumulate:
                             first.detach().copy_(total)
                         else:  # torch would write all the same
                             failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                elif total is not None:
+                    kept = laid_out(total, p)
                 if kept is not None:  # else .grad stays None, or what it was if the block could not begin
                     setattr(p, into, kept)
             except Exception as e:  # the other parameters still get their sums
@@ -402,7 +406,10 @@ class accumulate:
             rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
             return first.detach() if rounded else None
         if self.into == "main_grad" and came:
-            return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
+            p = self._parameters[slot]
+            if p.shape != self._shapes[slot]:
+                return torch.empty(self._shapes[slot], dtype=dtype, device=p.device)
+            return torch.empty_strided(p.shape, gradient_strides(p), dtype=dtype, device=p.device)
         return None
 
 

@@ -174,6 +174,34 @@ def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "gra
     return dtype or p.dtype
 
 
+def gradient_strides(p: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a parameter's gradient, as torch's own pass makes it: the parameter's, if its elements lie without
+    gaps and overlaps, else those of C order. Fused optimizers read both by the same strides.
+    """
+    if p.is_contiguous():
+        return p.stride()
+    axes = sorted((stride, n) for stride, n in zip(p.stride(), p.shape, strict=True) if n > 1)
+    expected = 1
+    for stride, n in axes:
+        if stride != expected:
+            return torch.empty(p.shape, device="meta").stride()
+        expected *= n
+    return p.stride()
+
+
+def laid_out(total: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """A sum with the strides of the parameter's gradient: itself, or a copy."""
+    if total.layout != torch.strided or total.shape != p.shape:
+        return total
+    if total.is_contiguous() and p.is_contiguous():
+        return total
+    strides = gradient_strides(p)
+    if total.stride() == strides:
+        return total
+    with torch.no_grad():
+        return torch.empty_strided(p.shape, strides, dtype=total.dtype, device=total.device).copy_(total)
+
+
 def check_leaf(call: str, p: torch.Tensor, name: str | int) -> None:
     """TypeError for a tensor whose gradients cannot be summed into .grad."""
     if not p.is_leaf:
@@ -270,11 +298,11 @@ class TorchLeaf:
         """Add a sum to .grad, and run the hooks after accumulation."""
         p = self.tensor
         if p.grad is None:
-            p.grad = total
+            p.grad = laid_out(total, p)
         elif p.grad.layout == torch.strided:
             with torch.no_grad():
                 p.grad.add_(total)
         else:
-            p.grad = total + p.grad  # torch adds no dense tensor to a sparse one
+            p.grad = laid_out(total + p.grad, p)  # torch adds no dense tensor to a sparse one
         for after in [*after_hooks(p).values()]:
             after(p)
