@@ -194,7 +194,7 @@ class Late:
     def __init__(self, pending: Any, delay: float) -> None:
         self.pending, self.delay = pending, delay
 
-    def wait(self, timeout: float) -> Any:
+    def wait(self, timeout: float | None) -> Any:
         result = self.pending.wait(timeout)
         time.sleep(self.delay)
         return result

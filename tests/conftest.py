@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -59,6 +60,17 @@ def quick_collections() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def searches_without_a_limit() -> None:
+    """`explore` ends a search whose thread takes a minute for a step, which it does on a busy machine."""
+    if core_file() is None:
+        return
+    from fanin.sim import search
+
+    for function in (search.explore, search.replay):
+        function.__kwdefaults__["stuck_after"] = math.inf
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"fanin: {core_file() or 'not built'}, sanitizer: {sanitizer() or 'none'}"
 
@@ -86,7 +98,7 @@ def sanitized() -> str:
 @pytest.fixture(scope="session")
 def c_program() -> Callable[..., Callable[..., subprocess.CompletedProcess[str]]]:
     """c_program("test_x.c", ..., flags=()) builds tests/c/test_x.c with every rung below py/ and gives a
-    function that runs it: `run(*args, timeout=, check=True)` -> CompletedProcess."""
+    function that runs it: `run(*args, check=True)` -> CompletedProcess."""
     if not compiler():
         pytest.skip("no C compiler: set CC")
 

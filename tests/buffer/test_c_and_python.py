@@ -214,8 +214,7 @@ def test_threads_of_both_languages_fill_one_buffer() -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
-        assert not t.is_alive(), "a thread hangs"
+        t.join()
     assert not errors and ours.take()[0].tolist() == [15.0 * each] * 64
 
 

@@ -503,8 +503,7 @@ def in_threads(n: int, run: Any) -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
-        assert not t.is_alive(), "a thread hangs"
+        t.join()
     assert not errors, errors
 
 
@@ -597,7 +596,7 @@ t.join()
 @pytest.mark.skipif("thread" in sanitizer(), reason="the thread sanitizer ends a child that starts threads")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in() -> None:
-    run_python(FORKED, timeout=60)
+    run_python(FORKED)
 
 
 # The other calls

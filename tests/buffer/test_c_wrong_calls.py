@@ -273,7 +273,7 @@ def test_a_target_may_end_on_another_thread(lends: bool) -> None:
     ct.cast(v.data, ct.POINTER(ct.c_float))[0] += 4
     other = threading.Thread(target=lambda: call("target_end", t, 1))
     other.start()
-    other.join(30)
+    other.join()
     assert b.take(0).tolist() == ([7, 3, 3] if lends else [4, 0, 0])
 
 

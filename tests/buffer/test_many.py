@@ -341,10 +341,10 @@ def test_threads_add_batches_to_the_same_slots_and_another_takes(a_world: Any) -
     for t in (*threads, taker):
         t.start()
     for t in threads:
-        t.join(120)
+        t.join()
     done.set()
-    taker.join(120)
-    assert not failed and not taker.is_alive(), failed
+    taker.join()
+    assert not failed, failed
     for i, x in enumerate(buf.take()):
         total[i] += 0 if x is None else read(x, c)[0]
     assert total.tolist() == [rounds * len(streams)] * n

@@ -106,7 +106,7 @@ def test_a_take_on_another_thread_leaves_a_target_to_the_next_pass() -> None:
         buf.add(0, G)
         other = threading.Thread(target=lambda: taken.extend(buf.take()))
         other.start()
-        other.join(30)
+        other.join()
         out += 2 * G
     assert taken[0].tolist() == G.tolist()
     assert buf.take()[0].tolist() == (2 * G).tolist()

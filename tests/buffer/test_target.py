@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.at import until_at
 
 import fanin
 from fanin.sim import Machine
@@ -221,19 +222,23 @@ def test_a_take_waits_for_the_running_sum() -> None:
     def produce() -> None:
         with buf.target(0) as out:
             entered.set()
-            go.wait(30)
+            go.wait()
             out += G
 
     producer = threading.Thread(target=produce)
     producer.start()
-    assert entered.wait(30)
-    taker = threading.Thread(target=lambda: taken.extend(buf.take()))
+    entered.wait()
+
+    def take() -> None:
+        taken.extend(buf.take())
+
+    taker = threading.Thread(target=take)
     taker.start()
-    taker.join(0.1)
+    until_at(taker, "buf.take()")
     assert taker.is_alive() and not taken
     go.set()
-    producer.join(30)
-    taker.join(30)
+    producer.join()
+    taker.join()
     assert taken[0].tolist() == (2 * G).tolist()
 
 
@@ -257,17 +262,21 @@ def test_nobody_waits_in_a_circle() -> None:
         buf.add(i, G)
         buf.add(i, G)
     taken: list[Any] = []
-    taker = threading.Thread(target=lambda: taken.extend(buf.take()))
+
+    def take() -> None:
+        taken.extend(buf.take())
+
+    taker = threading.Thread(target=take)
     with buf.target(1) as out:
         taker.start()
-        taker.join(0.3)
+        until_at(taker, "buf.take()")
         try:
             buf.add(0, G)  # the take may have slot 0, and waits for slot 1
         except RuntimeError as e:
             assert "from within" in str(e)
         out += G
-    taker.join(30)
-    assert not taker.is_alive() and taken[1].tolist() == (3 * G).tolist()
+    taker.join()
+    assert taken[1].tolist() == (3 * G).tolist()
 
 
 def test_statistics_of_what_was_lent() -> None:

@@ -946,7 +946,6 @@ static void a_child_has_every_lock_free(void)
         pid_t child = fork();
         if (child == 0) {
             bool is_free = pthread_mutex_trylock(&d->lock) == 0 && pthread_mutex_unlock(&d->lock) == 0;
-            alarm(60);
             fan_stream *s;
             if (!is_free || fan_sim_stream(m, 0, false, &s, NULL) != FAN_OK)
                 _exit(1);

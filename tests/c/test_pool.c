@@ -228,7 +228,6 @@ static void a_child_goes_on(void)
     for (int i = 0; i < 20; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(60);
             for (int k = 0; k < 20; k++) {
                 char *p = fan_alloc_data(MB);
                 if (!p)

@@ -73,7 +73,6 @@ static void meet(void *ctx, size_t task)
 
 static void helpers_help(void)
 {
-    alarm(120); /* who waits for ever is ended */
     for (unsigned threads = 2; threads <= 5; threads++) {
         meeting m = {.due = threads};
         CHECK_INT(pthread_mutex_init(&m.lock, NULL), 0);
@@ -83,7 +82,6 @@ static void helpers_help(void)
             fan_workers_run(threads, meet, &m);
         CHECK_INT((int)m.round, 50);
     }
-    alarm(0);
 }
 
 static void *call_often(void *ctx)
@@ -118,8 +116,8 @@ static atomic_bool forking, helped, served;
 static void fork_begins(void)
 {
     atomic_store(&forking, true);
-    for (int i = 0; i < 200 && !atomic_load(&helped); i++)
-        usleep(10000); /* bounded: the thread may need what this fork holds */
+    for (int i = 0; i < 1000000 && !atomic_load(&helped); i++)
+        sched_yield(); /* bounded: the thread may need what this fork holds */
 }
 
 static void fork_is_over(void) {}
@@ -146,7 +144,6 @@ static void a_child_of_a_fork_beside_the_first_start_ends(void)
     CHECK_INT(pthread_create(&t, NULL, start_beside, &bad), 0);
     pid_t child = fork();
     if (child == 0) {
-        alarm(20);
         exit(fan_thread_job_start(&job) ? 0 : 1);
     }
     CHECK(waitpid(child, &status, 0) == child);

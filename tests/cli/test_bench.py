@@ -22,7 +22,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     folder = tmp_path_factory.mktemp("bench") / "deep"
     file, picture = folder / "bench.json", folder / "bench.svg"
     words = ["--quick", "--json", str(file), "--plot", str(picture)]
-    done = run_python(["-m", "benchmarks", *words], cwd=ROOT, timeout=300)
+    done = run_python(["-m", "benchmarks", *words], cwd=ROOT)
     assert done.stderr == ""
     return done.stdout, json.loads(file.read_text()), picture
 

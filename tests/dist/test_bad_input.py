@@ -19,14 +19,14 @@ LEVELS = [(2, 1), (4, 2)]
 @pytest.mark.core
 @pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
 def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_that_are_threads(ranks: int, nodes: int) -> None:
-    assert dist.threads(ranks, bad_ranks.wrongs, nodes=nodes, timeout=60) == [[]] * ranks
+    assert dist.threads(ranks, bad_ranks.wrongs, nodes=nodes, timeout=None) == [[]] * ranks
 
 
 @pytest.mark.partners
 @pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
 @pytest.mark.parametrize(("ranks", "nodes"), LEVELS)
 def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi(ranks: int, nodes: int) -> None:
-    group = f"dist.group(nodes={nodes}, timeout=60)"
+    group = f"dist.group(nodes={nodes}, timeout=None)"
     program = f"from fanin import dist; from kit.bad_ranks import wrongs; print(wrongs({group}))"
     done = under_mpiexec(ranks, "-c", program)
     assert (done.returncode, "".join(done.stdout.split())) == (0, "[]" * ranks), done.stdout + done.stderr
@@ -61,5 +61,5 @@ def test_a_rank_that_is_not_named_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return real(self, message, None, leaf)
 
     monkeypatch.setattr(Call, "refuse", nameless)
-    wrong = dist.threads(2, bad_ranks.wrongs, timeout=60)[0]
+    wrong = dist.threads(2, bad_ranks.wrongs, timeout=None)[0]
     assert len([w for w in wrong if "rank None is named" in w]) == len(bad_ranks.CASES)

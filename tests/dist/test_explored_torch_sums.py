@@ -70,7 +70,7 @@ def scenario(
 
 
 def explored(limit: int = 4000, **options: Any) -> Report:
-    return explore(partial(scenario, **options), limit=limit, stuck_after=30)
+    return explore(partial(scenario, **options), limit=limit)
 
 
 #: options, orders that there are at least
@@ -145,19 +145,19 @@ def threads_in_a_block(
 @pytest.mark.parametrize("what", [WHOLE, WIDER], ids=lambda what: what[0])
 def test_every_order_of_threads_in_a_block_has_one_outcome(what: Any) -> None:
     scene = partial(threads_in_a_block, lock=Ticket, what=what)
-    report = explore(scene, limit=300, reduce=False, stuck_after=30)
+    report = explore(scene, limit=300, reduce=False)
     assert not report.failed and report.runs >= 10, report
 
 
 def test_sums_of_threads_in_the_dtype_of_their_terms_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "accumulation", lambda dtype: dtype)
     scene = partial(threads_in_a_block, lock=Ticket, what=WIDER)
-    report = explore(scene, limit=20, reduce=False, stuck_after=30)
+    report = explore(scene, limit=20, reduce=False)
     assert report.errors == report.runs > 0, report
 
 
 def test_threads_that_put_gradients_without_the_lock_are_found() -> None:
-    report = explore(partial(threads_in_a_block, lock=contextlib.nullcontext), limit=300, reduce=False, stuck_after=30)
+    report = explore(partial(threads_in_a_block, lock=contextlib.nullcontext), limit=300, reduce=False)
     assert report.failed and report.deadlocks == 0, report
 
 
@@ -179,7 +179,7 @@ def overlapping(machine: Machine) -> Any:
 
 
 def test_every_order_of_buckets_of_torch_passes_has_one_outcome() -> None:
-    report = explore(overlapping, limit=150, stuck_after=30)
+    report = explore(overlapping, limit=150)
     assert not report.failed and report.runs >= 10, report
 
 
@@ -210,5 +210,5 @@ def test_buckets_of_torch_passes_that_are_sent_when_the_first_leaf_is_there_are_
 ) -> None:
     """The sender does not wait until a bucket is closed: in some orders it sends one without its gradient."""
     monkeypatch.setattr(Reducer, "_until", lambda self, bucket: None)
-    report = explore(overlapping, limit=150, stuck_after=30)
+    report = explore(overlapping, limit=150)
     assert report.failed

@@ -27,7 +27,7 @@ LAYOUTS: list[tuple[int, object]] = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4,
 
 SAME_BITS = """
 assert dist.group().nodes == (0,) * comm.size, "MPI says that all ranks share this machine"
-group = dist.group(nodes=NODES)
+group = dist.group(nodes=NODES, timeout=None)
 assert group is dist.group(comm) and (group.rank, group.size) == (comm.rank, comm.size)
 assert len(group._levels) == (2 if str(NODES) in ("2", "[3, 1, 3, 1]") else 1)
 rng = np.random.default_rng(7)
@@ -56,7 +56,7 @@ def test_weights_after_twenty_steps_are_those_of_one_process(ranks: int, nodes: 
         ranks,
         f"""
 from kit.ranks import alone, train
-dist.group(nodes={nodes})
+dist.group(nodes={nodes}, timeout=None)
 for order in ("exact", "key"):
     for bucket in (1000, 25 << 20):
         assert train(dist.group(), order, bucket, lambda k: k % comm.size, 20) == alone(order, 20), (order, bucket)
@@ -68,7 +68,7 @@ def test_nodes_that_do_not_fit_or_differ_are_refused_on_every_rank() -> None:
     mpiexec(
         4,
         """
-group = dist.group()
+group = dist.group(timeout=None)
 for nodes, other, kind, words in (
     (2, 3, ValueError, "divides the 4 ranks evenly, got 3"),
     (2, [0, 1], ValueError, "the node of each of 4 ranks, got 2"),
@@ -83,7 +83,7 @@ for nodes, other, kind, words in (
 
 
 DATA = """
-group = dist.group(comm.Dup(), nodes=NODES, timeout=60)
+group = dist.group(comm.Dup(), nodes=NODES, timeout=None)
 swap, left = group._engine.all_to_all, [AT]
 class Broken:
     def __init__(self, pending):
@@ -114,7 +114,7 @@ def test_the_traces_of_all_ranks_are_gathered_on_one(ranks: int) -> None:
         ranks,
         """
 from kit.ranks import check_messages, gathered
-whole = gathered(dist.group())
+whole = gathered(dist.group(timeout=None))
 assert (whole is None) == (comm.rank > 0)
 if whole:
     check_messages(whole, comm.size)
@@ -134,17 +134,19 @@ assert got.tolist() == [800, 800]
 
 
 LATE = """
-group = dist.group(comm.Dup(), timeout=60)
+# of three ranks the other one is late, too, on a busy machine
+RANK_1 = r"(rank 1 did not answer|no answer of ranks (0, 1|1, 2))"
+group = dist.group(comm.Dup(), timeout=None)
 comm.Barrier()
 if comm.rank != 1:
-    with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 2 s; .* closed") as e:
+    with pytest.raises(fanin.PeerError, match=f"{RANK_1} within 2 s; .* closed") as e:
         dist.add_n([np.ones(3)], group, timeout=2)
-    assert e.value.rank == 1
-    with pytest.raises(RuntimeError, match="closed: rank 1 did not answer"):
+    assert e.value.rank in (0, 1)
+    with pytest.raises(RuntimeError, match=f"closed: {RANK_1}"):
         dist.add_n([np.ones(3)], group)
 comm.Barrier()
 if comm.rank == 1:
-    with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 2 s"):
+    with pytest.raises(fanin.PeerError, match=f"{RANK_1} within 2 s"):
         dist.add_n([np.ones(3)], group)
 assert dist.add_n([np.ones(3)]).tolist() == [comm.size] * 3  # another group works
 """
@@ -172,7 +174,7 @@ def test_a_rank_that_waits_gives_up_its_core() -> None:
         2,
         """
 from fanin.dist import mpi
-group = dist.group(comm.Dup(), timeout=20)
+group = dist.group(comm.Dup(), timeout=None)
 class Core:
     calls = 0
     def yield_thread(self):
@@ -193,7 +195,7 @@ def test_a_rank_that_leaves_after_it_answered_ends_no_wait_of_the_others() -> No
     mpiexec(
         3,
         """
-group = dist.group(comm.Dup(), timeout=60)
+group = dist.group(comm.Dup(), timeout=None)
 if comm.rank == 2:
     send = group._engine._comm
     class Slow:
@@ -246,7 +248,7 @@ def test_ctrl_c_on_a_rank_that_waits_is_an_error_on_the_others(call: str, holds:
         2,
         f"""
 {INTERRUPT}
-group = dist.group(comm.Dup(), timeout=60)
+group = dist.group(comm.Dup(), timeout=None)
 ws = [fanin.Leaf(np.zeros(3), name=f"w{{i}}") for i in range(3)]
 roots = [(w, 0, np.ones(3)) for w in ws]
 reducer = dist.Reducer(ws, group, bucket_bytes=1)
@@ -275,7 +277,7 @@ def test_a_rank_that_ends_by_an_exception_ends_the_wait_of_the_others() -> None:
         "-c",
         BEGIN
         + """
-group = dist.group(timeout=100)
+group = dist.group(timeout=None)
 if comm.rank == 1:
     raise ValueError("planted")
 with pytest.raises(fanin.PeerError, match="rank 1 ended: ValueError: planted") as e:
@@ -307,7 +309,7 @@ def test_a_bucket_above_the_largest_message_is_an_error_on_every_rank_before_dat
     mpiexec(
         2,
         """
-group = dist.group()
+group = dist.group(timeout=None)
 assert group._engine.largest == (None if MPI.Get_version() >= (4, 0) else 2**31 - 1)
 group._engine.largest = 3000
 for order in ("key", "exact", "rank"):
@@ -360,7 +362,7 @@ def test_a_group_is_not_used_after_fork() -> None:
         1,
         """
 import os
-group = dist.group()
+group = dist.group(timeout=None)
 child = os.fork()
 if child == 0:
     try:

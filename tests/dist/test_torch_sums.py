@@ -134,7 +134,7 @@ def law(group: Any, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> list[s
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_weights_are_those_of_one_process_on_ranks_that_are_threads(n: int) -> None:
-    assert dist.threads(n, law, timeout=60) == [[]] * n
+    assert dist.threads(n, law, timeout=None) == [[]] * n
 
 
 def test_the_weights_are_those_of_one_process_on_gloo(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_the_law_finds_another_order() -> None:
         mine = [k for k in range(MICRO) if k % 2 == group.rank]
         return equal(by_block(group, net("float32"), "rank", mine, False, torch_backward), alone("float32", "key"))
 
-    assert dist.threads(2, other) == [False, False]
+    assert dist.threads(2, other, timeout=None) == [False, False]
 
 
 # ---------------------------------------------------------------- one block, one pass
 
 
 def on_ranks(fn: Callable[[Any], Any], n: int = 2) -> list[Any]:
-    return dist.threads(n, fn, timeout=20)
+    return dist.threads(n, fn, timeout=None)
 
 
 def parameters(n: int = 2) -> list[tuple[str, Any]]:
@@ -335,7 +335,7 @@ def test_buckets_travel_while_the_pass_goes_on() -> None:
         reducer._sum = noted  # type: ignore[method-assign]
         waited: list[bool] = []
         early = first * 1  # torch runs the newest operation first: `last` has its gradient before this hook
-        early.register_hook(lambda g: waited.append(sent.wait(20)))
+        early.register_hook(lambda g: waited.append(sent.wait()))
         fanin.torch.backward((early + last * 1).sum(), reducer=reducer)
         return waited, first.grad.tolist()
 
@@ -737,7 +737,7 @@ def test_a_hook_keeps_the_group_of_a_communicator_that_has_no_hash_and_takes_no_
         assert torch_ranks._group("ddp_hook", one, known) is torch_ranks._group("ddp_hook", one, known) is group
         assert len(known) == 1
 
-    dist.threads(2, program)
+    dist.threads(2, program, timeout=None)
 
 
 def test_a_graph_of_gradients_is_refused_in_the_block() -> None:

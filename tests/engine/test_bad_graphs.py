@@ -605,7 +605,7 @@ def test_a_graph_that_is_dropped_while_another_thread_walks_it() -> None:
 
         def wait(g: Any, begun: Any = begun, dropped: Any = dropped) -> Any:
             begun.set()
-            assert dropped.wait(30)
+            dropped.wait()
             return g
 
         here.append(Node(wait, edges=[(chain(500, w), 0)]))
@@ -619,12 +619,12 @@ def test_a_graph_that_is_dropped_while_another_thread_walks_it() -> None:
 
         thread = threading.Thread(target=walk)
         thread.start()
-        assert begun.wait(30)
+        begun.wait()
         here.clear()
         gc.collect()
         dropped.set()
-        thread.join(60)
-        assert not thread.is_alive() and not errors and w.grad.tolist() == [1, 1]
+        thread.join()
+        assert not errors and w.grad.tolist() == [1, 1]
 
 
 @pytest.mark.rule("E10")

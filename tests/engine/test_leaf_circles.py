@@ -150,8 +150,7 @@ def run(*calls: Callable[[], str]) -> list[str]:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(120)
-    assert not any(t.is_alive() for t in threads), "they wait for each other"
+        t.join()
     return said
 
 
@@ -162,7 +161,7 @@ def test_a_circle_of_four_names_its_leaves_and_ends_one_pass_alone() -> None:
 
     def call(i: int) -> Callable[[], str]:
         def meanwhile() -> None:
-            met.wait(60)
+            met.wait()
             fanin.backward([(leaves[(i + 1) % 4], 0, Number(1.0))])
 
         return lambda: asks(leaves[i], Number(10.0, meanwhile))

@@ -137,12 +137,12 @@ def test_one_array_in_two_threads_and_in_a_pass_inside_is_read_only_until_the_la
     said: list[bool] = []
 
     def late(g: Any) -> None:
-        met.wait(60)
-        met.wait(60)  # the other one's function has returned
+        met.wait()
+        met.wait()  # the other one's function has returned
         said.append(g.flags.writeable)
 
     def early(g: Any) -> None:
-        met.wait(60)
+        met.wait()
 
     def inside(g: Any) -> None:
         fanin.backward([(Node(lambda g: said.append(g.flags.writeable)), 0, g)])
@@ -150,7 +150,7 @@ def test_one_array_in_two_threads_and_in_a_pass_inside_is_read_only_until_the_la
 
     def other() -> None:
         fanin.backward([(Node(early), 0, root)])
-        met.wait(60)
+        met.wait()
 
     thread = threading.Thread(target=other)
     thread.start()

@@ -23,9 +23,6 @@ from fanin.sim import Machine
 
 pytestmark = pytest.mark.core
 
-#: For two nodes that must be at work at once; who is alone breaks it, after a time that no run comes near.
-MEET = 60.0
-
 
 def diamond(left: Any = lambda g: g, right: Any = lambda g: g, **how: Any) -> tuple[list[Any], fanin.Leaf]:
     """top gives to left and right, these to low, that to a leaf."""
@@ -41,7 +38,7 @@ def meeting() -> list[Any]:
     barrier = threading.Barrier(2)
 
     def fn(g: Any) -> Any:
-        barrier.wait(MEET)
+        barrier.wait()
         return g
 
     return [fn, fn]

@@ -21,9 +21,6 @@ from kit.world import world
 
 pytestmark = [pytest.mark.core, pytest.mark.threads]
 
-#: For two nodes that must be at work at once; who is alone breaks it, after a time that no run comes near.
-MEET = 60.0
-
 
 def fan_out(functions: list[Callable[[Any], Any]], **how: Any) -> tuple[fanin.Node, fanin.Leaf]:
     """A node that gives its sum to one node for each function, and these to one leaf."""
@@ -42,7 +39,7 @@ def meeting(parties: int, then: Callable[[int], Any] = lambda place: None) -> li
 
     def wait(place: int) -> Callable[[Any], Any]:
         def fn(g: Any) -> Any:
-            barrier.wait(MEET)
+            barrier.wait()
             then(place)
             return g
 
@@ -107,7 +104,7 @@ def test_of_a_group_one_node_runs_at_a_time(group: object) -> None:
         return g
 
     def other(g: Any) -> Any:
-        met.wait(MEET)
+        met.wait()
         return g
 
     leaf = fanin.Leaf(np.zeros(1))
@@ -143,7 +140,7 @@ def test_what_runs_on_a_device_runs_on_the_callers_thread() -> None:
 
         def wait(g: Any) -> Any:
             seen["cpu"].add(threading.get_ident())
-            met.wait(MEET)
+            met.wait()
             return g
 
         met = threading.Barrier(2)
@@ -209,7 +206,7 @@ def test_of_two_errors_at_once_one_is_raised_and_names_the_other() -> None:
     met = threading.Barrier(2)
 
     def bad(g: Any) -> Any:
-        met.wait(MEET)
+        met.wait()
         raise ValueError("bad")
 
     top, _ = fan_out([bad, bad])
@@ -241,12 +238,12 @@ def test_ctrl_c_is_heard_while_the_caller_waits_for_a_worker() -> None:
     here = sys._getframe().f_code
 
     def fn(g: Any) -> Any:
-        met.wait(MEET)
+        met.wait()
         if threading.get_ident() != main:
             while sys._current_frames()[main].f_code is not here:  # the caller is in its own node still
                 os.sched_yield()
             os.kill(os.getpid(), signal.SIGINT)
-            heard.wait(MEET)
+            heard.wait()
         return g
 
     def handler(*_: Any) -> None:

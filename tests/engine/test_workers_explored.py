@@ -347,7 +347,7 @@ def go(meet):
     met = threading.Barrier(2)
     w = fanin.Leaf(np.zeros(1))
     def fn(g):
-        met.wait(60)
+        met.wait()
         return meet(g)
     ns = [fanin.Node(fn, edges=[(w, 0)]) for _ in range(2)]
     fanin.backward([(fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in ns]), 0, np.ones(1))], workers=2)
@@ -383,7 +383,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 main, met, children, w = threading.get_ident(), threading.Barrier(2), [], fanin.Leaf(np.zeros(1))
 inner = fanin.Node(lambda g: (g, g), edges=[(fanin.Node(lambda g: None), 0), (fanin.Node(lambda g: None), 0)])
 def forks(g):
-    met.wait(60)
+    met.wait()
     if threading.get_ident() != main:
         child = os.fork()
         if child == 0:

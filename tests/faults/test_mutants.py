@@ -144,7 +144,7 @@ def test_what_survives_alone_is_killed_with_its_partner() -> None:
 
 @pytest.mark.slow
 def test_what_survives_alone_survives_the_larger_sizes() -> None:
-    found = kills(side_by_side([("kill", "deep", name) for name in SURVIVORS], timeout=3600))
+    found = kills(side_by_side([("kill", "deep", name) for name in SURVIVORS]))
     assert set(found) == set(SURVIVORS)
     for name, line in found.items():
         assert line["failing"] == 0, name

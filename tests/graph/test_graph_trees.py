@@ -854,7 +854,7 @@ def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: A
         with tree.step():
             f(m.array(np.ones(2)))
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert did(f) == "replayed" and len(seen) == 4
 
 

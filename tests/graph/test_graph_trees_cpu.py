@@ -761,8 +761,8 @@ def test_threads_may_call_at_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads) and not wrong
+            thread.join()
+        assert not wrong
         stats = tree.stats
         assert stats.warmed + stats.recorded + stats.replayed == 200 and stats.raw == 0
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 import warnings
 from collections.abc import Callable
 
 
 def in_child(act: Callable[[], None]) -> int:
-    """The child's exit status: 0: `act` returned; 256: it raised; 14: it hung, and an alarm ended it.
+    """The child's exit status: 0: `act` returned; 256: it raised.
 
     Libraries with threads that another test has imported here, and Python from 3.12 on, warn of a fork. It is a
     RuntimeWarning or a DeprecationWarning, no fault of the test that forks, and comes or not by what ran before it.
@@ -19,7 +18,6 @@ def in_child(act: Callable[[], None]) -> int:
         warnings.simplefilter("ignore")
         pid = os.fork()
     if pid == 0:
-        signal.alarm(30)
         status = 1
         try:
             act()

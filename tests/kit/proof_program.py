@@ -44,25 +44,25 @@ def lines_of(output: str) -> Iterator[Line]:
         yield Line(words[0], tuple(words[1:]), numbers) if words else Line(text.partition("=")[0], (), numbers)
 
 
-def proof(*args: str, timeout: float = 600, check: bool = True) -> subprocess.CompletedProcess[str]:
+def proof(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs the program, built if need be; prints what it said. With `check`, its own checks must hold."""
-    done = run_c(build_c(SOURCES, *FLAGS), *args, timeout=timeout, check=check)
+    done = run_c(build_c(SOURCES, *FLAGS), *args, check=check)
     print(done.stdout)
     if check:
         assert re.search(r"^ok [1-9]\d* checks$", done.stdout.rstrip().splitlines()[-1]), done.stdout[-2000:]
     return done
 
 
-def results(*args: str, timeout: float = 600) -> list[Line]:
+def results(*args: str) -> list[Line]:
     """The results of one run."""
-    return list(lines_of(proof(*args, timeout=timeout).stdout))
+    return list(lines_of(proof(*args).stdout))
 
 
-def side_by_side(runs: Iterable[tuple[str, ...]], timeout: float = 600) -> list[Line]:
+def side_by_side(runs: Iterable[tuple[str, ...]]) -> list[Line]:
     """The results of several runs, as many at a time as there are processors."""
     build_c(SOURCES, *FLAGS)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = list(pool.map(lambda args: results(*args, timeout=timeout), runs))
+        found = list(pool.map(lambda args: results(*args), runs))
     return [line for lines in found for line in lines]
 
 

@@ -30,7 +30,6 @@ def under_mpiexec(ranks: int, *words: str, options: tuple[str, ...] = ()) -> sub
         [str(MPIEXEC), *options, "-n", str(ranks), sys.executable, *words],
         capture_output=True,
         text=True,
-        timeout=120,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'tests'}"},
     )
 

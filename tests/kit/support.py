@@ -76,7 +76,6 @@ def run_python(
     *args: str,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    timeout: float = 120,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code` (text for -c, or a list of arguments) in a Python of its own and returns what it said.
@@ -93,7 +92,6 @@ def run_python(
         errors="replace",
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         cwd=cwd,
-        timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
     if (check and done.returncode != 0) or REPORT.search(done.stderr):
@@ -221,7 +219,6 @@ def extension(name: str, sources: Sequence[Path], *flags: str) -> ModuleType:
 def run_c(
     program: str | os.PathLike[str],
     *args: str,
-    timeout: float = 300,
     check: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -233,7 +230,6 @@ def run_c(
         errors="replace",
         # A program of ours frees what it took, unlike an interpreter: here leaks are looked for too.
         env=emptied({"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1", **(env or {})}),
-        timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
     if check and done.returncode != 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,19 +18,18 @@ from kit.support import TESTS, run_python
 pytestmark = pytest.mark.core
 
 
-def fuzzed(seed: int, calls: int, timeout: float, before: str = "") -> dict[tuple[str, str], int]:
+def fuzzed(seed: int, calls: int, before: str = "") -> dict[tuple[str, str], int]:
     """How often each entry point returned and raised, in a process of its own, which prints its seeds."""
     done = run_python(
         f"{before}\nfrom kit import fuzz; fuzz.main()",
         *("--seed", str(seed), "--calls", str(calls)),
         env={"PYTHONPATH": f"{Path(fanin.__file__).parents[1]}:{TESTS}"},
-        timeout=timeout,
     )
     return {(entry, outcome): n for entry, outcome, n in json.loads(done.stdout.splitlines()[-1])}
 
 
 def test_every_public_entry_point_returns_or_raises_what_is_documented_and_leaves_nothing() -> None:
-    seen = fuzzed(1, 20_000, timeout=600)
+    seen = fuzzed(1, 20_000)
     assert sum(seen.values()) >= 20_000
     assert {entry for entry, _ in seen} - {"contextlib"} == {*fuzz.entries()}, "each is called"
     returned = {entry for entry, outcome in seen if outcome == "returned"}
@@ -77,17 +75,6 @@ def test_what_a_call_keeps_is_found(found: dict[str, fuzz.Entry], monkeypatch: p
         fuzz.run(1, 20_000, found)
 
 
-def test_a_call_that_does_not_end_is_found(found: dict[str, fuzz.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
-    end = threading.Event()
-    monkeypatch.setattr(fuzz, "HANGS", 1)
-    monkeypatch.setattr(fanin, "get_include", end.wait)
-    try:
-        with pytest.raises(fuzz.Found, match="has not ended in 1 s"):
-            fuzz.run(1, 20_000, found)
-    finally:
-        end.set()
-
-
 #: Ends the process, or uses a stream of another machine, in the middle of a program.
 CRASHES = {
     "os.abort": "import os, fanin; fanin.add_n = lambda *args, **how: os.abort()",
@@ -100,16 +87,16 @@ def test_a_crash_is_found_and_the_last_seed_that_is_printed_replays_it(crash: st
     if crash != "os.abort":
         hooks.memory()  # skips in a release
     with pytest.raises(AssertionError) as e:
-        fuzzed(1, 20_000, 600, before=CRASHES[crash])
+        fuzzed(1, 20_000, before=CRASHES[crash])
     if crash != "os.abort":  # it depends on the order of two calls that are made at once
         assert "took things of two machines" in str(e.value) or "exit status -" in str(e.value)
         return
     seed = re.findall(r"^seed (\d+)$", str(e.value), re.M)[-1]
     with pytest.raises(AssertionError, match=rf"seed {seed}\n"):
-        fuzzed(int(seed), fuzz.PROGRAM, 600, before=CRASHES[crash])
+        fuzzed(int(seed), fuzz.PROGRAM, before=CRASHES[crash])
 
 
 @pytest.mark.slow
 def test_a_million_calls_return_or_raise_what_is_documented() -> None:
     for seed in range(1001, 5001, 80):
-        fuzzed(seed, 20_000, timeout=1200)
+        fuzzed(seed, 20_000)

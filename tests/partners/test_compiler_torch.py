@@ -466,13 +466,13 @@ def test_a_layout_that_is_being_recorded_keeps_no_other_waiting() -> None:
     def compiler(pure: Any) -> Any:
         if not begun.is_set():
             begun.set()
-            assert other.wait(60), "the second layout waits for the first"
+            assert other.wait(), "the second layout waits for the first"
         return pure
 
     f = functionalize(lambda x: x * 2, compiler=compiler)
     first = threading.Thread(target=lambda: f(torch.ones(3)))
     first.start()
-    assert begun.wait(60)
+    begun.wait()
     assert f(torch.ones(4)).tolist() == [2] * 4
     other.set()
     first.join()

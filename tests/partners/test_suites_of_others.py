@@ -104,7 +104,7 @@ def outcomes(suite: tuple[str, str, Path], way: str) -> tuple[dict[str, str], in
         ["-m", "pytest", "-q", "-c", "pytest.ini", "-p", "plugin", "-p", "no:cacheprovider", "--junitxml", "seen.xml"],
         env={"WAY": way, "EXAMPLE": str(ROOT / "examples" / f"{example}.py"), "PYTEST_ADDOPTS": "",
              "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
-        cwd=folder, timeout=300, check=False,
+        cwd=folder, check=False,
     )  # fmt: skip
     seen = {
         f"{case.get('classname')}::{case.get('name')}": next((child.tag for child in case), "passed")

@@ -651,7 +651,7 @@ def test_on_any_worker_nothing_is_recorded_and_autocast_is_the_callers(autocast:
     for x in leaves:
 
         def hook(g: Any) -> None:
-            met.wait(60)  # two workers are there
+            met.wait()  # two workers are there
             seen.append((threading.get_ident(), torch.is_grad_enabled(), (g @ g).dtype))
 
         x.register_hook(hook)

@@ -1084,7 +1084,7 @@ def test_a_pass_that_runs_past_the_end_of_the_block_loses_nothing_in_silence(n: 
     thread = threading.Thread(target=work)
     with fanin.torch.accumulate([("p", p)]):
         thread.start()
-        assert at_work.wait(60)
+        at_work.wait()
     ended.set()
     thread.join()
     if errors:

@@ -227,7 +227,7 @@ def test_a_failing_order_is_replayed_from_what_was_printed() -> None:
 
 @pytest.mark.slow
 def test_two_producers_never_race_with_every_option() -> None:
-    lines = side_by_side([("whole", "2", "2", "2", "all", f"part={i}/8") for i in range(8)], timeout=3600)
+    lines = side_by_side([("whole", "2", "2", "2", "all", f"part={i}/8") for i in range(8)])
     clean(lines)
     assert added(lines, "shapes") == 1_360
     assert added(lines, "configurations") == 227_124
@@ -236,7 +236,7 @@ def test_two_producers_never_race_with_every_option() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("K, D, S, shapes", [(2, 3, 3, 4_388), (3, 2, 3, 27_482), (3, 3, 2, 20_528)])
 def test_more_streams_never_race_in_any_configuration(K: int, D: int, S: int, shapes: int) -> None:
-    lines = side_by_side([("whole", str(K), str(D), str(S), "few", f"part={i}/4") for i in range(4)], timeout=3600)
+    lines = side_by_side([("whole", str(K), str(D), str(S), "few", f"part={i}/4") for i in range(4)])
     clean(lines)
     assert added(lines, "shapes") == shapes
 
@@ -247,15 +247,13 @@ def test_more_streams_never_race_in_any_configuration(K: int, D: int, S: int, sh
     [(3, 2, 2, "most", 2, 256), (3, 3, 3, "few", 2, 128), (4, 2, 2, "few", 2, 256)],
 )
 def test_samples_of_larger_sizes_never_race(K: int, D: int, S: int, options: str, parts: int, of: int) -> None:
-    clean(
-        side_by_side([("whole", str(K), str(D), str(S), options, f"part={i}/{of}") for i in range(parts)], timeout=3600)
-    )
+    clean(side_by_side([("whole", str(K), str(D), str(S), options, f"part={i}/{of}") for i in range(parts)]))
 
 
 @pytest.mark.slow
 def test_split_locks_never_race_in_any_configuration() -> None:
     scenes = ("adds", "take", "ready", "look", "clear", "takes")
-    lines = side_by_side([("split", "2", "2", f"scene={s}", "imports") for s in scenes], timeout=3600)
+    lines = side_by_side([("split", "2", "2", f"scene={s}", "imports") for s in scenes])
     clean(lines)
     assert added(lines, "configurations") == 6 * 860
 
@@ -264,7 +262,7 @@ def test_split_locks_never_race_in_any_configuration() -> None:
 def test_reduced_and_full_search_agree_on_two_devices_with_two_streams() -> None:
     every = faults(["none", *WHOLE_FAULTS])
     same(
-        side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)], timeout=3600),
+        side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)]),
         2 * len(every),
     )
-    same(side_by_side([("check", "1", "2", "2", "most", "part=0/4", *every)], timeout=3600), len(every))
+    same(side_by_side([("check", "1", "2", "2", "most", "part=0/4", *every)]), len(every))

@@ -414,7 +414,7 @@ def test_two_threads_may_record_steps_of_the_same_parameters() -> None:
     def slow(a: NDArray) -> Var:
         y = tape.array(a) * w
         begun.set()
-        assert done.wait(60)
+        done.wait()
         return y
 
     def train(a: NDArray) -> None:
@@ -423,7 +423,7 @@ def test_two_threads_may_record_steps_of_the_same_parameters() -> None:
     read, write = tape.compiled(slow, static=[w]), tape.compiled(train, static=[w])
     other = threading.Thread(target=read, args=(np.ones(3),))
     other.start()
-    assert begun.wait(60)
+    begun.wait()
     write(np.ones(3))
     assert not w.data.flags.writeable  # the other records yet
     done.set()

@@ -14,7 +14,7 @@ import torch
 
 from fanin import _core
 from fanin._words import type_of
-from fanin.dist.group import Call, Group, failure_of, seconds, weakly
+from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
 from fanin.dist.sums import Options, Order, Term, finish, prepare
@@ -137,8 +137,8 @@ class _Pass:
             end.forget()
 
     def call(self, bucket: int) -> Call:
-        timeout = self.hook.timeout
-        return Call(self.group, "ddp_hook", self.number, bucket, self.group.timeout if timeout is None else timeout)
+        limit = limit_of("ddp_hook", self.hook.timeout, self.group.timeout)
+        return Call(self.group, "ddp_hook", self.number, bucket, limit)
 
     def sum(self, bucket: Any, index: int, x: torch.Tensor, parts: list[list[str]], future: Any) -> None:
         """Sum a bucket, on the sending thread. After an error the future has this rank's own gradients."""
@@ -185,9 +185,9 @@ class _Pass:
 class _Hook:
     """What `ddp_hook` returns is the method `ddp_hook` of such an object."""
 
-    def __init__(self, options: Options, timeout: float | None) -> None:
-        self.options = options
-        self.timeout = None if timeout is None else seconds("ddp_hook", timeout)
+    def __init__(self, options: Options, timeout: TimeLimit) -> None:
+        limit_of("ddp_hook", timeout, None)  # refused before a pass
+        self.options, self.timeout = options, timeout
         self.known: Known = {}
         self.current: _Pass | None = None
 
@@ -221,7 +221,7 @@ def ddp_hook(
     accumulate: DTypeLike | None = None,
     *,
     scale: complex | None = None,
-    timeout: float | None = None,
+    timeout: TimeLimit = "group",
 ) -> Callable[[Any, Any], Any]:
     """Make a communication hook with which `DistributedDataParallel` sums gradients with one rounding.
 
@@ -237,8 +237,9 @@ def ddp_hook(
         The dtype in which the sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself.
     scale : number, optional
         Multiplies each sum before the rounding. Default: 1 / the number of ranks, for DDP's mean.
-    timeout : float, optional
-        Seconds after which this rank no longer waits for another. Default: the group's, 300.
+    timeout : float or "group", optional
+        Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the
+        group's, 300.
 
     Returns
     -------
@@ -288,8 +289,9 @@ class ReduceScatter:
         As for `ddp_hook`.
     accumulate : DTypeLike, optional
         As for `ddp_hook`.
-    timeout : float, optional
-        Seconds after which this rank no longer waits for another. Default: the group's, 300.
+    timeout : float or "group", optional
+        Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the
+        group's, 300.
 
     Raises
     ------
@@ -307,10 +309,11 @@ class ReduceScatter:
     """
 
     def __init__(
-        self, order: Order = "key", accumulate: DTypeLike | None = None, *, timeout: float | None = None
+        self, order: Order = "key", accumulate: DTypeLike | None = None, *, timeout: TimeLimit = "group"
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
-        self._timeout = None if timeout is None else seconds("ReduceScatter", timeout)
+        limit_of("ReduceScatter", timeout, None)  # refused before a pass
+        self._timeout = timeout
         self._known: Known = {}
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +12,11 @@ from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+def end_of(timeout: float | None) -> float:
+    """The time by `time.monotonic()` at which a wait of so many seconds is over; infinity for None."""
+    return math.inf if timeout is None else time.monotonic() + timeout
 
 
 class Late(TimeoutError):
@@ -34,9 +41,9 @@ def blamed(reason: str, rank: int) -> PeerError:
 class Pending(Protocol[T_co]):
     """An operation that was started."""
 
-    def wait(self, timeout: float) -> T_co:
+    def wait(self, timeout: float | None) -> T_co:
         """Return its result when it is complete; raise TimeoutError after `timeout` seconds, whose text may name the
-        ranks that did not come.
+        ranks that did not come. None: wait without a limit.
         """
         ...
 

@@ -41,6 +41,9 @@ class _Here(threading.local):
 
 _here = _Here()
 
+#: Seconds after which a rank no longer waits for another; None: it waits without a limit; "group": the group's.
+TimeLimit = float | Literal["group"] | None
+
 
 def set_default(group: Group) -> None:
     """Make a group that of this thread (fanin.dist.group)."""
@@ -56,19 +59,21 @@ class Group:
         The operations of this rank.
     nodes : int or sequence of int, optional
         Which ranks share a node, as for `fanin.dist.group`; the same on every rank. Default: what the engine says.
-    timeout : float
-        Seconds after which this rank no longer waits for another.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. None: it waits without a limit.
 
     Raises
     ------
     TypeError, ValueError
-        If `timeout` is not a positive number, or `nodes` does not fit.
+        If `timeout` is neither None nor a positive number, or `nodes` does not fit.
 
     >>> fanin.dist.threads(2, lambda group: (group.rank, group.size, group.name))
     [(0, 2, '2 threads'), (1, 2, '2 threads')]
     """
 
-    def __init__(self, engine: Engine, *, nodes: int | Sequence[int] | None = None, timeout: float = 300.0) -> None:
+    def __init__(
+        self, engine: Engine, *, nodes: int | Sequence[int] | None = None, timeout: float | None = 300.0
+    ) -> None:
         self._engine = engine
         if nodes is None:
             nodes = getattr(engine, "nodes", 1)
@@ -152,7 +157,7 @@ class Group:
         self._closed = self._closed or reason
         self._engine.abort(reason)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: TimeLimit = "group") -> None:
         """Wait until every rank has called it.
 
         >>> _ = fanin.dist.threads(2, lambda group: group.barrier())
@@ -180,25 +185,33 @@ class Group:
             self._busy.release()
 
     @contextmanager
-    def call(self, name: str, timeout: float | None) -> Iterator[Call]:
+    def call(self, name: str, timeout: TimeLimit) -> Iterator[Call]:
         """One pass of one bucket. If its body raises, every rank's pass ends."""
         with self.entered(name):
             self._passes += 1
             call = Call(self, name, self._passes, 0, self.timeout)
             call.title = name
             with call:
-                if timeout is not None:
-                    call.timeout = seconds(name, timeout)
+                call.timeout = limit_of(name, timeout, self.timeout)
                 yield call
 
 
-def seconds(call: str, timeout: float) -> float:
-    """The time limit; TypeError or ValueError if it is not a positive number."""
+def seconds(call: str, timeout: object) -> float | None:
+    """The time limit; TypeError or ValueError if it is neither None nor a positive number."""
+    if timeout is None:
+        return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"{call}: timeout: expected a number of seconds, got {type_of(timeout)}")
+        raise TypeError(f"{call}: timeout: expected a number of seconds, or None for no limit, got {type_of(timeout)}")
     if not 0 < timeout < math.inf:
-        raise ValueError(f"{call}: timeout: expected a positive number of seconds, got {timeout}")
+        raise ValueError(f"{call}: timeout: expected a positive number of seconds, or None for no limit, got {timeout}")
     return timeout
+
+
+def limit_of(call: str, timeout: object, default: float | None) -> float | None:
+    """The time limit of one call: `default`, the group's, for "group"."""
+    if isinstance(timeout, str) and timeout == "group":
+        return default
+    return seconds(call, timeout)
 
 
 def nodes_of(call: str, nodes: int | Sequence[int], size: int) -> tuple[int, ...]:
@@ -231,7 +244,7 @@ class Call:
     closes the group, because the other ranks may wait for data.
     """
 
-    def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float) -> None:
+    def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float | None) -> None:
         self.group, self.name, self.timeout = group, name, timeout
         self.at: Header = {"call": name, "pass": number, "bucket": bucket, "nodes": group._nodes_text}
         self.title = f"bucket {bucket}"  #: in traces
@@ -277,7 +290,8 @@ class Call:
         try:
             result = getattr(engine, operation)(*args).wait(self.timeout)
         except TimeoutError as e:
-            reason = f"{e} within {self.timeout:g} s" if str(e) else f"no answer within {self.timeout:g} s"
+            within = "" if self.timeout is None else f" within {self.timeout:g} s"
+            reason = (str(e) or "no answer") + within
             self.group.abort(reason)
             rank = getattr(e, "rank", None)
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from None
@@ -393,7 +407,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
 
 
-def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout: float | None = None) -> Group:
+def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout: TimeLimit = "group") -> Group:
     """The group of ranks of a communicator.
 
     The first call for a communicator or process group is collective: every rank of it must make it. Later calls return
@@ -409,8 +423,9 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
         Which ranks share a node: the number of each rank's node, or how many nodes the ranks fill in their order. Sums
         with order="exact" then are made inside nodes first. Every rank must give the same. Default: as before; for a
         new group, what MPI or the names of the hosts say.
-    timeout : float, optional
-        Seconds after which this rank no longer waits for another. Default: as before; 300 for a new group.
+    timeout : float or "group", optional
+        Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the
+        group's, as before; 300 for a new group.
 
     Raises
     ------
@@ -427,12 +442,11 @@ def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout
     >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
     [True, True]
     """
-    limit = None if timeout is None else seconds("group", timeout)
+    limit_of("group", timeout, None)  # refused before ranks meet
     made = _group(x)
-    if limit is not None:
-        made.timeout = limit
+    made.timeout = limit_of("group", timeout, made.timeout)
     if nodes is not None:
-        with made.call("group", None) as call:
+        with made.call("group", "group") as call:
             placed = nodes_of("group", nodes, made.size)
             call.at["nodes"] = shortly(placed)
             call.meet({})

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from fanin import _core
 from fanin._interop.protocols import NDArray
 
-from .engine import Late, blamed
+from .engine import Late, blamed, end_of
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -39,13 +39,14 @@ class _Request:
         self.peers: list[int] = []
         engine.open.append(self)
 
-    def wait(self, timeout: float) -> Any:
+    def wait(self, timeout: float | None) -> Any:
         begin = probed = time.monotonic()
+        end = end_of(timeout)
         for one in self.requests:
             while not one.Test():
                 now = time.monotonic()
                 if now - probed > _PROBE:
-                    self.check(now - begin > timeout)
+                    self.check(now > end)
                     probed = now
                 if now - begin > 1:
                     time.sleep(1e-3)

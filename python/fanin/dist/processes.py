@@ -20,10 +20,12 @@ import torch.distributed as dist
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
-from .engine import Late, blamed
+from .engine import Late, blamed, end_of
 
 #: Seconds after which a wait for the other ranks lets Python handle signals, and reads notes.
 _SLICE = 0.1
+#: The seconds that a wait without a limit gives to torch, which has no such wait: 30 years.
+_NO_LIMIT = 1e9
 #: Seconds in which ranks that wait answer a roll call.
 _ANSWER = 0.5
 
@@ -36,11 +38,12 @@ class _Works:
     ) -> None:
         self.works, self.result, self.keep, self.peers = works, result, keep, peers
 
-    def wait(self, timeout: float) -> Any:
-        end = time.monotonic() + timeout
+    def wait(self, timeout: float | None) -> Any:
+        end = end_of(timeout)
         for i, work in enumerate(self.works):
             try:
-                came = self.one(work, max(end - time.monotonic(), 1e-3))
+                left = min(end - time.monotonic(), _NO_LIMIT)
+                came = self.one(work, max(left, 1e-3))
             except RuntimeError as e:
                 if self.peers:
                     raise PeerError(f"rank {self.peers[i]} cannot be reached: {e}", self.peers[i]) from e
@@ -69,7 +72,7 @@ class _Header(_Works):
         super().__init__([work], result, keep)
         self.engine = engine
 
-    def wait(self, timeout: float) -> Any:
+    def wait(self, timeout: float | None) -> Any:
         result = super().wait(timeout)
         engine = self.engine
         if time.monotonic() - engine.since > _SLICE:  # this rank may be late: then the others have ended

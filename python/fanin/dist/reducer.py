@@ -24,7 +24,7 @@ from fanin._words import counted, type_of
 from . import sums
 from .counters import BadTerm, SumStats
 from .explain import explain
-from .group import Call, Group, Header, failure_of, seconds
+from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
@@ -179,8 +179,8 @@ class Reducer:
         rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
     stats : bool
         Count the inf and NaN of each contribution, so that `stats()` names the first bad one.
-    timeout : float, optional
-        Seconds after which a rank no longer waits for another. Default: the group's.
+    timeout : float or "group", optional
+        Seconds after which a rank no longer waits for another. None: it waits without a limit. Default: the group's.
 
     Raises
     ------
@@ -208,7 +208,7 @@ class Reducer:
         scale: complex | None = None,
         detect: bool = False,
         stats: bool = False,
-        timeout: float | None = None,
+        timeout: TimeLimit = "group",
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
         self._frozen: list[tuple[Any, Any]] = []  #: names, and tensors that required no gradient
@@ -232,7 +232,7 @@ class Reducer:
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
+        self._timeout = limit_of("Reducer", timeout, self.group.timeout)
         specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0

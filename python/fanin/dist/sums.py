@@ -30,7 +30,7 @@ from fanin import _core
 from fanin._interop.protocols import NDArray
 from fanin._words import type_of
 
-from .group import Call, Group, Header
+from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
 from .layout import Layout, Leaf, Level, Runs, Segment, accumulation, digest, is_inexact, itemsize, leaf_of, typed
 
@@ -428,7 +428,7 @@ def add_n(
     keys: Iterable[int] | None = None,
     scale: complex | None = None,
     into: Into = "all",
-    timeout: float | None = None,
+    timeout: TimeLimit = "group",
 ) -> Any:
     """Sum arrays of one shape and dtype over all ranks, with one rounding.
 
@@ -452,8 +452,8 @@ def add_n(
     into : "all", "shard" or int
         "all" ranks get the sum; each gets its "shard", a flat run of whole blocks of 256 elements; or one rank gets it
         and the others None.
-    timeout : float, optional
-        Seconds after which this rank no longer waits for another. Default: the group's.
+    timeout : float or "group", optional
+        Seconds after which this rank no longer waits for another. None: it waits without a limit. Default: the group's.
 
     Raises
     ------

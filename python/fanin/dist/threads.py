@@ -13,7 +13,7 @@ from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin.errors import PeerError
 
-from .engine import Late, blamed
+from .engine import Late, blamed, end_of
 from .group import Group, nodes_of, seconds, set_default
 
 T = TypeVar("T")
@@ -63,9 +63,9 @@ class _Operation:
         self.world.outbox[self.rank][self.number] = value
         self.world.begun[self.rank].advance()
 
-    def wait(self, timeout: float) -> Any:
+    def wait(self, timeout: float | None) -> Any:
         world, mine, number = self.world, self.rank, self.number
-        end = time.monotonic() + timeout
+        end = end_of(timeout)
         world.until(mine, list(enumerate(world.begun)), number + 1, end)
         result = self.read([box[number] for box in world.outbox])
         others = [r for r in range(world.size) if r != mine]
@@ -102,7 +102,7 @@ class ThreadEngine:
 
 
 def threads(
-    n: int, fn: Callable[[Group], T], *, nodes: int | Sequence[int] | None = None, timeout: float = 300.0
+    n: int, fn: Callable[[Group], T], *, nodes: int | Sequence[int] | None = None, timeout: float | None = 300.0
 ) -> list[T]:
     """Call `fn(group)` on `n` ranks, each a thread of this process, and return what each rank returned.
 
@@ -117,8 +117,8 @@ def threads(
         Called once on each rank.
     nodes : int or sequence of int, optional
         The nodes that the ranks are divided into, as for `fanin.dist.group`: for tests of sums in two levels.
-    timeout : float
-        Seconds after which a rank no longer waits for another.
+    timeout : float, optional
+        Seconds after which a rank no longer waits for another. None: it waits without a limit.
 
     Raises
     ------

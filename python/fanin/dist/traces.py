@@ -13,7 +13,7 @@ from fanin._trace.ranks import RanksTrace, packed, unpacked
 from fanin._trace.recording import Trace
 from fanin._words import type_of
 
-from .group import Group
+from .group import Group, TimeLimit
 from .group import group as group_of
 
 ROUNDS = 32  #: exchanges by which clocks are compared, at a time ..
@@ -40,7 +40,7 @@ def offsets(times: NDArray, into: int) -> tuple[list[int], list[int]]:
 
 
 def gather_trace(
-    trace: Trace, group: object = None, *, into: int = 0, timeout: float | None = None
+    trace: Trace, group: object = None, *, into: int = 0, timeout: TimeLimit = "group"
 ) -> RanksTrace | None:
     """Gather the traces of all ranks on rank `into`, on one clock. Every rank of the group calls it.
 
@@ -55,8 +55,8 @@ def gather_trace(
         A group, or what `fanin.dist.group` accepts.
     into : int
         The rank that gets the result.
-    timeout : float, optional
-        Seconds after which a rank no longer waits for another. Default: the group's.
+    timeout : float or "group", optional
+        Seconds after which a rank no longer waits for another. None: it waits without a limit. Default: the group's.
 
     Returns
     -------

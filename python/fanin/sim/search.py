@@ -268,6 +268,7 @@ def explore(
     stuck_after : float
         A thread that does not return from its step for so many seconds, because it waits for something outside of the
         machine (a `threading.Lock` that another thread holds), ends the search with a StuckError that has the stacks.
+        `math.inf`: never.
 
     Returns
     -------
