@@ -178,15 +178,17 @@ def gradient_strides(p: torch.Tensor) -> tuple[int, ...]:
     """The strides of a parameter's gradient, as torch's own pass makes it: the parameter's, if its elements lie without
     gaps and overlaps, else those of C order. Fused optimizers read both by the same strides.
     """
+    strides: tuple[int, ...] = p.stride()
     if p.is_contiguous():
-        return p.stride()
+        return strides
     axes = sorted((stride, n) for stride, n in zip(p.stride(), p.shape, strict=True) if n > 1)
     expected = 1
     for stride, n in axes:
         if stride != expected:
-            return torch.empty(p.shape, device="meta").stride()
+            strides = torch.empty(p.shape, device="meta").stride()
+            break
         expected *= n
-    return p.stride()
+    return strides
 
 
 def laid_out(total: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
