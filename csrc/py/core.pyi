@@ -776,11 +776,14 @@ def grad(
     [array([ 3., 12.])]
     """
 
-def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, kept: dict[int, Any] | None, i: int, /) -> None:
-    """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it;
-    None: accumulate again. An error if the leaf has another function already. A sum without other references, of the
-    leaf's dtype and strides, becomes kept[i] if there is none, instead of a call.
+def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
+    """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
+    An error if the leaf has another function already. A sum without other references, of the leaf's dtype and strides,
+    becomes kept[i] if there is none, instead of a call.
     """
+
+def leaf_undivert(leaf: Leaf, fn: Callable[[Any], object], /) -> None:
+    """Accumulate again, if the leaf has this function."""
 
 def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
     """Add sums[i], which becomes None, to the leaf's `.grad`, and run the hooks that run after that."""
@@ -1683,6 +1686,17 @@ class EventCount:
     @property
     def value(self) -> int:
         """The number."""
+
+class Block:
+    """A context manager that calls `_begin()` and `_end(error)` of its subclass: the latter after a failed `_begin`, too, and
+    again as long as an exception that is no Exception, as of Ctrl-C, ends it before it is complete.
+    """
+    def __enter__(self) -> Any:
+        """Return what `_begin` returns."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]:
+        """Raise what `_end` raises, or an interruption of it."""
 
 # ranks.c
 def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int, sends: tuple[int, ...], /) -> None:

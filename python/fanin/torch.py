@@ -15,7 +15,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 try:
     import torch
@@ -31,7 +31,9 @@ from ._interop.torch_leaves import (
     accumulators,
     after_hooks,
     gradient_dtype,
+    gradient_strides,
     have_after_hooks,
+    laid_out,
     leaves_of,
     word,
 )
@@ -44,7 +46,7 @@ BUFFER = "accumulate"  # the name of the block's buffer, for messages
 LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
 
 
-class accumulate:
+class accumulate(_core.Block):
     """Collect the gradients of several backward passes and leave their sums in `.grad`: a context manager.
 
     A gradient that exists at the beginning is the first term, as in torch, and the sum is written into that tensor, so
@@ -142,7 +144,8 @@ class accumulate:
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
     ) -> None:
-        self._active = False
+        self._active = self._began = False
+        self._collecting: dist.reducer._Collecting | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
@@ -218,42 +221,43 @@ class accumulate:
         many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
         return f"<fanin.torch.accumulate: {many} into .{self.into}, sums in {', '.join(dtypes) or 'nothing'}: {state}>"
 
-    def __enter__(self) -> accumulate:
-        if self._reducer is not None:
-            self._reducer._collect()
-            self._active = True
-            return self
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    def _begin(self) -> Self:
         self._active = True
+        self._began = False
+        if self._reducer is not None:
+            self._collecting = self._reducer._collect()
+            self._collecting.__enter__()
+            return self
         self._came[-1] = 0
-        try:
-            self._taking.begin(self._collectors())
-            self._firsts = [getattr(p, self.into, None) for p in self._parameters]
-            for slot, first in enumerate(self._firsts):
-                if first is not None:
-                    with _named(self._names):
-                        # If it has the dtype of the sum, the sum is made in it.
-                        self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
-                    if self.into == "grad":
-                        self._parameters[slot].grad = None
-        except BaseException:
-            self._end(began=False)
-            raise
+        self._taking.begin(self._collectors())
+        self._firsts = [getattr(p, self.into, None) for p in self._parameters]
+        for slot, first in enumerate(self._firsts):
+            if first is not None:
+                with _named(self._names):
+                    # If it has the dtype of the sum, the sum is made in it.
+                    self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
+                if self.into == "grad":
+                    self._parameters[slot].grad = None
+        self._began = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
         if self._reducer is not None:
-            self._active = False
-            self._reducer._collected(error)
+            try:
+                if self._collecting is not None:
+                    self._collecting.__exit__(None, error, None)
+            finally:
+                self._active = False
             return
         came = bytes(self._came)
-        try:
-            self._end()
-        finally:
-            if self._active:  # Ctrl-C came before the end began
-                self._end()
-        if kind is None:
+        self._leave_all(self._began)
+        if error is None:
             for p in have_after_hooks(itertools.compress(self._parameters, came)):
                 for after in [*after_hooks(p).values()]:
                     after(p)
@@ -265,9 +269,9 @@ class accumulate:
             warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
         finally:
             if self._reducer is None:
-                self._end()
-            else:
-                self._reducer._drop()
+                self._leave_all(self._began)
+            elif self._collecting is not None:
+                self._collecting.drop()
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
@@ -308,7 +312,7 @@ class accumulate:
 
         return _core._collectors(self._buffer, small, came, collect)
 
-    def _end(self, began: bool = True) -> None:
+    def _leave_all(self, began: bool) -> None:
         """Leave every sum, or restore the earlier gradient. Each step can be repeated, so that Ctrl-C between two steps
         is raised when all are done.
         """
@@ -386,6 +390,8 @@ class accumulate:
                             first.detach().copy_(total)
                         else:  # torch would write all the same
                             failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                elif total is not None:
+                    kept = laid_out(total, p)
                 if kept is not None:  # else .grad stays None, or what it was if the block could not begin
                     setattr(p, into, kept)
             except Exception as e:  # the other parameters still get their sums
@@ -402,7 +408,10 @@ class accumulate:
             rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
             return first.detach() if rounded else None
         if self.into == "main_grad" and came:
-            return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
+            p = self._parameters[slot]
+            if p.shape != self._shapes[slot]:
+                return torch.empty(self._shapes[slot], dtype=dtype, device=p.device)
+            return torch.empty_strided(p.shape, gradient_strides(p), dtype=dtype, device=p.device)
         return None
 
 
@@ -436,7 +445,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
     def measure() -> None:
         p = torch.zeros(2, 2, requires_grad=True)
         [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
-        [node] = accumulators([p])
+        [node] = accumulators(BUFFER, [p], [0])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor

@@ -230,7 +230,9 @@ def test_a_block_that_cannot_begin_leaves_every_gradient_there(monkeypatch: pyte
                 raise RuntimeError("no hooks today")
             return torch.autograd.graph.get_gradient_edge(first).node.register_prehook(hook)
 
-    monkeypatch.setattr(torch_leaves, "accumulators", lambda parameters: [Node(p is not second) for p in parameters])
+    monkeypatch.setattr(
+        torch_leaves, "accumulators", lambda _, parameters, names: [Node(p is not second) for p in parameters]
+    )
     with pytest.raises(RuntimeError, match="no hooks today"):
         fanin.torch.accumulate([first, second, third]).__enter__()
     assert [p.grad.tolist() for p in (first, second, third)] == [[0, 0], [1, 1], [2, 2]]

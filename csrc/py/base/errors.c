@@ -36,6 +36,21 @@ void fan_exception_put(PyObject *e)
 #endif
 }
 
+void fan_iteration_failed(const char *iteration, PyObject *end)
+{
+    PyObject *cause;
+    PyObject *replacement;
+    if (!PyErr_ExceptionMatches(end))
+        return;
+    cause = fan_exception_take();
+    PyErr_Format(PyExc_RuntimeError, "%s: a callback raised %s, which does not end the iteration", iteration,
+                 Py_TYPE(cause)->tp_name);
+    replacement = fan_exception_take();
+    PyException_SetCause(replacement, Py_NewRef(cause));
+    PyException_SetContext(replacement, cause);
+    fan_exception_put(replacement);
+}
+
 /* class_of: borrowed. */
 static PyObject *class_of(fan_status s)
 {

@@ -65,6 +65,7 @@
     X(PyTypeObject, graph_step_type)                                                                        \
     X(PyTypeObject, walk_type)                                                                              \
     X(PyTypeObject, event_count_type)                                                                       \
+    X(PyTypeObject, block_type)                                                                             \
     X(PyObject, race_error)                                                                                 \
     X(PyObject, device_error)                                                                               \
     X(PyObject, device_oom_error)                                                                           \
@@ -228,6 +229,9 @@ int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 /* fan_set_error: PyErr_Format that returns -1. */
 int fan_set_error(PyObject *type, const char *fmt, ...);
+/* fan_iteration_failed: Replaces a live exception of the class `end`, which Python would take for the end of the
+ * iteration, by a RuntimeError with that exception as its cause, as a generator does. */
+void fan_iteration_failed(const char *iteration, PyObject *end);
 
 /* FAN_DEALLOC: tp_dealloc: the statement ends what `o` has. */
 #define FAN_DEALLOC(name, statement)     \
@@ -279,7 +283,11 @@ void fan_call_site(char *buf, size_t size);
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
     fan_exporter_spec, fan_target_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
-    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec;
+    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
+/* fan_block_begin, fan_block_end: __enter__ and __exit__ of a Block; begin: a new reference, or NULL, and then the end
+ * has run. error may be NULL; 0, or -1 with an exception. */
+PyObject *fan_block_begin(PyObject *block);
+int fan_block_end(PyObject *block, PyObject *error);
 /* Their vectorcalls. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

@@ -489,10 +489,17 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
     return buffer_new_vector_step(type, args, nargsf, kwnames);
 }
 
-/* buffer_item: for iteration, which ends at IndexError. */
+/* buffer_item: For iteration, which ends at the IndexError of the first index without a slot. */
 static PyObject *buffer_item(PyObject *o, Py_ssize_t i)
 {
-    PyObject *slot = PyLong_FromSsize_t(i), *sum = slot ? buffer_getitem_step(o, slot) : NULL;
+    PyObject *slot = PyLong_FromSsize_t(i);
+    PyObject *sum = NULL;
+    if (slot)
+        sum = buffer_getitem_step(o, slot);
+    if (!sum && i < buffer_length(o)) {
+        fan_iteration_failed("iteration over a buffer", PyExc_IndexError);
+        fan_iteration_failed("iteration over a buffer", PyExc_StopIteration);
+    }
     Py_XDECREF(slot);
     return sum;
 }

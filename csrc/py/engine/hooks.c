@@ -225,6 +225,16 @@ static int hooks_slots(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
+/* hooks_copy: A copy of a slot's sum, whose memory may be the caller's or another node's (A14). torch's own copies keep
+ * their history. */
+static PyObject *hooks_copy(const node_object *self, uint32_t slot, PyObject *sum)
+{
+    bool is_torch = PyObject_HasAttrString(sum, "grad_fn") && PyObject_HasAttrString(sum, "clone");
+    if (is_torch)
+        return PyObject_CallMethod(sum, "clone", NULL);
+    return fan_node_sum(self, slot, sum, NULL, (fan_sum_options){.writable = true});
+}
+
 /* hooks_keep: retain_grad. */
 static int hooks_keep(node_object *self, void **sums)
 {
@@ -235,7 +245,10 @@ static int hooks_keep(node_object *self, void **sums)
         PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL, *now = NULL;
         if (was) {
             Py_INCREF(was); /* an object's own + may change the dict */
-            now = was == Py_None ? Py_NewRef((PyObject *)sums[i]) : fan_add_two(was, sums[i]);
+            if (was == Py_None)
+                now = hooks_copy(self, i, sums[i]);
+            else
+                now = fan_add_two(was, sums[i]);
             Py_DECREF(was);
         }
         bad = PyErr_Occurred() || (now && PyDict_SetItem(kept, slot, now) < 0);

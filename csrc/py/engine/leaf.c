@@ -82,29 +82,6 @@ static bool same_layout(const leaf_object *self, PyObject *sum)
     return true;
 }
 
-/* summed: the sum of one or two gradients by a buffer, into `out`, which may be None. New reference. */
-static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable,
-                        bool recording)
-{
-    static const size_t slot = 0;
-    fan_buffer_config how = {.create_graph = recording};
-    buffer_object *b = fan_node_buffer(&self->base, how);
-    PyObject *both[2] = {one, two}, *list = NULL, *sum = NULL;
-    int bad = !b;
-    for (int i = 0; i < 2 && !bad && both[i]; i++) {
-        fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
-        bad = fan_contribution_of(b, 0, both[i], NULL, &c) < 0 || fan_add_on(b->core, 0, &c) < 0;
-        if (c.value.form != FAN_FORM_UNDEFINED)
-            fan_value_drop(&fan_python, &c.value);
-    }
-    if (!bad)
-        list = fan_take_all(b->core, &slot, b->names, NULL, out, Py_None, writable);
-    sum = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
-    Py_XDECREF(list);
-    Py_XDECREF((PyObject *)b);
-    return sum;
-}
-
 /* copied: L4. New reference. */
 static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 {
@@ -113,13 +90,13 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     PyObject *copy;
     fan_leaf_form form;
     if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
-        return summed(self, sum, NULL, Py_None, true, recording);
+        return fan_node_sum(&self->base, 0, sum, NULL, (fan_sum_options){.writable = true, .create_graph = recording});
     if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
         return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
         if (form_of(self, sum, &form) < 0)
             return NULL;
-        return summed(self, sum, NULL, Py_None, true, recording);
+        return fan_node_sum(&self->base, 0, sum, NULL, (fan_sum_options){.writable = true, .create_graph = recording});
     }
     if (PyArray_CheckExact(sum))
         d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
@@ -153,7 +130,7 @@ static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
         fan_plain_sum(&fan_python, &one, terms, 2, to);
         return 0;
     }
-    same = summed(self, grad, sum, grad, false, false);
+    same = fan_node_sum(&self->base, 0, grad, sum, (fan_sum_options){.out = grad});
     Py_XDECREF(same);
     return same ? 0 : -1;
 }
@@ -191,7 +168,7 @@ static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, v
         made = copied(self, *sum, recording);
         break;
     case FAN_LEAF_REPLACE:
-        made = summed(self, grad, *sum, Py_None, false, recording);
+        made = fan_node_sum(&self->base, 0, grad, *sum, (fan_sum_options){.create_graph = recording});
         break;
     }
     return made ? grad_write(self, made) : -1;
@@ -327,7 +304,7 @@ static int update_wide(leaf_object *self)
     fan_leaf_form form = FAN_LEAF_ABSENT;
     int bad = now ? form_of(self, grad, &form) : -1;
     if (!bad && form == FAN_LEAF_DENSE) {
-        same = summed(self, now, NULL, grad, false, false);
+        same = fan_node_sum(&self->base, 0, now, NULL, (fan_sum_options){.out = grad});
         bad = same ? 0 : -1;
     } else if (!bad) {
         Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));

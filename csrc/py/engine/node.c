@@ -37,6 +37,32 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
     return (buffer_object *)fan_buffer_plain(n->node.inputs);
 }
 
+PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options)
+{
+    fan_buffer_config config = {.create_graph = options.create_graph};
+    buffer_object *buffer = fan_node_buffer(n, config);
+    PyObject *gradients[2] = {one, two};
+    PyObject *out = options.out ? options.out : Py_None;
+    PyObject *list = NULL;
+    PyObject *sum = NULL;
+    bool failed = !buffer;
+    for (int i = 0; i < 2 && gradients[i] && !failed; i++) {
+        fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+        failed = fan_contribution_of(buffer, slot, gradients[i], NULL, &c) < 0;
+        if (!failed)
+            failed = fan_add_on(buffer->core, slot, &c) < 0;
+        if (c.value.form != FAN_FORM_UNDEFINED)
+            fan_value_drop(&fan_python, &c.value);
+    }
+    if (!failed)
+        list = fan_take_all(buffer->core, &slot, buffer->names, NULL, out, Py_None, options.writable);
+    if (list)
+        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_XDECREF(list);
+    Py_XDECREF((PyObject *)buffer);
+    return sum;
+}
+
 /* ---- the node ---- */
 
 static node_object *node_cast(PyObject *o) { return (node_object *)o; }

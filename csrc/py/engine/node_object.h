@@ -176,6 +176,15 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
  * stats (E11) of `how`; NULL with an exception. */
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 
+typedef struct fan_sum_options {
+    PyObject *out;     /* where the sum is written; NULL: a new object */
+    bool writable;     /* the sum shares no memory with the gradients */
+    bool create_graph; /* the sum is recorded (A1, L6) */
+} fan_sum_options;
+/* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's slots. New reference,
+ * or NULL with an exception. */
+PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options);
+
 /* ---- leaf.c ---- */
 
 /* fan_leaf_accumulate: may take *sum, and sets it to NULL then. recording: L6. */

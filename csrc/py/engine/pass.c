@@ -268,27 +268,33 @@ static int backward_run(PyObject *const *a)
  * exception is raised also if the reducer has another. */
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *reducer = a[REDUCER], *done, *begun, *error;
+    PyObject *reducer = a[REDUCER], *block, *begun, *error;
     if (!reducer || reducer == Py_None)
         return backward_run(a) < 0 ? NULL : Py_NewRef(Py_None);
     if (a[CREATE_GRAPH] == Py_True)
         return PyErr_Format(PyExc_ValueError,
                             "backward: a pass with reducer= cannot record itself (create_graph=True)");
-    if (!PyObject_HasAttrString(reducer, "_begin")) {
+    if (!PyObject_HasAttrString(reducer, "_reduced")) {
         return PyErr_Format(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
-    begun = PyObject_CallMethod(reducer, "_begin", NULL);
-    if (!begun)
+    block = PyObject_CallMethod(reducer, "_reduced", NULL);
+    begun = block ? fan_block_begin(block) : NULL;
+    if (!begun) {
+        Py_XDECREF(block);
         return NULL;
+    }
     Py_DECREF(begun);
     int bad = backward_run(a);
     error = fan_exception_take();
-    done = PyObject_CallMethod(reducer, "_end", "O", error ? error : Py_None);
-    Py_XDECREF(done);
-    if (error)
+    if (fan_block_end(block, error) < 0)
+        bad = -1;
+    Py_DECREF(block);
+    if (error && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        Py_DECREF(error); /* Ctrl-C at the end goes before the error of the pass */
+    else if (error)
         fan_exception_put(error);
-    return bad || !done ? NULL : Py_NewRef(Py_None);
+    return bad ? NULL : Py_NewRef(Py_None);
 }
 
 /* leaf_of_arg: a Leaf, borrowed; NULL with an exception. */
@@ -307,15 +313,24 @@ static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
     char name[128];
     if (!leaf)
         return NULL;
-    if (leaf->divert && a[1] != Py_None)
+    if (leaf->divert)
         return PyErr_Format(PyExc_RuntimeError, "%s: another fanin.dist.Reducer takes its gradients now",
                             fan_node_name(&leaf->base.node, name, sizeof name));
     if (a[2] != Py_None && !PyDict_Check(a[2]))
         return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
-    PyObject *divert = a[1] == Py_None ? NULL : PyTuple_Pack(3, a[1], a[2], a[3]);
-    if (a[1] != Py_None && !divert)
+    leaf->divert = PyTuple_Pack(3, a[1], a[2], a[3]);
+    if (!leaf->divert)
         return NULL;
-    Py_XSETREF(leaf->divert, divert);
+    Py_RETURN_NONE;
+}
+
+static PyObject *leaf_undivert(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    leaf_object *leaf = leaf_of_arg(a[0]);
+    if (!leaf)
+        return NULL;
+    if (leaf->divert && PyTuple_GET_ITEM(leaf->divert, 0) == a[1])
+        Py_CLEAR(leaf->divert);
     Py_RETURN_NONE;
 }
 

@@ -139,6 +139,8 @@ static PyObject *walk_next(PyObject *o)
     pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
     fan_backward_depth(-1);
     self->busy = false;
+    if (!pair && PyErr_Occurred())
+        fan_iteration_failed("walk", PyExc_StopIteration);
     return pair;
 }
 

@@ -31,7 +31,8 @@
     X(fan_node_spec, node_type, "Node")                              \
     X(fan_leaf_spec, leaf_type, "Leaf")                              \
     X(fan_backward_walk_spec, walk_type, "Walk")                     \
-    X(fan_event_count_spec, event_count_type, "EventCount")
+    X(fan_event_count_spec, event_count_type, "EventCount")          \
+    X(fan_block_spec, block_type, "Block")
 
 /* X(field, name, base): the exceptions of one base; core.pyi has their docstrings. */
 #define ERROR_LIST(X)                                  \

@@ -21,7 +21,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from .classes import (
     exports,
     has_parts,
     is_bare,
+    is_index,
     is_jax,
     is_plain,
     is_scipy,
@@ -416,8 +417,10 @@ def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Re
     """A9, A10 in a pass that records itself: x summed to the declared shape and cast to the declared dtype, by its own
     operators.
     """
-    if x is None or not (is_plain(x) or isinstance(x, Zero)):
+    if x is None:
         return Conformed(x)
+    if not (is_plain(x) or isinstance(x, Zero)):
+        return conform_object(x, shape)
     array = cast(Computed, np.asarray(x) if type(x) in SCALARS else x)
     try:
         if shape is not None:
@@ -433,21 +436,59 @@ def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Re
     return Conformed(array)
 
 
+def shape_of(x: object) -> Shape | None:
+    """The shape of an object with a `+` of its own; None if it has none, or one that is no tuple of integers."""
+    shape = getattr(x, "shape", None)
+    if isinstance(shape, tuple) and all(map(is_index, shape)):
+        return shape
+    return None
+
+
+def conform_object(x: object, shape: Shape | None) -> Conformed | Refused:
+    """A9 of an object that has a shape: summed to the declared one by its own `sum`. Objects without a shape pass."""
+    has = shape_of(x)
+    if shape is None or has is None or has == shape:
+        return Conformed(x)
+    try:
+        axes = axes_to(has, shape)
+        if not callable(getattr(x, "sum", None)):
+            refuse(
+                ValueError, f"expected a gradient of shape {shape}, got {named(x)} of shape {has} without sum() (A9)"
+            )
+        total = cast(Any, x).sum(axes)
+        if shape_of(total) != shape and hasattr(total, "reshape"):
+            total = total.reshape(shape)
+        if shape_of(total) != shape:
+            refuse(
+                ValueError,
+                f"expected a gradient of shape {shape}, got {named(x)} of shape {has}, whose sum({axes}) has shape"
+                f" {shape_of(total)} (A9)",
+            )
+    except Refusal as e:
+        return e.as_record()
+    return Conformed(total)
+
+
+def axes_to(has: Shape, shape: Shape) -> tuple[int, ...]:
+    """The axes over which an array of shape `has` is summed to `shape`; refused where `shape` does not broadcast."""
+    lead = len(has) - len(shape)
+    if lead < 0 or any(n not in (1, has[lead + i]) for i, n in enumerate(shape)):
+        refuse(ValueError, f"expected a gradient of shape {shape} (or one that it broadcasts to), got {has} (A9)")
+    return tuple(i for i in range(len(has)) if i < lead or shape[i - lead] != has[i])
+
+
 def summed_to(x: Computed, shape: Shape) -> Computed:
     """A9."""
     has = tuple(x.shape)
     if has == shape:
         return x
-    lead = len(has) - len(shape)
-    if lead < 0 or any(n not in (1, has[lead + i]) for i, n in enumerate(shape)):
-        refuse(ValueError, f"expected a gradient of shape {shape} (or one that it broadcasts to), got {has} (A9)")
+    axes = axes_to(has, shape)
     if isinstance(x, Zero):
         return cast(Computed, Zero(shape, x.dtype))
     if is_sparse(x):
         refuse(
             ValueError, f"expected a gradient of shape {shape}, got a sparse one of shape {has}; sum it yourself (A9)"
         )
-    axes = tuple(i for i in range(len(has)) if i < lead or shape[i - lead] != has[i])
     return x.sum(axes, dtype=x.dtype).reshape(shape)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import SupportsIndex, TypeGuard
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 
@@ -64,14 +64,30 @@ def overrides(x: NDArray) -> bool:
     return isinstance(x, np.ma.MaskedArray | np.matrix) or t.__array_ufunc__ is not np.ndarray.__array_ufunc__
 
 
+def attribute(module: str, *names: str) -> Any:
+    """attribute("torch", "nn", "Parameter"): that attribute of an imported library, or None.
+
+    A module is in `sys.modules` before its names are in the module: another thread may import it at this moment. Then
+    the attribute is None, as where the library is not imported: no caller has an object of it.
+    """
+    found: Any = sys.modules.get(module)
+    for name in names:
+        found = getattr(found, name, None)
+    return found
+
+
 def is_torch(x: object) -> TypeGuard[Tensor]:
     """A torch.Tensor or Parameter exactly; subclasses are objects."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    return type(x) is getattr(torch, "Tensor", None) or type(x) is getattr(
-        getattr(torch, "nn", None), "Parameter", None
-    )
+    return type(x) is getattr(torch, "Tensor", None) or type(x) is attribute("torch", "nn", "Parameter")
+
+
+def is_tensor(x: object) -> TypeGuard[Any]:
+    """A torch.Tensor of any class."""
+    tensor = attribute("torch", "Tensor")
+    return tensor is not None and isinstance(x, tensor)
 
 
 def has_memory(x: Tensor) -> bool:
@@ -83,14 +99,13 @@ def has_memory(x: Tensor) -> bool:
 
 def is_jax(x: object) -> TypeGuard[JaxArray]:
     """A jax.Array with a value: no tracer."""
-    jax = sys.modules.get("jax")
-    array, core = getattr(jax, "Array", None), getattr(jax, "core", None)
-    return array is not None and isinstance(x, array) and not isinstance(x, getattr(core, "Tracer", ()))
+    array = attribute("jax", "Array")
+    return array is not None and isinstance(x, array) and not isinstance(x, attribute("jax", "core", "Tracer") or ())
 
 
 def is_scipy(x: object) -> TypeGuard[ScipySparse]:
-    scipy = sys.modules.get("scipy.sparse")
-    return scipy is not None and bool(scipy.issparse(x))
+    issparse = attribute("scipy.sparse", "issparse")
+    return issparse is not None and bool(issparse(x))
 
 
 def is_plain(x: object) -> bool:
@@ -129,10 +144,7 @@ def is_bare(x: object) -> bool:
 
 def is_subclass_of_known(x: object) -> bool:
     """Whether it is of a subclass of a known library's class (fake tensors, tracers), which cannot be read."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    return (torch is not None and isinstance(x, getattr(torch, "Tensor", ()))) or (
-        jax is not None and isinstance(x, getattr(jax, "Array", ()))
-    )
+    return is_tensor(x) or isinstance(x, attribute("jax", "Array") or ())
 
 
 def exports(x: object) -> TypeGuard[Exporter]:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 from .arrays import capsule_of, is_host
-from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
+from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_tensor, is_torch, named
 from .protocols import Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
@@ -26,8 +26,8 @@ def memory_of(x: object) -> Memory:
         return Refused(
             TypeError, f"{named(x)} is sparse and has several memories; expected one array: give its parts one by one"
         )
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
+    if is_tensor(x):
+        torch = sys.modules["torch"]
         quicken()
         if layout_of(x) != "strided":
             return Refused(

@@ -27,6 +27,7 @@ import fanin
 from fanin.dist.reducer import Reducer
 
 from .._words import counted, type_of
+from .classes import attribute
 from .protocols import DTypeLike
 from .sharing import parts_alone
 from .torch_leaves import sharded
@@ -110,7 +111,7 @@ def backward(
     if reducer is not None:
         if not isinstance(reducer, Reducer):
             raise TypeError(f"backward: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
-        with reducer._reduced():  # if the pass raises, the passes of all ranks end
+        with reducer._reduced(tensors=True):  # if the pass raises, the passes of all ranks end
             if create_graph:
                 raise ValueError("backward: a pass with reducer= cannot record itself (create_graph=True)")
             backward(
@@ -127,8 +128,7 @@ def backward(
         raise RuntimeError(
             "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
         )
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if getattr(compiled, "compiled_autograd_enabled", False):
+    if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
         raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
     roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
     firsts = _gradients(roots, gradients)
@@ -201,8 +201,14 @@ def _end(i: int, t: torch.Tensor) -> tuple[_Node, int]:
     """The node and the slot of a root."""
     if not t.requires_grad:
         raise RuntimeError(f"backward: tensor {i} does not require a gradient: nothing leads from it to a leaf")
-    edge = get_gradient_edge(t)
+    edge = _edge_of(t)
     return edge.node, edge.output_nr
+
+
+def _edge_of(t: torch.Tensor) -> GradientEdge:
+    """`get_gradient_edge`, without the node that a class with `__torch_function__` puts before a leaf's."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return get_gradient_edge(t)
 
 
 def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
@@ -214,7 +220,14 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
             raise ValueError(
                 f"backward: input {i} is no leaf that requires a gradient: torch.autograd.grad gives those of others"
             )
-    return [get_gradient_edge(t).node for t in inputs]
+    nodes = [_edge_of(t).node for t in inputs]
+    for i, (t, node) in enumerate(zip(inputs, nodes, strict=True)):
+        if getattr(node, "variable", None) is not t:
+            raise RuntimeError(
+                f"backward: input {i} ({type_of(t)}) has no AccumulateGrad node, through which torch adds to .grad:"
+                " expected a torch.Tensor or torch.nn.Parameter"
+            )
+    return nodes
 
 
 def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:

@@ -70,14 +70,18 @@ class Taking:
                         f" {word(other.names[there])}"
                     )
             _takings.append(self._reference)
-        self._grads = [p.grad for p in self.parameters]
-        self._nodes = accumulators(self.parameters)
-        for p in have_after_hooks(self.parameters):
-            self._later.append(p)
-            for key, after in after_hooks(p).items():
-                after_hooks(p)[key] = Later(after, self)
-        for node, collect in zip(self._nodes, collectors, strict=True):
-            self._hooks.append(node.register_prehook(collect))
+        try:
+            self._grads = [p.grad for p in self.parameters]
+            self._nodes = accumulators(self.call, self.parameters, self.names)
+            for p in have_after_hooks(self.parameters):
+                self._later.append(p)
+                for key, after in after_hooks(p).items():
+                    after_hooks(p)[key] = Later(after, self)
+            for node, collect in zip(self._nodes, collectors, strict=True):
+                self._hooks.append(node.register_prehook(collect))
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Let gradients reach .grad again. May be repeated. Takes no lock, because Ctrl-C would leave it locked."""
@@ -127,12 +131,35 @@ def have_after_hooks(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tenso
     return (p for p in parameters if p._post_accumulate_grad_hooks)
 
 
-def accumulators(parameters: list[torch.Tensor]) -> list[Node]:
-    """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost."""
+def accumulators(call: str, parameters: list[torch.Tensor], names: Names) -> list[Node]:
+    """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost.
+
+    A class with `__torch_function__` puts a node of its own before that node: its function is left out here.
+    RuntimeError for a parameter without such a node.
+    """
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():  # to enter both takes as long as 30 parameters
         with torch.inference_mode(False), torch.enable_grad():
-            return accumulators(parameters)
-    return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
+            return accumulators(call, parameters, names)
+    nodes = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for p, name in zip(parameters, names, strict=True):
+            node = accumulator(p)
+            if node is None:
+                raise RuntimeError(
+                    f"{call}: {word(name)} ({type_of(p)}) has no AccumulateGrad node, through which torch adds to"
+                    " .grad: expected a torch.Tensor or torch.nn.Parameter made outside of torch.inference_mode()"
+                )
+            nodes.append(node)
+    return nodes
+
+
+def accumulator(leaf: torch.Tensor) -> Node | None:
+    """The node that accumulates into a leaf; None where another node, or none, is found in its place."""
+    view = leaf.view_as(leaf).grad_fn
+    if view is None:
+        return None
+    node = view.next_functions[0][0]
+    return node if getattr(node, "variable", None) is leaf else None
 
 
 def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "grad") -> torch.dtype:
@@ -145,6 +172,49 @@ def gradient_dtype(call: str, p: torch.Tensor, name: str | int, into: str = "gra
             f" that of the sum{beside}"
         )
     return dtype or p.dtype
+
+
+def gradient_strides(p: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a parameter's gradient, as torch's own pass makes it: the parameter's, if its elements lie without
+    gaps and overlaps, else those of C order. Fused optimizers read both by the same strides.
+    """
+    strides: tuple[int, ...] = p.stride()
+    if p.is_contiguous():
+        return strides
+    axes = sorted((stride, n) for stride, n in zip(p.stride(), p.shape, strict=True) if n > 1)
+    expected = 1
+    for stride, n in axes:
+        if stride != expected:
+            strides = torch.empty(p.shape, device="meta").stride()
+            break
+        expected *= n
+    return strides
+
+
+def laid_out(total: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """A sum with the strides of the parameter's gradient: itself, or a copy."""
+    if total.layout != torch.strided or total.shape != p.shape:
+        return total
+    if total.is_contiguous() and p.is_contiguous():
+        return total
+    strides = gradient_strides(p)
+    if total.stride() == strides:
+        return total
+    with torch.no_grad():
+        return torch.empty_strided(p.shape, strides, dtype=total.dtype, device=total.device).copy_(total)
+
+
+def check_leaf(call: str, p: torch.Tensor, name: str | int) -> None:
+    """TypeError for a tensor whose gradients cannot be summed into .grad."""
+    if not p.is_leaf:
+        raise TypeError(
+            f"{call}: {word(name)} is no leaf: what an operation made has no .grad; expected the tensor that it was"
+            " made of"
+        )
+    if p.layout != torch.strided:
+        raise TypeError(
+            f"{call}: {word(name)} has the layout {p.layout}: expected a strided tensor (its gradients may be sparse)"
+        )
 
 
 def leaves_of(
@@ -164,11 +234,7 @@ def leaves_of(
             raise TypeError(f"{call}: expected tensors, or (name, tensor) pairs, got {type_of(p)} as {word(name)}")
         if not p.requires_grad or id(p) in tensors:
             continue
-        if not p.is_leaf:
-            raise TypeError(
-                f"{call}: {word(name)} is no leaf: what an operation made has no .grad; expected the tensor that"
-                " it was made of"
-            )
+        check_leaf(call, p, name)
         tensors[id(p)] = p
         names.append(name)
     if i < 0:
@@ -205,8 +271,7 @@ class TorchLeaf:
 
     def __init__(self, p: torch.Tensor, name: str | int) -> None:
         self.tensor, self.name = p, word(name)
-        if not p.is_leaf:
-            raise TypeError(f"Reducer: {self.name} is no leaf: what an operation made has no .grad")
+        check_leaf("Reducer", p, name)
         dtype = gradient_dtype("Reducer", p, name)
         #: What the gradient is like.
         self.array = p if dtype is p.dtype else torch.empty(p.shape, dtype=dtype, device=p.device)
@@ -235,11 +300,11 @@ class TorchLeaf:
         """Add a sum to .grad, and run the hooks after accumulation."""
         p = self.tensor
         if p.grad is None:
-            p.grad = total
+            p.grad = laid_out(total, p)
         elif p.grad.layout == torch.strided:
             with torch.no_grad():
                 p.grad.add_(total)
         else:
-            p.grad = total + p.grad  # torch adds no dense tensor to a sparse one
+            p.grad = laid_out(total + p.grad, p)  # torch adds no dense tensor to a sparse one
         for after in [*after_hooks(p).values()]:
             after(p)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._core import address
+from .._interop.classes import attribute, is_tensor
 from .._interop.protocols import NDArray
 from .._words import counted, type_of
 from . import trees
@@ -109,8 +109,7 @@ def shows(x: Any) -> bool:
     """Whether an object, no array of this library, exports memory: a bytearray, an
     array.array, a ctypes array, a tensor beside ndarrays.
     """
-    library = sys.modules.get("torch")
-    if isinstance(x, VIEWS) or (library is not None and isinstance(x, library.Tensor)):
+    if isinstance(x, VIEWS) or is_tensor(x):
         return True
     if isinstance(x, QUIET):
         return False
@@ -188,8 +187,8 @@ def check_result(x: object, name: str, kinds: tuple[type, ...], is_private: Call
 
 def array_kinds() -> tuple[type, ...]:
     """The classes of which an argument is an array."""
-    library: Any = sys.modules.get("torch")  # where it is not imported, there is no tensor
-    return (np.ndarray,) if library is None else (np.ndarray, library.Tensor)
+    tensor = attribute("torch", "Tensor")  # where torch is not imported, there is no tensor
+    return (np.ndarray,) if tensor is None else (np.ndarray, tensor)
 
 
 @dataclass(frozen=True)

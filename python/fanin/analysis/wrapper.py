@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._interop.classes import attribute
 from .._words import counted, type_of
 from . import trees
 from .arrays import CallerContainers, RunArrays, plan
@@ -204,7 +205,7 @@ class Functionalized:
         self._records: list[Record] = []
         self._lock = threading.Lock()  # of the two lists
         self._turns: list[Turn] = []
-        if "torch" in sys.modules:
+        if attribute("torch", "_C", "_dynamo", "eval_frame", "set_code_exec_strategy") is not None:
             skip_frames()
         functools.update_wrapper(self, fn, updated=())
 

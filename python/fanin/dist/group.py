@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fanin import _core
+from fanin._interop.classes import attribute
 from fanin._words import type_of
 from fanin.errors import PeerError
 
@@ -32,10 +32,10 @@ _numbers = itertools.count(1)
 
 
 class _Here(threading.local):
-    """Thread-local: the group of the thread's rank, and the group whose pass runs on the thread."""
+    """Thread-local: the group of the thread's rank, and the thread's last use of a group."""
 
     default: Group | None = None
-    inside: Group | None = None
+    inside: Use | None = None
 
 
 _here = _Here()
@@ -83,7 +83,7 @@ class Group:
         self._tally = Tally()
         self._closed: str | None = None
         self._process = os.getpid()
-        self._busy = threading.Lock()
+        self._uses: dict[str, Use] = {}  #: "now": the one that has begun
 
     @property
     def rank(self) -> int:
@@ -156,6 +156,10 @@ class Group:
         self._closed = self._closed or reason
         self._engine.abort(reason)
 
+    def interrupted(self, error: BaseException) -> None:
+        """`abort`, because of Ctrl-C."""
+        self.abort(f"rank {self.rank} was interrupted: {type(error).__name__}")
+
     def barrier(self, timeout: TimeLimit = "group") -> None:
         """Wait until every rank has called it.
 
@@ -164,35 +168,77 @@ class Group:
         with self.call("barrier", timeout) as call:
             call.meet({})
 
-    @contextmanager
-    def entered(self, name: str) -> Iterator[None]:
+    def entered(self, name: str) -> Use:
         """This thread alone uses the group inside."""
-        if self._process != os.getpid():
-            raise RuntimeError(f"{name}: the group {self.name} was made before fork(): a child makes its own")
-        if _here.inside is not None:
-            which = "the same" if _here.inside is self else "another"
-            raise RuntimeError(f"{name}: this thread is inside a pass of {which} group: expected it to end first")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError(f"{name}: another thread uses the group {self.name}: expected one thread at a time")
-        _here.inside = self
-        try:
-            if self._closed is not None:
-                raise RuntimeError(f"{name}: the group {self.name} is closed: {self._closed}")
-            yield
-        finally:
-            _here.inside = None
-            self._busy.release()
+        return Use(self, name)
 
-    @contextmanager
-    def call(self, name: str, timeout: TimeLimit) -> Iterator[Call]:
+    def call(self, name: str, timeout: TimeLimit) -> _OneCall:
         """One pass of one bucket. If its body raises, every rank's pass ends."""
-        with self.entered(name):
-            self._passes += 1
-            call = Call(self, name, self._passes, 0, self.timeout)
-            call.title = name
-            with call:
-                call.timeout = limit_of(name, timeout, self.timeout)
-                yield call
+        return _OneCall(self, name, timeout)
+
+
+class Use(_core.Block):
+    """A thread's use of a group: Its beginning refuses a second one, its end may be repeated, and come without it."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name = group, name
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has begun, and has not ended."""
+        return self.group._uses.get("now") is self
+
+    def _begin(self) -> None:
+        group, name = self.group, self.name
+        if group._process != os.getpid():
+            raise RuntimeError(f"{name}: the group {group.name} was made before fork(): a child makes its own")
+        outer = _here.inside
+        if outer is not None and outer.holds:
+            which = "the same" if outer.group is group else "another"
+            raise RuntimeError(f"{name}: this thread is inside a pass of {which} group: expected it to end first")
+        if group._uses.setdefault("now", self) is not self:
+            raise RuntimeError(f"{name}: another thread uses the group {group.name}: expected one thread at a time")
+        _here.inside = self
+        if group._closed is not None:
+            raise RuntimeError(f"{name}: the group {group.name} is closed: {group._closed}")
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.holds:
+            _here.inside = None
+            del self.group._uses["now"]
+
+
+class _OneCall(_core.Block):
+    """A use of a group for one call, which its `with` has."""
+
+    def __init__(self, group: Group, name: str, timeout: TimeLimit) -> None:
+        self.use, self.timeout = Use(group, name), timeout
+        self.made: Call | None = None
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Call: ...
+
+    def _begin(self) -> Call:
+        group, name = self.use.group, self.use.name
+        self.use._begin()
+        group._passes += 1
+        call = Call(group, name, group._passes, 0, group.timeout)
+        call.title = name
+        self.made = call
+        call.timeout = limit_of(name, self.timeout, group.timeout)
+        return call
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self.use.holds:
+            return
+        try:
+            if self.made is not None:
+                self.made._end(error)
+            elif error is not None and not isinstance(error, Exception):  # else it was refused
+                self.use.group.interrupted(error)
+        finally:
+            self.use._end(error)
 
 
 def seconds(call: str, timeout: object) -> float | None:
@@ -236,7 +282,7 @@ def shortly(nodes: Sequence[int]) -> str:
     return text if len(text) <= 80 else digest(text)
 
 
-class Call:
+class Call(_core.Block):
     """One bucket of one pass: first `meet`, then data.
 
     An exception before `meet` travels in the header's place. After it, an exception that is not raised by every rank
@@ -251,10 +297,10 @@ class Call:
         self._summing = 0  #: since when the owner sums what came
         self._met = self._over = False
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> Literal[False]:
+    def _end(self, error: BaseException | None) -> None:
         if error is None:
             self._summed()
             if self.data_ns[0]:
@@ -263,13 +309,12 @@ class Call:
         elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
-            self.group.abort(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
+            self.group.abort(f"rank {self.group.rank} failed: {type(error).__name__}: {error}")
         else:
             try:
                 self.meet({}, failure=failure_of(error))
             except PeerError:
                 pass  # this rank raises its own error
-        return False
 
     def refuse(self, message: str, rank: int | None = None, leaf: str | None = None) -> PeerError:
         """The error of something that every rank sees in the same headers: the group stays open."""
@@ -300,7 +345,7 @@ class Call:
             rank = e.rank if isinstance(e, PeerError) else None
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from e
         except BaseException as e:
-            self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
+            self.group.interrupted(e)
             raise
         end, header = time.monotonic_ns(), operation == "exchange"
         sends = [len(args[0])] * engine.size if header else [len(x) for x in args[0]]
@@ -457,9 +502,9 @@ def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
-        torch = sys.modules.get("torch.distributed")
-        if torch is not None and torch.is_available() and torch.is_initialized():
-            x = torch.group.WORLD
+        is_initialized = attribute("torch.distributed", "is_initialized")
+        if is_initialized is not None and is_initialized():
+            x = sys.modules["torch.distributed"].group.WORLD
     if x is None:
         try:
             from mpi4py import MPI

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fanin import _core
+from fanin._interop.classes import attribute, is_tensor, is_torch
 from fanin._interop.protocols import NDArray
 from fanin._words import type_of
 
@@ -69,15 +70,15 @@ def typed(raw: NDArray, dtype: str) -> Any:
     try:
         import ml_dtypes
     except ImportError:
-        torch = sys.modules.get("torch")
-        if torch is None:
+        if attribute("torch", dtype) is None:
             raise TypeError(f"{dtype}: NumPy has it through ml_dtypes alone: pip install ml_dtypes") from None
-        return _tensor(torch, raw, dtype)
+        return _tensor(raw, dtype)
     return raw.view(getattr(ml_dtypes, dtype))
 
 
-def _tensor(torch: Any, raw: NDArray, dtype: str) -> Any:
+def _tensor(raw: NDArray, dtype: str) -> Any:
     """Bytes as a flat tensor; an empty array has a stride that torch's view() refuses."""
+    torch = sys.modules["torch"]
     return torch.from_numpy(raw if len(raw) else np.empty(1, np.uint8)[:0]).view(getattr(torch, dtype))
 
 
@@ -85,10 +86,10 @@ def flat_bytes(x: Any) -> NDArray | None:
     """The memory of an array on the CPU without gaps in C order, as bytes; None if a copy is needed."""
     if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative:
         return x.reshape(-1).view(np.uint8)
-    torch = sys.modules.get("torch")
-    if torch is not None and type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
+    if is_torch(x) and str(x.layout) == "torch.strided":
         plain = x.device.type == "cpu" and x.is_contiguous() and not (x.is_conj() or x.is_neg())
-        return x.detach().view(-1).view(torch.uint8).numpy() if plain else None
+        flat: Any = x.detach()
+        return flat.view(-1).view(sys.modules["torch"].uint8).numpy() if plain else None
     return None
 
 
@@ -258,9 +259,8 @@ class Layout:
 
 def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
     """Bytes as a flat array on the CPU of the library that `like` is of: a tensor, or an ndarray."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like, torch.Tensor):
-        return _tensor(torch, raw, dtype)
+    if is_tensor(like):
+        return _tensor(raw, dtype)
     return typed(raw, dtype)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import operator
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, reduce
+from queue import SimpleQueue
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from fanin import _core
+from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
@@ -68,10 +69,13 @@ class _Bucket:
                 places[leaf] = elements[low:high].reshape(self.layout.leaves[leaf].shape)
         return flats, places
 
-    def reset(self) -> None:
-        """Forget all contributions."""
-        self.spare += [*self.used, (self.flats, self.places)] if self.places else self.used
+    def reset(self, keep: bool = True) -> None:
+        """Forget all contributions, and unless `keep` also their memory: what was interrupted may have it still."""
+        spare = [*self.spare, *self.used] if keep else []
+        if keep and self.places:
+            spare.append((self.flats, self.places))
         self.terms, self.masks, self.partials, self.total, self.anywhere, self.used = [], [], {}, None, 0, []
+        self.spare = spare
         self.bad = None
         self.kept.clear()
         self.start()
@@ -262,13 +266,16 @@ class Reducer:
         self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
         self._name = "backward"
         self._lock = threading.Lock()  # of what buckets have; held by no thread that waits
+        self._over_tensors = False  # the pass is one of fanin.torch.backward
+        self._travels: list[tuple[int, int]] = []  # when each bucket's data began and ended to travel
         self._turn = 0  # passes so far ..
         self._ended, self._sent = _core.EventCount(), _core.EventCount()  # .. that ended on this rank, and the sender's
         self._passing = False
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
-        self._sender = ThreadPoolExecutor(1, "fanin.dist")
-        self._open = ExitStack()
+        self._sender = _Sender()
+        weakref.finalize(self, self._sender.work.put, None).atexit = False
+        self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
 
     def at(self, key: int | None) -> Self:
         """Set the key of the next pass's contribution (order="key"), and return the reducer."""
@@ -277,36 +284,48 @@ class Reducer:
 
     # ---- contributions
 
-    def _divert(self) -> None:
-        """The leaves' sums go to the buckets until the pass ends."""
+    def _divert(self, holder: _core.Block) -> None:
+        """The leaves' sums go to the buckets until `_undivert(holder)`."""
         for name, tensor in self._frozen:
             if tensor.requires_grad:
                 raise RuntimeError(
-                    f"Reducer: {name} required no gradient when it was given, and requires one now, which would not be"
-                    " summed over ranks: make the reducer anew"
+                    f"Reducer: {name} required no gradient when it was given, and requires one now: make the reducer"
+                    " anew"
                 )
-        diverted: list[Any] = []
+        if self._holder.setdefault("now", holder) is not holder:
+            name = self.leaves[0].name or "leaf 0"
+            raise ValueError(
+                f"Reducer: the gradient of {name} is collected by another block already, of the same reducer: expected"
+                " that to end first"
+            )
         collectors = []
-
-        def undo() -> None:
-            with self._lock:
-                self._takes = False
-            for leaf in diverted:
-                _core.leaf_divert(leaf, None, None, 0)
-
-        self._open.callback(undo)
         self._takes = True
         for leaf, take, bucket, i in self._takers:
             if isinstance(leaf, _core.Leaf):
                 keeps = self._keeps and leaf.grad is None  # else it would be added, from memory that is not in a cache
                 _core.leaf_divert(leaf, take, bucket.kept if keeps else None, i)
-                diverted.append(leaf)
             else:
                 collectors.append(leaf.collector(take))
         if self._taking:
-            self._open.callback(self._taking.end)
             self._taking.begin(collectors)
-            self._open.callback(self._taking.check)
+
+    def _undivert(self, holder: _core.Block) -> None:
+        """The leaves' sums go to .grad again. May be repeated, and come without `_divert`, or amid it."""
+        if self._holder.get("now") is not holder:
+            return
+        with self._lock:
+            self._takes = False
+        for leaf, take, _, _ in self._takers:
+            if isinstance(leaf, _core.Leaf):
+                _core.leaf_undivert(leaf, take)
+        if self._taking:
+            self._taking.end()
+        del self._holder["now"]
+
+    def _check_grads(self) -> None:
+        """RuntimeError if a .grad was set while the leaves' sums went to the buckets."""
+        if self._taking:
+            self._taking.check()
 
     def _of_another(self, bucket: _Bucket, i: int) -> RuntimeError:
         when = "during a pass with reducer=" if self._takes and not self._each else "after the end"
@@ -359,8 +378,7 @@ class Reducer:
             self._contribute(bucket)
         self._key = key
 
-    @contextmanager
-    def accumulate(self, key: int | None = None) -> Iterator[None]:
+    def accumulate(self, key: int | None = None) -> AbstractContextManager[None]:
         """The pass inside is one more contribution of this rank to the next sum; nothing travels.
 
         If it raises, the next sum's pass ends at once, on every rank.
@@ -382,120 +400,21 @@ class Reducer:
         """
         number = self._key if key is None else self.at(key)._key
         self._key = None
-        with self.group.entered("Reducer.accumulate"):
-            try:
-                with self._open:
-                    self._divert()
-                    yield
-                self._key = number
-                self._contribute_all(None)
-            except BaseException as e:
-                self._fail(e)
-                raise
+        return _Contribution(self, number)
 
-    def _fail(self, error: BaseException) -> None:
-        """End the pass of every rank with this rank's error."""
-        self.group._passes += 1
-        self._turn += 1
-        self._pass_ended(error)
-        try:
-            self._send(self.group._passes)
-        except RuntimeError:
-            pass  # this rank raises its own error
-        finally:
-            self._sent.advance()
-            self._reset()
-
-    def _reset(self) -> None:
+    def _reset(self, keep: bool = True) -> None:
         self._error, self._failed, self._key = None, None, None
         for bucket in self._buckets:
-            bucket.reset()
+            bucket.reset(keep)
 
-    # ---- a pass: called by fanin.backward
+    # ---- a pass
 
-    def _begin(self, tensors: bool = False) -> None:
-        """Begin a pass over tensors (fanin.torch.backward), or over leaves of fanin."""
-        pass_ = ExitStack()
-        pass_.enter_context(self.group.entered("backward"))
-        pass_.callback(_inside.set, None)
-        _inside.set(self)
-        self._passing = True
-        try:
-            self._divert()
-        except BaseException as e:
-            self._open.close()
-            with pass_:
-                self._fail(e)
-            raise
-        self._pass = pass_
-        self.group._passes += 1
-        self._turn += 1
-        self._over_tensors = tensors
-        self._travels: list[tuple[int, int]] = []
-        rings, number = [] if here.spawn else beside(), self.group._passes
+    def _reduced(self, tensors: bool = False) -> _Pass:
+        """A pass over leaves of fanin (fanin.backward calls this), or over tensors (fanin.torch.backward)."""
+        return _Pass(self, tensors)
 
-        def send() -> None:
-            try:
-                with recording(rings):
-                    self._send(number)
-            except BaseException as e:
-                self._failed = e
-            finally:
-                self._sent.advance()
-
-        (here.spawn or self._sender.submit)(send)
-
-    def _end(self, error: BaseException | None) -> None:
-        """End the pass, which raised `error`: wait for the sums, and add them to .grad."""
-        try:
-            made = self._finish(error)
-        except BaseException as e:
-            if not isinstance(e, Exception) and e is not error:  # Ctrl-C: the sending thread may wait for other ranks
-                self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
-                if self._ended.value < self._turn:
-                    self._pass_ended(e)
-                self._open.close()
-                self._pass.close()
-            self._reset()
-            if e is error:
-                return
-            raise
-        self._reset()
-        if self._options.into == "shard":
-            self.shards = made
-            return
-        errors: list[BaseException] = []
-        for i, leaf in enumerate(self.leaves):
-            try:  # a hook that raises keeps no other leaf from its sum
-                if isinstance(leaf, _core.Leaf) and made[i] is not None:
-                    _core.leaf_accumulate(leaf, made, i)
-                elif made[i] is not None:
-                    leaf.accumulate(made[i])
-            except BaseException as e:
-                e.add_note(f"backward: {leaf.name or f'leaf {i}'} was accumulated")
-                errors.append(e)
-        if errors:
-            first = next((one for one in errors if not isinstance(one, Exception)), errors[0])  # Ctrl-C before others
-            for one in errors:
-                if one is not first:
-                    first.add_note(f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
-            raise first
-
-    def _finish(self, error: BaseException | None) -> list[Any]:
-        try:
-            self._open.close()
-            if error is None and self.missing == "error":
-                self._check_reached()
-        except (RuntimeError, ValueError) as e:  # .grad was set in the pass, or leaves were not reached
-            error = error or e
-        ended = time.monotonic_ns()
-        with self._pass:
-            self._pass_ended(error)
-            self._sent.wait(self._turn)
-            if self._failed is not None and error is None:
-                raise self._failed
-        if error is not None:
-            raise error
+    def _made(self, ended: int) -> list[Any]:
+        """For each leaf the sum of the pass, which came to its end at the time `ended`, or None."""
         self.group._tally.hidden_ns += sum(max(0, min(end, ended) - begin) for begin, end in self._travels)
         found: list[tuple[tuple[int, ...], BadTerm]] = []
         for bucket in self._buckets:
@@ -545,30 +464,12 @@ class Reducer:
                 ' missing="skip"'
             )
 
-    @contextmanager
-    def _reduced(self) -> Iterator[None]:
-        """A pass of fanin.torch.backward."""
-        error: BaseException | None = None
-        self._begin(tensors=True)
-        try:
-            yield
-        except BaseException as e:
-            error = e
-            raise
-        finally:
-            self._end(error)
-
     # ---- fanin.torch.accumulate
 
-    def _collect(self) -> None:
-        """Collect the gradients of any number of passes, on any thread, until `_collected`."""
+    def _collect(self) -> _Collecting:
+        """A block in which gradients of any number of passes come, on any thread; its end sums them over ranks."""
         self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
-        try:
-            self._divert()
-        except BaseException as e:
-            self._open.close()
-            self._fail_alone(e)
-            raise
+        return _Collecting(self)
 
     def _collect_at(self, key: int) -> None:
         """The gradients that come next have this key."""
@@ -576,36 +477,23 @@ class Reducer:
         with self._lock:
             self._contribute_all(number)
 
-    def _drop(self) -> None:
-        """End without a sum: the other ranks wait until their time limit."""
-        self._open.close()
-        self._reset()
-
-    def _collected(self, error: BaseException | None) -> None:
-        """Sum what was collected over ranks; an error of this rank ends the sum of all."""
-        failed = error
+    def _fail(self, error: BaseException) -> None:
+        """End the pass of every rank with this rank's error, on this thread, which uses the group."""
+        self.group._passes += 1
+        self._turn += 1
+        self._pass_ended(error)
         try:
-            self._open.close()
-        except RuntimeError as e:  # .grad was set in the block
-            failed = error or e
-        if failed is None:
-            self._contribute_all(None)
-            self._begin(tensors=True)
-            self._end(None)
-            return
-        self._fail_alone(failed)
-        if error is None:
-            raise failed
+            self._send(self.group._passes)
+        except RuntimeError:
+            pass  # this rank raises its own error
+        finally:
+            self._sent.advance()
 
-    def _fail_alone(self, error: BaseException) -> None:
-        """End the sum of all ranks with this rank's error, outside of a pass."""
-        with suppress(RuntimeError), self.group.entered(self._name):  # this rank raises its own error
-            self._fail(error)
-
-    def _pass_ended(self, error: BaseException | None) -> None:
-        """No gradient comes any more: all buckets are closed."""
+    def _pass_ended(self, error: BaseException | None, again: bool = False) -> None:
+        """No gradient comes any more: all buckets are closed. again: some may have been closed so before."""
         self._passing, self._error = False, error
-        self._ended.advance()  # before buckets: the sender reads the error when they are closed
+        if not again or self._ended.value < self._turn:
+            self._ended.advance()  # before buckets: the sender reads the error when they are closed
         for bucket in self._buckets:
             if bucket.closed.value < self._turn:
                 bucket.closed.advance()
@@ -757,16 +645,287 @@ class Reducer:
         )
 
 
+class _Sender:
+    """A thread for the passes of a reducer, which begins with the first. No pass is in it when the process ends."""
+
+    def __init__(self) -> None:
+        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  #: None ends the thread
+        self._begun = False
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Let the thread call `work`. If this raises, it may call it or not."""
+        if not self._begun:
+            threading.Thread(target=_work_of, args=(self.work,), name="fanin.dist", daemon=True).start()
+            self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
+        self.work.put(work)
+
+
+def _work_of(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    """Do what comes in a queue, until None."""
+    while (work := queue.get()) is not None:
+        work()
+        del work  # it has the reducer, whose end is the thread's
+    queue.put(None)  # for a second thread
+
+
+class _State(_core.Block):
+    """What a reducer does from `_begin` to `_end`. Ctrl-C may come at any place of both: `_end` undoes all of it.
+
+    If Ctrl-C ended `_begin`, or `_end` before the sum was made, the group is closed: the other ranks wait for the sum.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self.begun = False  #: `_begin` is complete
+        self.ending = False  #: `_end` has begun ..
+        self.finished = False  #: .. the sum is made ..
+        self.over = False  #: .. and all is undone
+
+    def finish(self, error: BaseException | None) -> None:
+        """The end of all ranks' sum, with or without an error of this rank, which is raised."""
+        raise NotImplementedError
+
+    def give_up(self, error: BaseException) -> None:
+        """Undo what has been done, after Ctrl-C. May be repeated."""
+        try:
+            self.reducer.group.interrupted(error)
+        finally:
+            self.reducer._undivert(self)
+
+    def release(self, keep: bool) -> None:
+        """Forget all contributions, and end the use of the group. May be repeated."""
+        raise NotImplementedError
+
+    def is_ours(self) -> bool:
+        """Whether `_begin` was not refused."""
+        return True
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.over or not self.is_ours():
+            return
+        interrupted = error is not None and not isinstance(error, Exception)
+        again, self.ending = self.ending, True
+        keep = not again and not interrupted
+        try:
+            if self.finished:
+                pass
+            elif again or (interrupted and not self.begun):
+                assert error is not None
+                self.give_up(error)
+            else:
+                self.finish(error)
+                self.finished = True
+        except BaseException as e:
+            if isinstance(e, Exception) or e is error:  # else it is Ctrl-C, after which `_end` is repeated
+                self.release(keep)
+                self.over = True
+            raise
+        self.release(keep)
+        self.over = True
+
+
+class _Pass(_State):
+    """A pass: the gradients of its leaves are summed over ranks while it runs."""
+
+    def __init__(self, reducer: Reducer, tensors: bool) -> None:
+        super().__init__(reducer)
+        self.tensors = tensors
+        self.use = reducer.group.entered("backward")
+        self.turn = 0  #: the reducer's number for it
+        self.number = 0  #: the group's
+        self.senders: dict[str, object] = {}  #: "now": what sends
+        self.made: list[Any] | None = None  #: the sums that are not added to .grad yet
+        self.errors: list[BaseException] = []  #: of leaves' hooks after accumulation
+
+    def _begin(self) -> None:
+        reducer = self.reducer
+        self.use._begin()
+        _inside.set(reducer)
+        reducer._passing = True
+        self.turn = reducer._turn + 1
+        reducer._turn = self.turn
+        reducer.group._passes += 1
+        self.number = reducer.group._passes
+        reducer._over_tensors = self.tensors
+        reducer._travels = []
+        reducer._divert(self)
+        if here.spawn is not None:
+            here.spawn(partial(self.send, "thread", ()))
+        else:
+            reducer._sender.put(partial(self.send, "thread", beside()))
+        self.begun = True
+
+    def sends(self, who: str) -> bool:
+        """Whether the sending thread ("thread") or the end ("end") sends: the one that comes first."""
+        return self.senders.setdefault("now", who) == who
+
+    def send(self, who: str, rings: Sequence[_core.Trace]) -> None:
+        """Send, and receive, all buckets."""
+        if not self.sends(who):
+            return
+        try:
+            with recording(rings):
+                self.reducer._send(self.number)
+        except BaseException as e:
+            self.reducer._failed = e
+        finally:
+            self.reducer._sent.advance()
+
+    def is_ours(self) -> bool:
+        return self.use.holds
+
+    def _end(self, error: BaseException | None) -> None:
+        super()._end(error)
+        self.accumulate()
+
+    def finish(self, error: BaseException | None) -> None:
+        reducer = self.reducer
+        try:
+            reducer._undivert(self)
+            if self.begun:
+                reducer._check_grads()
+            if error is None and reducer.missing == "error":
+                reducer._check_reached()
+        except (RuntimeError, ValueError) as e:  # .grad was set in the pass, or leaves were not reached
+            error = error or e
+        ended = time.monotonic_ns()
+        reducer._pass_ended(error)
+        if not self.begun:
+            self.send("end", ())
+        reducer._sent.wait(self.turn)
+        error = error or reducer._failed
+        if error is not None:
+            raise error
+        self.made = reducer._made(ended)
+
+    def give_up(self, error: BaseException) -> None:
+        reducer = self.reducer
+        try:
+            super().give_up(error)
+        finally:
+            if self.turn:
+                reducer._turn = self.turn
+                reducer._pass_ended(error, again=True)
+                self.sends("end")  # if the sending thread has not begun, it does nothing
+
+    def release(self, keep: bool) -> None:
+        self.reducer._passing = False
+        self.reducer._reset(keep)
+        _inside.set(None)
+        self.use._end(None)
+
+    def accumulate(self) -> None:
+        """Add the sums to .grad. May be repeated: each is taken out of the list first."""
+        reducer, made = self.reducer, self.made
+        if made is None:
+            return
+        if reducer._options.into == "shard":
+            reducer.shards, self.made = made, None
+            return
+        for i, leaf in enumerate(reducer.leaves):
+            try:  # a hook that raises keeps no other leaf from its sum
+                if isinstance(leaf, _core.Leaf) and made[i] is not None:
+                    _core.leaf_accumulate(leaf, made, i)
+                elif made[i] is not None:
+                    total, made[i] = made[i], None
+                    leaf.accumulate(total)
+            except BaseException as e:
+                e.add_note(f"backward: {leaf.name or f'leaf {i}'} was accumulated")
+                self.errors.append(e)
+        self.made = None
+        if self.errors:
+            first = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
+            for one in self.errors:
+                if one is not first:
+                    first.add_note(f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+            raise first
+
+
+class _Contribution(_State):
+    """A pass that is one more contribution of this rank; nothing travels."""
+
+    def __init__(self, reducer: Reducer, key: int | None) -> None:
+        super().__init__(reducer)
+        self.key = key
+        self.use = reducer.group.entered("Reducer.accumulate")
+        self.failed = False
+
+    def _begin(self) -> None:
+        self.use._begin()
+        self.reducer._divert(self)
+        self.begun = True
+
+    def is_ours(self) -> bool:
+        return self.use.holds
+
+    def finish(self, error: BaseException | None) -> None:
+        reducer = self.reducer
+        try:
+            reducer._undivert(self)
+            if self.begun:
+                reducer._check_grads()
+            if error is None:
+                reducer._key = self.key
+                reducer._contribute_all(None)
+        except Exception as e:
+            error = error or e
+        if error is not None:
+            self.failed = True
+            reducer._fail(error)
+            raise error
+
+    def give_up(self, error: BaseException) -> None:
+        self.failed = True
+        super().give_up(error)
+
+    def release(self, keep: bool) -> None:
+        if self.failed:
+            self.reducer._reset(keep)
+        self.use._end(None)
+
+
+class _Collecting(_State):
+    """Collects the gradients of any number of passes, on any thread; the end sums them over ranks."""
+
+    def _begin(self) -> None:
+        self.reducer._divert(self)
+        self.begun = True
+
+    def finish(self, error: BaseException | None) -> None:
+        reducer = self.reducer
+        try:
+            reducer._undivert(self)
+            if self.begun:
+                reducer._check_grads()
+        except RuntimeError as e:  # .grad was set in the block
+            error = error or e
+        if error is None:
+            reducer._contribute_all(None)
+            with reducer._reduced(tensors=True):
+                return
+        with suppress(RuntimeError), reducer.group.entered(reducer._name):  # this rank raises its own error
+            reducer._fail(error)
+        raise error
+
+    def drop(self) -> None:
+        """End without a sum: the other ranks wait until their time limit."""
+        self.reducer._undivert(self)
+        self.release(False)
+        self.over = True
+
+    def release(self, keep: bool) -> None:
+        self.reducer._reset(keep)
+
+
 def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     made: list[Any] = []
-    torch = sys.modules.get("torch")
-    single = isinstance(leaves, _core.Leaf) or (torch is not None and isinstance(leaves, torch.Tensor))
+    single = isinstance(leaves, _core.Leaf) or is_tensor(leaves)
     if single or not isinstance(leaves, Iterable):
         hint = ": give [leaf]" if single else ": give model.parameters()" if hasattr(leaves, "parameters") else ""
         raise TypeError(f"Reducer: expected several leaves, got {type_of(leaves)}{hint}")
     for i, x in enumerate(leaves):
         name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
-        if torch is not None and isinstance(leaf, torch.Tensor):
+        if is_tensor(leaf):
             from fanin._interop.torch_leaves import TorchLeaf
 
             if leaf.requires_grad:

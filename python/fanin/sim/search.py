@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .._interop.classes import is_tensor
 from .._words import counted, type_of
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread, sparse_parts
 
@@ -414,8 +415,8 @@ def array_of(value: object) -> NDArray | None:
         return value.numpy()
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_tensor(value):
+        torch = sys.modules["torch"]
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         named = np.array([str(plain.dtype), *map(str, plain.shape)])  # bfloat16 and float8 are bytes to NumPy
         return np.concatenate([named.view(np.uint8), plain.reshape(-1).view(torch.uint8).numpy()])

@@ -1,0 +1,200 @@
+"""Ctrl-C, and threads that cannot start, at every line of a reduced pass: nothing of it is left."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core, dist
+from fanin.dist.group import Group
+from fanin.dist.reducer import Reducer
+from fanin.dist.threads import ThreadEngine, World
+
+pytestmark = pytest.mark.core
+
+PACKAGE = str(Path(fanin.__file__).parent)
+OURS = (f"{PACKAGE}/dist/", f"{PACKAGE}/_interop/torch_leaves.py", f"{PACKAGE}/torch.py")
+
+
+def raised_at(n: int, fn: Callable[[], object]) -> str:
+    """Call `fn`; raise KeyboardInterrupt at its n-th line in fanin.dist and in what that needs of torch. Return the
+    line, or "" if there are fewer. The line of a `with` comes again at its end: not there, since Python raises no
+    KeyboardInterrupt before it has called `__exit__`, which an exception of this function would skip.
+    """
+    left = itertools.count(n, -1)
+    came: list[str] = []
+    last: dict[FrameType, int] = {}
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and not came:
+            path, number = frame.f_code.co_filename, frame.f_lineno
+            leaves_with = number < last.get(frame, 0) and linecache.getline(path, number).lstrip().startswith("with ")
+            last[frame] = number
+            if not leaves_with and next(left) == 0:
+                came.append(f"{path}:{number}")
+                raise KeyboardInterrupt(came[0])
+        return line
+
+    def call(frame: FrameType, event: str, argument: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(OURS) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        fn()
+    except KeyboardInterrupt as e:
+        assert e.args == tuple(came)
+    finally:
+        sys.settrace(before)
+    return came[0] if came else ""
+
+
+def alone() -> Group:
+    return Group(ThreadEngine(World(1), 0), timeout=None)
+
+
+def is_idle(reducer: Reducer) -> None:
+    """Returns when the sending thread, if there is one, has nothing else to do."""
+    if reducer._sender._begun:
+        over = _core.EventCount()
+        reducer._sender.put(over.advance)
+        over.wait(1)
+
+
+def passes(w: Any, reducer: Reducer) -> None:
+    root = [(w, 0, np.ones(3))]
+    fanin.backward(root, reducer=reducer)
+    with reducer.accumulate(3):
+        fanin.backward(root)
+    fanin.backward(root, reducer=reducer)
+
+
+def calls(w: Any, reducer: Reducer) -> None:
+    reducer.group.barrier()
+    fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+    dist.add_n([np.ones(3)], reducer.group)
+    reducer.norm()
+
+
+@pytest.mark.parametrize(
+    ("work", "options"),
+    [
+        (passes, {}),
+        (calls, {"into": "shard"}),
+        pytest.param(passes, {"order": "exact", "stats": True}, marks=pytest.mark.full),
+        pytest.param(calls, {}, marks=pytest.mark.full),
+    ],
+)
+def test_after_ctrl_c_at_any_line_a_plain_pass_is_right_and_groups_work_or_are_closed(
+    work: Callable[[Any, Reducer], None], options: dict[str, Any]
+) -> None:
+    closed = whole = 0
+    for n in itertools.count():
+        w = fanin.Leaf(np.zeros(3), name="w")
+        group = alone()
+        reducer = Reducer([w], group, **options)
+        came = raised_at(n, lambda work=work, w=w, reducer=reducer: work(w, reducer))
+        w.grad = None
+        fanin.backward([(w, 0, np.ones(3))])
+        assert w.grad is not None and w.grad.tolist() == [1, 1, 1], came
+        is_idle(reducer)
+        if group.closed is None:
+            group.barrier()
+            w.grad = None
+            fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+            sums = reducer.shards[0] if reducer._options.into == "shard" else w.grad
+            assert sums.tolist()[0] in (1, 2), came  # 2: with the contribution of before
+            whole += 1
+        else:
+            assert "interrupted" in group.closed or "KeyboardInterrupt" in group.closed, came
+            closed += 1
+        alone().barrier()
+        fanin.backward([(w, 0, np.ones(3))], reducer=Reducer([w], alone()))
+        if not came:
+            break
+    print(n, "lines:", closed, "groups closed,", whole, "open")
+    assert min(n, closed, whole) > 20, (n, closed, whole)
+
+
+def test_a_pass_whose_thread_cannot_start_fails_on_every_rank_and_the_next_one_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def no_start(thread: threading.Thread) -> None:
+        if thread.name == "fanin.dist" and failing:
+            failing.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def rank(group: Group) -> Any:
+        w = fanin.Leaf(np.zeros(3), name="w")
+        reducer = Reducer([w], group)
+        error = ""
+        try:
+            fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+        except RuntimeError as e:
+            error = str(e)
+        fanin.backward([(w, 0, np.ones(3))])
+        plain = w.grad.tolist()
+        w.grad = None
+        group.barrier()
+        fanin.backward([(w, 0, np.ones(3))], reducer=reducer)
+        return error, plain, w.grad.tolist()
+
+    failing = [True]
+    monkeypatch.setattr(threading.Thread, "start", no_start)
+    found = dist.threads(2, rank, timeout=None)
+    assert [rest for _, *rest in found] == [[[1, 1, 1], [2, 2, 2]]] * 2
+    own, others = sorted((error for error, *_ in found), key=len)
+    assert own == "can't start new thread" and own in others
+
+
+# ---------------------------------------------------------------- torch
+
+
+def torch_passes(p: Any, reducer: Reducer) -> None:
+    fanin.torch.backward(p.sum(), reducer=reducer)
+    with reducer.accumulate():
+        p.sum().backward()
+    fanin.torch.backward(p.sum(), reducer=reducer)
+
+
+def torch_block(p: Any, reducer: Reducer) -> None:
+    for _ in range(2):
+        with fanin.torch.accumulate([p], group=reducer.group):
+            p.sum().backward()
+            p.sum().backward()
+
+
+@pytest.mark.partners
+@pytest.mark.parametrize("work", [torch_passes, torch_block])
+def test_after_ctrl_c_at_any_line_a_plain_pass_of_torch_is_right(work: Callable[[Any, Reducer], None]) -> None:
+    torch = pytest.importorskip("torch")
+    for n in itertools.count():
+        p = torch.nn.Parameter(torch.zeros(3))
+        loss = p.sum()
+        group = alone()
+        reducer = Reducer([p], group)
+        came = raised_at(n, lambda work=work, p=p, reducer=reducer: work(p, reducer))
+        p.grad = None
+        loss.backward()
+        assert p.grad.tolist() == [1, 1, 1], came
+        is_idle(reducer)
+        alone().barrier()
+        p.grad = None
+        fanin.torch.backward(p.sum(), reducer=Reducer([p], alone()))
+        assert p.grad.tolist() == [1, 1, 1], came
+        if not came:
+            break
+    assert n > 20
