@@ -16,6 +16,7 @@ import pytest
 
 import fanin
 from fanin.cli import main
+from kit.sample import every
 from kit.support import ROOT, run_python
 
 CHECK_ME = ROOT / "examples" / "06_check_me.py"
@@ -30,11 +31,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 # What all have in common
 
 
-def test_help_has_examples_everywhere_and_fits_a_terminal() -> None:
+def test_help_has_examples_everywhere_and_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = run_python(["-m", "fanin", "--help"]).stdout
     assert all(re.search(rf"^    {command} +\w+", whole, re.MULTILINE) for command in COMMANDS), whole
+    monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
-        text = run_python(["-m", "fanin", command, "--help"], env={"COLUMNS": "80"}).stdout
+        with pytest.raises(SystemExit) as e:
+            main([command, "--help"])
+        assert e.value.code == 0
+        text = said(capsys)
         assert f"examples:\n  fanin {command}" in text
         assert max(map(len, text.splitlines())) <= 80, text
 
@@ -51,8 +58,15 @@ def test_the_version_is_told() -> None:
         *(["check", "x.py", "--limit", "0"], ["check", "x.py", "--samples", "-1"], ["check", "x.py", "--limit", "x"]),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_usage(words: list[str]) -> None:
-    done = run_python(["-m", "fanin", *words], check=False)
+def test_what_cannot_be_said_is_refused_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(words)
+    assert e.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: fanin")
+
+
+def test_what_cannot_be_said_ends_the_process_with_2_and_no_traceback() -> None:
+    done = run_python(["-m", "fanin", "dance"], check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: fanin")
     assert "Traceback" not in done.stderr
@@ -69,7 +83,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["info"], ["--help"], ["--version"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]
+    "words",
+    every(2, [["info"], ["--version"], ["--help"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]),
 )
 def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None:
     run = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "fanin", *words]
