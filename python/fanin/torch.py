@@ -249,11 +249,12 @@ class accumulate(_core.Block):
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
         if self._reducer is not None:
+            collecting = self._collecting
             try:
-                if self._collecting is not None:
-                    self._collecting.__exit__(None, error, None)
+                if collecting is not None:
+                    collecting.__exit__(None, error, None)
             finally:
-                self._active = False
+                self._active = collecting is not None and not collecting.over
             return
         came = bytes(self._came)
         self._leave_all(self._began)

@@ -111,3 +111,21 @@ def test_a_refusal_names_the_slot_of_a_node() -> None:
 def test_objects_without_a_shape_pass(kind: type[Value]) -> None:
     value = kind(np.ones((7, 5)))
     assert into_leaf(value) is value
+
+
+class Broadcasts:
+    """An object whose + broadcasts."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __add__(self, other: Broadcasts) -> Broadcasts:
+        return Broadcasts(self.x + other.x)
+
+
+def test_two_objects_of_one_slot_whose_shapes_differ_are_refused_with_both() -> None:
+    buffer = fanin.InputBuffer(1)
+    with pytest.raises(ValueError, match=r"shape \(3, 1\) as those before, got .*Broadcasts of shape \(2,\)"):
+        for shape in ((3, 1), (2,)):
+            buffer.add(0, Broadcasts(np.ones(shape)))
+        buffer.take()

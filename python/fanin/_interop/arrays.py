@@ -385,11 +385,21 @@ def combine(function: Callable[[object, object], object] | None, old: object, ne
     elif function is not None:
         result = function(old, new)
     else:
+        check_shapes(old, new)
         result = plus(new, old) if is_sparse(old) else plus(old, new)
     if result is None:
         by = "combine" if function is not None else "+"
         raise TypeError(f"the sum of {named(old)} and {named(new)} by {by} is None; expected the sum")
     return result
+
+
+def check_shapes(old: object, new: object) -> None:
+    """ValueError for two objects whose shapes differ: their `+` may broadcast, and the sum then is of another shape."""
+    if is_plain(old) or is_plain(new):
+        return
+    before, now = shape_of(old), shape_of(new)
+    if before is not None and now is not None and before != now:
+        raise ValueError(f"expected a gradient of shape {before} as those before, got {named(new)} of shape {now} (A9)")
 
 
 def plus(first: object, second: object) -> object:

@@ -273,8 +273,7 @@ class Reducer:
         self._passing = False
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
-        self._sender = _Sender()
-        weakref.finalize(self, self._sender.work.put, None).atexit = False
+        self._sender = _Sender(self)
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
 
     def at(self, key: int | None) -> Self:
@@ -648,24 +647,26 @@ class Reducer:
 class _Sender:
     """A thread for the passes of a reducer, which begins with the first. No pass is in it when the process ends."""
 
-    def __init__(self) -> None:
-        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  #: None ends the thread
+    def __init__(self, reducer: Reducer) -> None:
+        self.work: SimpleQueue[Any] = SimpleQueue()  #: what the thread calls; `end` ends it
+        #: Dies with the reducer, and then is put by C code alone, in which no Ctrl-C is lost.
+        self.end = weakref.ref(reducer, self.work.put)
         self._begun = False
 
     def put(self, work: Callable[[], None]) -> None:
         """Let the thread call `work`. If this raises, it may call it or not."""
         if not self._begun:
-            threading.Thread(target=_work_of, args=(self.work,), name="fanin.dist", daemon=True).start()
+            threading.Thread(target=_work_of, args=(self.work, self.end), name="fanin.dist", daemon=True).start()
             self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
         self.work.put(work)
 
 
-def _work_of(queue: SimpleQueue[Callable[[], None] | None]) -> None:
-    """Do what comes in a queue, until None."""
-    while (work := queue.get()) is not None:
+def _work_of(queue: SimpleQueue[Any], end: object) -> None:
+    """Do what comes in a queue, until `end`."""
+    while (work := queue.get()) is not end:
         work()
         del work  # it has the reducer, whose end is the thread's
-    queue.put(None)  # for a second thread
+    queue.put(end)  # for a second thread
 
 
 class _State(_core.Block):
