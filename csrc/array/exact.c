@@ -30,6 +30,7 @@
 #include "array/lowp.h"
 #include "array/nditer.h"
 #include "base/fault.h"
+#include "base/float_mode.h"
 #include "base/interrupt.h"
 
 #include <string.h>
@@ -242,6 +243,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) tally t;
     FAN_UNINITIALIZED scratch room;
+    FAN_DEFAULT_FLOAT_MODE;
     if (out->size == 0)
         return;
     fan__exact_job_begin(&j, in, step, n, d);

@@ -1,6 +1,7 @@
 #include "array/nditer.h"
 
 #include "array/convert.h"
+#include "base/float_mode.h"
 #include "base/interrupt.h"
 
 #include <string.h>
@@ -143,6 +144,7 @@ void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64
 void fan_array_copy(const fan_array *dst, const fan_array *src)
 {
     FAN_UNINITIALIZED fan_nditer w;
+    FAN_DEFAULT_FLOAT_MODE;
     fan_nditer_begin(&w, dst, false);
     fan_nditer_also(&w, src);
     fan_nditer_ready(&w);

@@ -12,6 +12,7 @@
 #include "array/convert.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
+#include "base/float_mode.h"
 #include "base/interrupt.h"
 
 #include <string.h>
@@ -267,6 +268,7 @@ void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype)
 {
     FAN_UNINITIALIZED part kept, gone, to;
     FAN_UNINITIALIZED fan_nditer w;
+    FAN_DEFAULT_FLOAT_MODE;
     int lead = in->ndim - out->ndim;
     if (out->size == 0)
         return;

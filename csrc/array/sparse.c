@@ -3,6 +3,7 @@
 #include "array/convert.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
+#include "base/float_mode.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
@@ -406,6 +407,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     FAN_UNINITIALIZED _Alignas(16) char piece[PIECE * 16];
     int64_t to[RUNS], from[RUNS];
     const fan_loops *loops = fan_loops_of(into->dtype);
+    FAN_DEFAULT_FLOAT_MODE;
     int64_t size = (int64_t)fan_dtype_size(into->dtype);
     if (s->values->size == 0)
         return;
@@ -899,6 +901,7 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
                             const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
+    FAN_DEFAULT_FLOAT_MODE;
     FAN_UNINITIALIZED fan_grid g;
     /* The grid of the sum: that of the operands if it is the same for all; else COO over as many axes as any of them
      * indexes. */

@@ -13,8 +13,10 @@
 #include "array/sum.h"
 
 #include "array/convert.h"
+#include "array/device_stats.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
+#include "base/float_mode.h"
 #include "base/interrupt.h"
 #include "base/workers.h"
 
@@ -31,7 +33,8 @@ static void stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
 static void stats_merge(fan_stats *into, const fan_stats *next)
 {
     into->count += next->count;
-    into->sumsq += next->sumsq;
+    fan_sum_and_rest(&into->squares, &into->rest, next->squares);
+    into->rest += next->rest;
     into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
     into->nonfinite += next->nonfinite;
     into->bad = next->bad < into->bad ? next->bad : into->bad;
@@ -39,14 +42,98 @@ static void stats_merge(fan_stats *into, const fan_stats *next)
 
 static void stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
 
-static void stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
+static void stats_run_end(fan_stats_run *r, uint64_t count, fan_stats *s)
 {
-    double sum[FAN_STATS_LANES];
-    memcpy(sum, r->lane, sizeof sum);
-    for (unsigned half = FAN_STATS_LANES / 2; half; half /= 2)
-        for (unsigned i = 0; i < half; i++)
-            sum[i] += sum[i + half];
-    *s = (fan_stats){.count = count, .sumsq = sum[0], .absmax = r->top, .nonfinite = r->nonfinite, .bad = SIZE_MAX};
+    fan_stats_block_end(r);
+    *s = (fan_stats){.count = count, .absmax = r->top, .nonfinite = r->nonfinite, .bad = SIZE_MAX};
+    for (size_t i = 0; i < FAN_STATS_LANES; i++) {
+        fan_sum_and_rest(&s->squares, &s->rest, r->total[i]);
+        s->rest += r->rest[i];
+    }
+}
+
+#define MEASURE_TILE 4096
+#define LONG_RUN ((int64_t)1 << 18) /* elements read in place between two polls for interrupts */
+
+/* stats_count: counts the elements of `a`, each times 2^-scale. A scale needs float64 or complex128. Returns false if
+ * it was interrupted. */
+static bool stats_count(const fan_array *a, int scale, fan_stats *s)
+{
+    FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
+    FAN_UNINITIALIZED fan_nditer w;
+    const fan_loops *loops = fan_loops_of(a->dtype);
+    int64_t piece = fan_stats_piece(a->size);
+    int64_t most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    double factor = ldexp(1, -scale);
+    stats_begin(s);
+    fan_nditer_begin(&w, a, false);
+    fan_nditer_ready(&w);
+    for (int64_t at = 0, end; at < a->size; at = end) {
+        fan_stats_run run;
+        fan_stats one;
+        end = a->size - at < piece ? a->size : at + piece;
+        stats_run_begin(&run);
+        for (int64_t i = at, n; i < end; i += n) {
+            n = end - i < LONG_RUN ? end - i : LONG_RUN;
+            const char *p = scale ? NULL : fan_nditer_whole(&w, a, i, n);
+            if (!p) {
+                n = n < most ? n : most;
+                fan_nditer_read(&w, a, i, n, a->dtype, tile);
+                p = tile;
+            }
+            if (scale)
+                fan_loops_of(FAN_DT_FLOAT64)->scale(tile, (const char *)&factor, (size_t)n * loops->parts);
+            loops->measure(&run, p, (size_t)n);
+            if (fan_interrupted(n))
+                return false;
+        }
+        stats_run_end(&run, (uint64_t)(end - at), &one);
+        if (one.nonfinite)
+            one.bad = 0;
+        stats_merge(s, &one);
+    }
+    return true;
+}
+
+/* stats_end: completes the statistics of `a`: counts the squares again if the largest element asks for a scale. */
+static void stats_end(const fan_array *a, fan_stats *s)
+{
+    fan_stats scaled;
+    int scale = fan_stats_scale_of(s->absmax);
+    if (scale && stats_count(a, scale, &scaled)) {
+        s->squares = scaled.squares;
+        s->rest = scaled.rest;
+        s->scale = scale;
+    }
+    s->squares += s->rest;
+    s->rest = 0;
+}
+
+void fan_stats_of(const fan_array *a, fan_stats *s)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    if (stats_count(a, 0, s))
+        stats_end(a, s);
+}
+
+double fan_stats_sumsq(const fan_stats *s)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    return ldexp(s->squares, 2 * s->scale);
+}
+
+double fan_stats_norm(const fan_stats *s)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    return ldexp(sqrt(s->squares), s->scale);
+}
+
+void fan_stats_repeat(fan_stats *s, uint64_t times)
+{
+    FAN_DEFAULT_FLOAT_MODE;
+    s->count *= times;
+    s->nonfinite *= times;
+    s->squares *= (double)times;
 }
 
 /* ---- sums ---- */
@@ -254,13 +341,10 @@ static void do_piece(void *ctx, size_t index)
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    size_t to_line = (64 - ((uintptr_t)j->out->data + (size_t)begin * item) % 64) % 64;
-    /* The elements before the first that begins a cache line; 0: none does. */
-    int64_t head = j->parts && j->watch && j->how.stream && to_line % item == 0 ? (int64_t)(to_line / item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
-        if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
+        if (j->parts && j->watch && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
-        len = at - begin < head ? head : j->fold ? (int64_t)(WATCHED / item) : j->most;
+        len = j->fold ? (int64_t)(WATCHED / item) : j->most;
         int64_t rest = j->row ? j->row - at % j->row : end - at;
         rest = rest < end - at ? rest : end - at;
         len = rest < len ? rest : len;
@@ -296,6 +380,7 @@ static void do_piece(void *ctx, size_t index)
 
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
 {
+    FAN_DEFAULT_FLOAT_MODE;
     double parts[2] = {scale->re, scale->im};
     switch (fan_dtype_kind(d)) {
     case 'f':
@@ -450,10 +535,13 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
             do_piece(&j, i);
     for (size_t i = 0; j.parts && i < pieces && !atomic_load(&j.stop); i++)
         stats_merge(how->stats, &parts[i]);
+    if (j.parts && !atomic_load(&j.stop))
+        stats_end(out, how->stats);
 }
 
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how)
 {
+    FAN_DEFAULT_FLOAT_MODE;
     if (how && how->stats)
         stats_begin(how->stats);
     if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && sum_small(out, in, n)))
@@ -464,6 +552,7 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
                        fan_dtype acc, const char *factor, bool raw)
 {
+    FAN_DEFAULT_FLOAT_MODE;
     const fan_loops *loops = fan_loops_of(dtype);
     fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
@@ -492,40 +581,4 @@ fan_dtype fan_sum_flat_upper(fan_dtype d)
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)
 {
     return fan_loops_fold(fan_loops_of(dtype), dtype, acc) != NULL;
-}
-
-#define MEASURE_TILE 4096
-#define LONG_RUN ((int64_t)1 << 18) /* elements read in place between two polls for interrupts */
-
-void fan_stats_of(const fan_array *a, fan_stats *s)
-{
-    FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
-    FAN_UNINITIALIZED fan_nditer w;
-    const fan_loops *loops = fan_loops_of(a->dtype);
-    int64_t piece = fan_stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
-    stats_begin(s);
-    fan_nditer_begin(&w, a, false);
-    fan_nditer_ready(&w);
-    for (int64_t at = 0, end; at < a->size; at = end) {
-        fan_stats_run run;
-        fan_stats one;
-        end = a->size - at < piece ? a->size : at + piece;
-        stats_run_begin(&run);
-        for (int64_t i = at, n; i < end; i += n) {
-            n = end - i < LONG_RUN ? end - i : LONG_RUN;
-            const char *p = fan_nditer_whole(&w, a, i, n);
-            if (!p) {
-                n = n < most ? n : most;
-                fan_nditer_read(&w, a, i, n, a->dtype, tile);
-                p = tile;
-            }
-            loops->measure(&run, p, (size_t)n);
-            if (fan_interrupted(n))
-                return;
-        }
-        stats_run_end(&run, (uint64_t)(end - at), &one);
-        if (one.nonfinite)
-            one.bad = 0;
-        stats_merge(s, &one);
-    }
 }

@@ -67,6 +67,13 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
  * with these strides; bad is 0 or SIZE_MAX. May be interrupted. */
 void fan_stats_of(const fan_array *a, fan_stats *s);
 
+/* fan_stats_sumsq: returns the sum of the squares; inf where it exceeds float64, 0 where it is too small for one. */
+double fan_stats_sumsq(const fan_stats *s);
+/* fan_stats_norm: returns the root of the sum of the squares; inf only where the root itself exceeds float64. */
+double fan_stats_norm(const fan_stats *s);
+/* fan_stats_repeat: makes the statistics of an array those of the array `times` times. */
+void fan_stats_repeat(fan_stats *s, uint64_t times);
+
 /* reduce: the sum of an array over some of its axes (D7). */
 
 /* fan_reduce_dtype: returns the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself

@@ -574,13 +574,44 @@ FAN_LOW_LIST(LOW_FOLDS, )
 #define VECTORS_OF_LANES (FAN_STATS_LANES * 8 / FAN_WIDE)
 #define VALUES_OF_VECTOR (FAN_WIDE / 8)
 
+/* LARGER: the larger of two vectors of float64, lane by lane; b where a is NaN. */
+#if defined(__x86_64__) && FAN_WIDE == 64
+#define LARGER(a, b) ((vf64_w)_mm512_max_pd((__m512d)(a), (__m512d)(b)))
+#elif defined(__x86_64__) && FAN_WIDE == 32
+#define LARGER(a, b) ((vf64_w)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
+#elif defined(__x86_64__)
+#define LARGER(a, b) ((vf64_w)_mm_max_pd((__m128d)(a), (__m128d)(b)))
+#else
+#define LARGER(a, b) larger(a, b)
+ALWAYS vf64_w larger(vf64_w a, vf64_w b)
+{
+    vu64_w more = (vu64_w)(a > b);
+    return (vf64_w)(((vu64_w)a & more) | ((vu64_w)b & ~more));
+}
+#endif
+
 /* count_in: adds finite values to the next lanes. */
 ALWAYS void count_in(vf64_w *sum, vf64_w *top, vf64_w x)
 {
     vf64_w size = (vf64_w)((vu64_w)x & 0x7fffffffffffffffu);
-    vu64_w more = (vu64_w)(size > *top);
     *sum += x * x;
-    *top = (vf64_w)(((vu64_w)size & more) | ((vu64_w)*top & ~more));
+    *top = LARGER(size, *top);
+}
+
+/* block_end: as fan_stats_block_end, of lanes in registers. */
+ALWAYS void block_end(fan_stats_run *r, vf64_w *sum)
+{
+    for (size_t j = 0; j < VECTORS_OF_LANES; j++) {
+        vf64_w before, rest;
+        memcpy(&before, r->total + j * VALUES_OF_VECTOR, sizeof before);
+        memcpy(&rest, r->rest + j * VALUES_OF_VECTOR, sizeof rest);
+        vf64_w after = before + sum[j];
+        vf64_w added = after - before;
+        rest += (before - (after - added)) + (sum[j] - added);
+        memcpy(r->total + j * VALUES_OF_VECTOR, &after, sizeof after);
+        memcpy(r->rest + j * VALUES_OF_VECTOR, &rest, sizeof rest);
+        sum[j] = (vf64_w){0};
+    }
 }
 
 /* Of a vector of results, as float or double: which are not finite, and into which lanes the others go. `at`: the first
@@ -600,18 +631,6 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
     count_in(&sum[at / VALUES_OF_VECTOR], &top[at / VALUES_OF_VECTOR], x);
 }
 
-/* Load the lanes of r, starting with that of its next number, and store them. */
-ALWAYS void lanes_from(double *lane, const fan_stats_run *r)
-{
-    for (size_t k = 0; k < FAN_STATS_LANES; k++)
-        lane[k] = r->lane[(r->numbers + k) % FAN_STATS_LANES];
-}
-ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
-{
-    for (size_t k = 0; k < FAN_STATS_LANES; k++)
-        r->lane[(r->numbers + k) % FAN_STATS_LANES] = lane[k];
-}
-
 /* H: single or twice, the type in which rounded results are counted; BACK: converts a rounded result to it. */
 #define WATCH(K, R, H, MEM, T, V, BACK)                                                                         \
     ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled, \
@@ -620,9 +639,7 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
         const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                           \
         size_t i = 0;                                                                                           \
         vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                    \
-        double lane[FAN_STATS_LANES];                                                                           \
-        lanes_from(lane, r);                                                                                    \
-        memcpy(sum, lane, sizeof sum);                                                                          \
+        memcpy(sum, r->lane, sizeof sum);                                                                       \
         memset(top, 0, sizeof top);                                                                             \
         for (; i + step <= count; i += step) {                                                                  \
             V x[4];                                                                                             \
@@ -657,10 +674,11 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
                 else                                                                                            \
                     memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                            \
             }                                                                                                   \
+            if ((r->numbers + i + step) % FAN_STATS_BLOCK == 0)                                                 \
+                block_end(r, sum);                                                                              \
         }                                                                                                       \
         double most[FAN_STATS_LANES];                                                                           \
-        memcpy(lane, sum, sizeof lane);                                                                         \
-        lanes_back(r, lane);                                                                                    \
+        memcpy(r->lane, sum, sizeof sum);                                                                       \
         memcpy(most, top, sizeof top);                                                                          \
         for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                            \
             r->top = most[k] > r->top ? most[k] : r->top;                                                       \
@@ -671,7 +689,8 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
                             fan_stats_run *r)                                                                   \
     {                                                                                                           \
         FACTOR(R, RAW_##H, T)                                                                                   \
-        if (4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                                                         \
+        const size_t step = 4 * FAN_WIDE / sizeof(T);                                                           \
+        if (step % FAN_STATS_LANES || r->numbers % step)                                                        \
             return 0;                                                                                           \
         if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                          \
             size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                                          \
@@ -791,28 +810,31 @@ static void measure_each(fan_stats_run *r, const double *x, size_t n)
         r->nonfinite += !whole;
         r->top = whole && size > r->top ? size : r->top;
         r->lane[r->numbers++ % FAN_STATS_LANES] += whole ? x[i] * x[i] : 0.0;
+        if (r->numbers % FAN_STATS_BLOCK == 0)
+            fan_stats_block_end(r);
     }
 }
 
 static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
 {
-    for (size_t i = 0; i < n; i += 2, r->numbers += 2) {
+    for (size_t i = 0; i < n; i += 2) {
         double re = x[i], im = x[i + 1], *lane = r->lane + r->numbers % FAN_STATS_LANES;
-        if (!isfinite(re) || !isfinite(im)) {
-            r->nonfinite++;
-            continue;
-        }
-        lane[0] += re * re;
-        lane[1] += im * im;
-        if (fabs(re) + fabs(im) >= r->top) { /* else |z| cannot be the largest */
+        bool whole = isfinite(re) && isfinite(im);
+        r->nonfinite += !whole;
+        lane[0] += whole ? re * re : 0.0;
+        lane[1] += whole ? im * im : 0.0;
+        if (whole && fabs(re) + fabs(im) >= r->top) { /* else |z| cannot be the largest */
             double size = fan_complex_abs(re, im);
             r->top = size > r->top ? size : r->top;
         }
+        r->numbers += 2;
+        if (r->numbers % FAN_STATS_BLOCK == 0)
+            fan_stats_block_end(r);
     }
 }
 
-/* SURVEY: T is float or double. `r->numbers` and n are multiples of the lanes; false: nothing was counted, all must be
- * counted one by one. */
+/* SURVEY: T is float or double. `r->numbers` and n are multiples of the lanes, and n ends in the block; false: nothing
+ * was counted, all must be counted one by one. */
 #define SURVEY(NAME, IN, T)                                                                   \
     static bool measure_##NAME(fan_stats_run *r, const char *src, size_t n)                   \
     {                                                                                         \
@@ -834,39 +856,51 @@ static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
         }                                                                                     \
         if (!isfinite(all) || !isfinite(largest))                                             \
             return false;                                                                     \
-        memcpy(r->lane, lane, sizeof lane);                                                   \
         r->top = largest > r->top ? largest : r->top;                                         \
         r->numbers += n;                                                                      \
+        if (r->numbers % FAN_STATS_BLOCK == 0)                                                \
+            block_end(r, sum);                                                                \
+        memcpy(r->lane, sum, sizeof sum);                                                     \
         return true;                                                                          \
     }
 SURVEY(single, in_doubled_w, float)
 SURVEY(twice, in_twice_w, double)
 
-#define PIECE 512u /* numbers: a multiple of the lanes */
+#define PIECE FAN_STATS_BLOCK
+
+/* survey_length: returns how many of the next n numbers are counted at once: up to the next lane 0, or whole lanes up
+ * to the end of the block, or the rest. */
+ALWAYS size_t survey_length(const fan_stats_run *r, size_t n)
+{
+    size_t phase = r->numbers % FAN_STATS_LANES;
+    size_t lanes = n < FAN_STATS_LANES ? n : n - n % FAN_STATS_LANES;
+    size_t most = phase ? FAN_STATS_LANES - phase : FAN_STATS_BLOCK - r->numbers % FAN_STATS_BLOCK;
+    if (phase)
+        return n < most ? n : most;
+    return lanes < most ? lanes : most;
+}
 
 /* SURVEY_AS: converts values of another dtype to double (or float) first, a piece at a time. */
-#define SURVEY_AS(NAME, MEM, T, HOW, EXPR)                                                            \
-    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
-    {                                                                                                 \
-        typedef MEM FAN_ANYWHERE mem;                                                                 \
-        FAN_UNINITIALIZED T buf[PIECE];                                                               \
-        FAN_UNINITIALIZED double wide[PIECE];                                                         \
-        for (size_t m; n; n -= m, src += m * sizeof(mem)) {                                           \
-            size_t phase = r->numbers % FAN_STATS_LANES;                                              \
-            const mem *s = (const mem *)(const void *)src;                                            \
-            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
-            m = m < n ? m : n;                                                                        \
-            m = m < PIECE ? m : PIECE;                                                                \
-            for (size_t i = 0; i < m; i++) {                                                          \
-                mem x = s[i];                                                                         \
-                buf[i] = (T)(EXPR);                                                                   \
-            }                                                                                         \
-            if (!phase && m % FAN_STATS_LANES == 0 && measure_##HOW(r, (const char *)buf, m))         \
-                continue;                                                                             \
-            for (size_t i = 0; i < m; i++)                                                            \
-                wide[i] = (double)buf[i];                                                             \
-            measure_each(r, wide, m);                                                                 \
-        }                                                                                             \
+#define SURVEY_AS(NAME, MEM, T, HOW, EXPR)                                                    \
+    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                     \
+    {                                                                                         \
+        typedef MEM FAN_ANYWHERE mem;                                                         \
+        FAN_UNINITIALIZED T buf[PIECE];                                                       \
+        FAN_UNINITIALIZED double wide[PIECE];                                                 \
+        for (size_t m; n; n -= m, src += m * sizeof(mem)) {                                   \
+            size_t phase = r->numbers % FAN_STATS_LANES;                                      \
+            const mem *s = (const mem *)(const void *)src;                                    \
+            m = survey_length(r, n);                                                          \
+            for (size_t i = 0; i < m; i++) {                                                  \
+                mem x = s[i];                                                                 \
+                buf[i] = (T)(EXPR);                                                           \
+            }                                                                                 \
+            if (!phase && m % FAN_STATS_LANES == 0 && measure_##HOW(r, (const char *)buf, m)) \
+                continue;                                                                     \
+            for (size_t i = 0; i < m; i++)                                                    \
+                wide[i] = (double)buf[i];                                                     \
+            measure_each(r, wide, m);                                                         \
+        }                                                                                     \
     }
 SURVEY_AS(truth, uint8_t, double, twice, x != 0)
 SURVEY_AS(int8, int8_t, double, twice, x)
@@ -881,22 +915,20 @@ SURVEY_AS(uint64, uint64_t, double, twice, x)
 FAN_LOW_LIST(LOW_SURVEY, )
 
 /* SURVEY_REAL: reads in place. */
-#define SURVEY_REAL(NAME, T)                                                                          \
-    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
-    {                                                                                                 \
-        typedef T FAN_ANYWHERE mem;                                                                   \
-        FAN_UNINITIALIZED double wide[PIECE];                                                         \
-        for (size_t m; n; n -= m, src += m * sizeof(T)) {                                             \
-            size_t phase = r->numbers % FAN_STATS_LANES;                                              \
-            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
-            m = m < n ? m : n;                                                                        \
-            m = m < PIECE ? m : PIECE;                                                                \
-            if (!phase && m % FAN_STATS_LANES == 0 && measure_##NAME(r, src, m))                      \
-                continue;                                                                             \
-            for (size_t i = 0; i < m; i++)                                                            \
-                wide[i] = (double)((const mem *)(const void *)src)[i];                                \
-            measure_each(r, wide, m);                                                                 \
-        }                                                                                             \
+#define SURVEY_REAL(NAME, T)                                                     \
+    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)        \
+    {                                                                            \
+        typedef T FAN_ANYWHERE mem;                                              \
+        FAN_UNINITIALIZED double wide[PIECE];                                    \
+        for (size_t m; n; n -= m, src += m * sizeof(T)) {                        \
+            size_t phase = r->numbers % FAN_STATS_LANES;                         \
+            m = survey_length(r, n);                                             \
+            if (!phase && m % FAN_STATS_LANES == 0 && measure_##NAME(r, src, m)) \
+                continue;                                                        \
+            for (size_t i = 0; i < m; i++)                                       \
+                wide[i] = (double)((const mem *)(const void *)src)[i];           \
+            measure_each(r, wide, m);                                            \
+        }                                                                        \
     }
 SURVEY_REAL(single, float)
 SURVEY_REAL(twice, double)

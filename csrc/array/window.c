@@ -9,6 +9,7 @@
 #include "array/lowp.h"
 #include "array/sum_isa.h"
 #include "base/fault.h"
+#include "base/float_mode.h"
 #include "base/mem.h"
 
 #include <limits.h>
@@ -655,6 +656,7 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) char room[B * sizeof(double)];
     const window_loops *loops = window_loops_now();
+    FAN_DEFAULT_FLOAT_MODE;
     if (n == 0 || w->size == 0)
         return FAN_OK;
     fan__exact_job_begin(&j, in, sizeof *in, n, w->dtype);
@@ -696,6 +698,7 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
 {
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) char room[B * sizeof(double)];
+    FAN_DEFAULT_FLOAT_MODE;
     if (values->size == 0)
         return FAN_OK;
     fan__exact_job_begin(&j, &values, sizeof values, 1, w->dtype);
@@ -826,6 +829,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
     size_t parts = fan__exact_parts(w->dtype);
     judge j = {.by = 1.0, .shifts = true};
     const window_loops *loops = window_loops_now();
+    FAN_DEFAULT_FLOAT_MODE;
     if (out->size == 0)
         return;
     fan__exact_set_grid(&j, out->dtype);
@@ -890,6 +894,7 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
 fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
 {
     const window_loops *loops = window_loops_now();
+    FAN_DEFAULT_FLOAT_MODE;
     for (int64_t b = 0; b < w->blocks; b++) {
         window_view v = window_view_of(from, b);
         if (!view_reserve(w, b, &v))
@@ -1049,6 +1054,7 @@ fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes
     FAN_UNINITIALIZED int64_t low[B];
     FAN_UNINITIALIZED int64_t high[B];
     const window_loops *loops = window_loops_now();
+    FAN_DEFAULT_FLOAT_MODE;
     if ((uintptr_t)from % _Alignof(int64_t))
         return fan_fail(err, FAN_ERR_VALUE, "a message of window sums is aligned to 8 bytes");
     for (int add = 0; add < 2; add++) {

@@ -74,6 +74,12 @@
     X(CUDA_SHORT_SORT, "COO data are not sorted by the last digit of their rows") \
     X(CUDA_EARLY_SORT, "the order of COO data is freed before the launch that sums them") \
     X(SHARE_ANY_EVENT, "memory freed in one call shares the event of a stream that did not use it")
+/* Floating-point modes. */
+#define FAN_FLOAT_FAULTS(X) \
+    X(FLOAT_MODE_OF_CALLER, "sums run in the floating-point modes of the thread that calls") \
+    X(FLOAT_MODE_OF_HELPER, "a helper thread rounds upward") \
+    X(FLOAT_MODE_OF_CALLBACK, "a signal handler that interrupts a sum runs in the modes of the sum") \
+    X(FLOAT_MODE_OF_JOB, "a job of the pool runs in the modes that its thread has")
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
     X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
@@ -144,8 +150,8 @@
     X(API_RELEASE_LOCKED, "the releases at the end of a call run while the thread has the interpreter's lock") \
     X(API_DROP_AT_ONCE, "drop calls a release at once, whatever lock the thread has")
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
-    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X)
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) FAN_CUDA_FAULTS(X) \
+    FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -18,7 +18,12 @@ static uint64_t interrupt_now(void)
 
 void fan_interrupt_begin(fan_interrupt *i, fan_status (*check)(fan_error *err), fan_error *err)
 {
-    *i = (fan_interrupt){.check = check, .err = err, .status = FAN_OK, .ahead = UNREAD, .outer = innermost};
+    *i = (fan_interrupt){.check = check,
+                         .err = err,
+                         .status = FAN_OK,
+                         .ahead = UNREAD,
+                         .mode = fan_float_mode_get(),
+                         .outer = innermost};
     innermost = i;
 }
 
@@ -41,9 +46,13 @@ bool fan_interrupted(int64_t elements)
     if (t < i->next || !i->check)
         return false;
     if (i->next) {
+        fan_float_mode ours = fan_float_mode_get();
+        if (!FAN_FAULT(FLOAT_MODE_OF_CALLBACK))
+            fan_float_mode_set(i->mode);
         innermost = NULL;
         i->status = i->check(i->err);
         innermost = i;
+        fan_float_mode_set(ours);
         t = interrupt_now();
     }
     i->next = t + PAUSE;

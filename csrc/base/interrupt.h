@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/float_mode.h"
 #include "base/status.h"
 
 typedef struct fan_interrupt {
@@ -17,12 +18,13 @@ typedef struct fan_interrupt {
     fan_status status;           /* FAN_OK: not interrupted */
     int64_t ahead;               /* elements until the clock is read again */
     uint64_t next;               /* nanoseconds at which `check` is due; 0: the clock was not read yet */
+    fan_float_mode mode;         /* of the thread when the scope began, for `check` */
     struct fan_interrupt *outer; /* NULL: none */
 } fan_interrupt;
 
 /* fan_interrupt_begin: opens a scope: loops of this thread call `check` about twenty times a second and end on any
  * result but FAN_OK. `check` may run arbitrary code: hold no lock inside the scope. Code that `check` runs is outside
- * it. */
+ * it, and has the floating-point modes that the thread has now. */
 void fan_interrupt_begin(fan_interrupt *i, fan_status (*check)(fan_error *err), fan_error *err);
 /* fan_interrupt_end: closes the innermost scope of this thread. Returns `status` or, if that is FAN_OK, the failure
  * that ended the work. */

@@ -80,6 +80,8 @@ static void take_tasks(void (*work)(void *, size_t), void *ctx, size_t tasks)
 static void *workers_help(void *nothing)
 {
     unsigned long seen = 0;
+    /* A new thread has the modes of the one that starts it. */
+    fan_float_mode_set(FAN_FAULT(FLOAT_MODE_OF_HELPER) ? FAN_FLOAT_MODE_UPWARD : FAN_FLOAT_MODE_DEFAULT);
     pthread_mutex_lock(&lock);
     while (!ending) {
         if (!joinable || call == seen) {
@@ -230,6 +232,8 @@ static void *thread_pool_serve(void *nothing)
             continue;
         }
         (void)pthread_mutex_unlock(&pool_lock);
+        if (!FAN_FAULT(FLOAT_MODE_OF_JOB))
+            fan_float_mode_set(mine.mode);
         mine.work(mine.arg);
         if (mine.hooks.spawn)
             mine.hooks.leave(mine.hooks.ctx, mine.number);
@@ -246,6 +250,7 @@ bool fan_thread_job_start(fan_thread_job *job)
     fan_thread_job **at = &first;
     pthread_t thread;
     job->next = NULL;
+    job->mode = fan_float_mode_get();
     job->state = FAN_THREAD_QUEUED;
     job->hooks = hooks && hooks->spawn ? *hooks : (fan_thread_hooks){.spawn = NULL};
     if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)

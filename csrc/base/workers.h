@@ -1,5 +1,6 @@
 /* workers: the threads of the process that work for others: a few that help with one large piece of work at a time, and
- * those that wait for jobs, one job each.
+ * those that wait for jobs, one job each. Helpers have the default floating-point modes (base/float_mode.h); a job has
+ * those of the thread that started it.
  *
  * No thread is started before the first work; a forked child starts its own; they end with the process (the helpers
  * also when their number changes), and they block all signals. Helpers never call Python and use plain pthread waits
@@ -7,6 +8,7 @@
 #ifndef FAN_BASE_WORKERS_H
 #define FAN_BASE_WORKERS_H
 
+#include "base/float_mode.h"
 #include "base/thread.h"
 
 #include <stddef.h>
@@ -43,6 +45,7 @@ typedef struct fan_thread_job {
     struct fan_thread_job *next;
     fan_thread_hooks hooks; /* those of the starting thread; no spawn: not scheduled */
     int number;             /* its number in the scheduler */
+    fan_float_mode mode;    /* of the starting thread */
     enum { FAN_THREAD_QUEUED, FAN_THREAD_BEGUN, FAN_THREAD_REFUSED } state;
 } fan_thread_job;
 

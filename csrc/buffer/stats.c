@@ -290,7 +290,8 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k,
     fan_stream_drop(on);
     FAN_TRY(status);
     k->stats = (fan_stats){.count = words.count,
-                           .sumsq = words.sumsq,
+                           .squares = words.squares,
+                           .scale = (int)words.scale,
                            .absmax = words.absmax,
                            .nonfinite = words.nonfinite,
                            .bad = SIZE_MAX};
@@ -336,11 +337,8 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     }
     *some = k.stats.count != UINT64_MAX;
     *out = k.stats;
-    if (*some && k.multiplicity > 1) {
-        out->count *= k.multiplicity;
-        out->nonfinite *= k.multiplicity;
-        out->sumsq *= (double)k.multiplicity;
-    }
+    if (*some && k.multiplicity > 1)
+        fan_stats_repeat(out, k.multiplicity);
     *bad = k.has_nonfinite;
     *bad_key = k.nonfinite_key;
     fan_sum_stats_drop(&k);

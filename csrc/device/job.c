@@ -19,7 +19,8 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
         words.key = g->keys[s->bad];
     }
     words.count = s->count;
-    words.sumsq = s->sumsq;
+    words.squares = s->squares;
+    words.scale = s->scale;
     words.absmax = s->absmax;
     words.nonfinite = s->nonfinite;
     memcpy(g->words->data, &words, sizeof words);

@@ -307,7 +307,7 @@ class InputBuffer:
         >>> buf.add(0, np.array([1.0, 1.0]), key=1)
         >>> _ = buf.take()
         >>> buf.stats(0)
-        Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)
+        Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0, norm=4.0)
         """
     def clear(self) -> None:  # step
         """Drop all contributions and sums, also of poisoned slots: for passes that failed."""
@@ -1688,8 +1688,8 @@ class EventCount:
         """The number."""
 
 class Block:
-    """A context manager that calls `_begin()` and `_end(error)` of its subclass: the latter after a failed `_begin`, too, and
-    again as long as an exception that is no Exception, as of Ctrl-C, ends it before it is complete.
+    """A context manager that calls `_begin()` and `_end(error)` of its subclass: the latter after a failed `_begin`,
+    too, and again as long as an exception that is no Exception, as of Ctrl-C, ends it before it is complete.
     """
     def __enter__(self) -> Any:
         """Return what `_begin` returns."""
@@ -1706,6 +1706,12 @@ def trace_bucket(label: str, group: int, number: int, bucket: int, begin_ns: int
 
 def yield_thread() -> None:
     """Let other threads and processes use this core. Unlike os.sched_yield before Python 3.12, it releases the GIL."""
+
+# float_mode.c
+def in_default_modes(call: Callable[[], _T], /) -> _T:
+    """Return `call()`, which runs in the default floating-point modes (rule A15): for arithmetic of fanin in Python, not
+    for code of users.
+    """
 
 # ---------------------------------------------------------------- errors
 

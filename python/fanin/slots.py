@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
@@ -206,16 +206,20 @@ class Zero:
 class Stats:
     """Statistics of a sum, as it was rounded (`InputBuffer.stats`).
 
-    They are the same on every device, except for the last places of `sumsq`.
+    They are the same on every device, except for the last places of `sumsq` and `norm`.
     """
 
     #: elements; of a sparse sum the stored ones, an index that is stored several times once; with a dense `out=`, all
     count: int
-    sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
+    #: the sum of the squares of the finite elements, in float64, which may be too small for it: 0, or inf; |z|^2 for
+    #: complex ones
+    sumsq: float
     absmax: float  #: the largest magnitude of a finite element
     nonfinite: int  #: the number of elements that are inf or NaN
     #: the key of the first contribution with an inf or NaN, if the sum has one; None without one or without a key
     first_bad_key: int | None
+    #: the 2-norm of the finite elements, also where `sumsq` is 0 or inf; inf only if the norm itself exceeds float64
+    norm: float = field(default=math.nan, compare=False)
 
 
 def _buffer(call: str, buf: object) -> _core.InputBuffer:
@@ -225,7 +229,10 @@ def _buffer(call: str, buf: object) -> _core.InputBuffer:
 
 
 def global_norm(buf: _core.InputBuffer) -> float:
-    """Return the 2-norm of all sums last taken of a buffer made with stats=True; inf if an element is inf or NaN.
+    """Return the 2-norm of all sums last taken of a buffer made with stats=True; inf if an element is inf or NaN, or if
+    the norm exceeds float64.
+
+    It is at most 4 units in the last place off the correctly rounded norm, however large or small the elements are.
 
     On a device with streams it waits for the streams that summed, like `InputBuffer.stats`.
 
@@ -237,7 +244,33 @@ def global_norm(buf: _core.InputBuffer) -> float:
     known = [s for s in map(_buffer("global_norm", buf).stats, range(len(buf))) if s is not None]
     if any(s.nonfinite for s in known):
         return math.inf
-    return math.sqrt(math.fsum(s.sumsq for s in known))
+    return _core.in_default_modes(lambda: math.hypot(*(s.norm for s in known)))
+
+
+def scale_factors(dtype: str, max_norm: float, norm: float) -> list[float]:
+    """The factors that one after the other scale a sum of a dtype from `norm` to `max_norm`.
+
+    Mostly it is one, `max_norm / norm`. A quotient below the normal numbers of the dtype that multiplies has lost its
+    last places, or is 0: powers of two, which change no digit of an element, then come first.
+    """
+    wide = dtype in ("float64", "complex128")
+    step, lowest = (-900, -1021) if wide else (-100, -125)  # of normal numbers, as math.frexp has exponents
+    digits, exponent = math.frexp(max_norm)
+    below, less = math.frexp(norm)
+    digits, exponent = digits / below, exponent - less
+    factors = []
+    while digits and exponent < lowest:
+        factors.append(math.ldexp(1.0, step))
+        exponent -= step
+    return [*factors, math.ldexp(digits, exponent)]
+
+
+def scaled(x: object, out: object, max_norm: float, norm: float) -> object:
+    """x * (max_norm / norm), written to `out` or, if that is None, to a fresh array."""
+    dtype = str(getattr(x, "dtype", "")).rpartition(".")[2]  # of torch's dtypes, too
+    for factor in _core.in_default_modes(lambda: scale_factors(dtype, max_norm, norm)):
+        x = _core.add_n([x], out=out, scale=factor)
+    return x
 
 
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
@@ -319,16 +352,19 @@ def clip_norm(
         )
     outs = None if out is None else _outs(sums, out)
     norm = global_norm(buf)
-    scale = float(max_norm) / norm if math.isfinite(norm) and norm > max_norm else None
-    for x in sums if scale is not None else ():
+    clips = math.isfinite(norm) and norm > max_norm
+    for x in sums if clips else ():
         dtype = str(getattr(x.parts[-1] if isinstance(x, Sparse) else x, "dtype", ""))
         if x is not None and not (isinstance(x, Zero | float | complex) or "float" in dtype or "complex" in dtype):
             raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
     done: dict[int, object] = {}  # one array in two slots is scaled once
     for x, o in zip(sums, outs or [None] * len(sums), strict=True):
-        if x is None or id(o if outs else x) in done or (outs and (o is None or (o is x and scale is None))):
+        if x is None or id(o if outs else x) in done or (outs and (o is None or (o is x and not clips))):
             continue
-        done[id(o if outs else x)] = _core.add_n([x], out=o, scale=scale) if outs or scale is not None else x
-    if outs is None and scale is not None:
+        if clips:
+            done[id(o if outs else x)] = scaled(x, o, float(max_norm), norm)
+        else:
+            done[id(o if outs else x)] = _core.add_n([x], out=o) if outs else x
+    if outs is None and clips:
         sums[:] = [None if x is None else done[id(x)] for x in sums]
     return norm

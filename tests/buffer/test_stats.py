@@ -93,12 +93,12 @@ def test_the_first_key_that_spoiled_it_is_named(budget: Any) -> None:
     buf.add(0, inf)
     buf.add(0, good)
     buf.take()
-    assert astuple(buf.stats(0))[3:] == (1, None)  # it came without a key
+    assert astuple(buf.stats(0))[3:5] == (1, None)  # it came without a key
     buf = fanin.InputBuffer(1, budget=budget, stats=True)
     for k in range(3):
         buf.add(0, np.float16([60000, 1]), key=k)
     buf.take()
-    assert astuple(buf.stats(0))[3:] == (1, None)  # nobody: it overflowed
+    assert astuple(buf.stats(0))[3:5] == (1, None)  # nobody: it overflowed
 
 
 def test_they_last_until_the_next_add() -> None:
@@ -295,7 +295,7 @@ def test_of_zeros_and_of_sums_in_an_out_the_count_is_the_slots_size(accumulate: 
                 buf.add(0, g)
             buf.take(out=[np.full(3, 7.0)])
             stats = buf.stats(0)
-            assert stats is not None and astuple(stats) == want, (gradients, budget)
+            assert stats is not None and astuple(stats)[:5] == want, (gradients, budget)
     buf.add(0, None)
     assert buf.take() == [None] and buf.stats(0) is None
 

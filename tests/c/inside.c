@@ -120,8 +120,9 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
     PyMem_Free(in);
     if (!with_stats)
         Py_RETURN_NONE;
-    return Py_BuildValue("{s:K,s:d,s:d,s:K}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq, "absmax",
-                         stats.absmax, "nonfinite", (unsigned long long)stats.nonfinite);
+    return Py_BuildValue("{s:K,s:d,s:d,s:K}", "count", (unsigned long long)stats.count, "sumsq",
+                         fan_stats_sumsq(&stats), "absmax", stats.absmax, "nonfinite",
+                         (unsigned long long)stats.nonfinite);
 }
 
 /* exact_sum: in one go, or over a window, `step` arrays at a time. */

@@ -285,30 +285,44 @@ NUMBER_LIST(MANY)
 
 DEVICE inline fan_stats_partial row_of_nothing(void)
 {
-    fan_stats_partial r = {0, 0, 0, UINT64_MAX};
+    fan_stats_partial r = {0, 0, 0, 0, 0, UINT64_MAX};
     return r;
 }
 
 DEVICE inline bool is_finite(double x) { return x - x == 0; }
 
+/* row_square: adds the square of a finite number at the three scales (array/stats.h, The scale of squares); `far`:
+ * whether the dtype has numbers that need one. A sum that does not hold its squares is never read. */
+DEVICE inline void row_square(fan_stats_partial *r, double x, bool far)
+{
+    r->squares += x * x;
+    if (!far)
+        return;
+    double large = x * FAN_STATS_SHRINK;
+    double small = x * FAN_STATS_GROW;
+    r->large_squares += large * large;
+    r->small_squares += small * small;
+}
+
 /* row_real, row_complex: count one more element; return whether it is finite. */
-DEVICE inline bool row_real(fan_stats_partial *r, double x)
+DEVICE inline bool row_real(fan_stats_partial *r, double x, bool far)
 {
     double size = fabs(x);
     bool whole = is_finite(x);
     r->nonfinite += !whole;
-    r->sumsq += whole ? x * x : 0;
+    row_square(r, whole ? x : 0, far);
     r->absmax = whole && size > r->absmax ? size : r->absmax;
     return whole;
 }
 
-DEVICE inline bool row_complex(fan_stats_partial *r, double re, double im)
+DEVICE inline bool row_complex(fan_stats_partial *r, double re, double im, bool far)
 {
     if (!is_finite(re) || !is_finite(im)) {
         r->nonfinite++;
         return false;
     }
-    r->sumsq += re * re + im * im;
+    row_square(r, re, far);
+    row_square(r, im, far);
     if (fabs(re) + fabs(im) >= r->absmax) { /* else |z| cannot be the largest */
         double size = fan_complex_abs(re, im);
         r->absmax = size > r->absmax ? size : r->absmax;
@@ -318,7 +332,9 @@ DEVICE inline bool row_complex(fan_stats_partial *r, double re, double im)
 
 DEVICE inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
 {
-    into->sumsq += next->sumsq;
+    into->squares += next->squares;
+    into->large_squares += next->large_squares;
+    into->small_squares += next->small_squares;
     into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
     into->nonfinite += next->nonfinite;
     into->bad = next->bad < into->bad ? next->bad : into->bad;
@@ -367,7 +383,10 @@ DEVICE void row_put(fan_stats_partial *mine, uint64_t rows)
     DEVICE inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                         \
     {                                                                                                                \
         double re = value_##K(x, a->negative);                                                                       \
-        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                      \
+        const bool far = (TWO) && sizeof(MEM) == sizeof(double);                                                     \
+        if (parts_##K(a) == 2)                                                                                       \
+            return row_complex(mine, re, value_##K(y, 0), far);                                                      \
+        return row_real(mine, re, far);                                                                              \
     }                                                                                                                \
     DEVICE inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                 \
     {                                                                                                                \
@@ -444,7 +463,12 @@ KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
     words->key = there ? AT(const fan_device_stats, a.before)->key : here ? a.keys[mine.bad] : -1;
     words->bad = here || there;
     words->count = (uint64_t)a.count;
-    words->sumsq = mine.sumsq;
+    words->scale = fan_stats_scale_of(mine.absmax);
+    words->squares = mine.squares;
+    if (words->scale > 0)
+        words->squares = mine.large_squares;
+    else if (words->scale < 0)
+        words->squares = mine.small_squares;
     words->absmax = mine.absmax;
     words->nonfinite = mine.nonfinite;
 }
@@ -847,7 +871,9 @@ KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         place here = place_of(at, a.ndim, extent);
         wide sum = sum_at(&a, &here);
-        if (!(form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im) : row_real(&mine, double_of(sum, form))))
+        bool whole =
+            form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im, true) : row_real(&mine, double_of(sum, form), true);
+        if (!whole)
             for (int k = a.first_suspect; k < a.n && (uint64_t)k < mine.bad; k++)
                 if (has_nonfinite(&a, k, &here))
                     mine.bad = (uint64_t)k;

@@ -11,6 +11,7 @@
 #include "py/base/api_lock.h"
 #include "py/buffer/buffer_object.h"
 
+#include "array/sum.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -912,7 +913,7 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
     *out = (fanin_stats){.struct_size = size, .first_bad_key = some && bad ? key : -1};
     if (some) {
         out->count = s.count;
-        out->sumsq = s.sumsq;
+        out->sumsq = fan_stats_sumsq(&s);
         out->absmax = s.absmax;
         out->nonfinite = s.nonfinite;
         out->defined = 1;

@@ -1,6 +1,7 @@
 /* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core; else by values. */
 #include "py/buffer/buffer_object.h"
 
+#include "array/sum.h"
 #include "base/mem.h"
 
 /* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
@@ -310,7 +311,8 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
     if (!some)
         Py_RETURN_NONE;
     key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
-    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax,
-                                       (unsigned long long)s.nonfinite, key)
-               : NULL;
+    if (!key)
+        return NULL;
+    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)s.count, fan_stats_sumsq(&s), s.absmax,
+                                 (unsigned long long)s.nonfinite, key, fan_stats_norm(&s));
 }

@@ -1,7 +1,7 @@
 /* block: a context manager whose end runs whatever happens. Python raises KeyboardInterrupt where it calls or returns,
- * the first line of an __exit__ in Python included; between these functions and a subclass's _begin() and _end(error) it
- * cannot. An interruption of _end(error) is raised when _end(error) is complete: it runs again, so each of its steps can
- * be repeated. */
+ * the first line of an __exit__ in Python included; between these functions and a subclass's _begin() and _end(error)
+ * it cannot. An interruption of _end(error) is raised when _end(error) is complete: it runs again, so each of its steps
+ * can be repeated. */
 #include "py/base/args.h"
 
 static bool block_interrupts(PyObject *raised) { return !PyErr_GivenExceptionMatches(raised, PyExc_Exception); }

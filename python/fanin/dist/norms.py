@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from fanin import _core
+from fanin._interop.classes import is_scipy, is_torch
 from fanin._interop.protocols import NDArray
+from fanin._interop.sparse import part_of
+from fanin._interop.torch import strided_parts
+from fanin.slots import Sparse
 
 _CHUNK = 1 << 16  # elements that are squared at once
 _SMALL, _LARGE = 2.0**-400, 2.0**500  # squares of float64 between these are exact as two float64
@@ -20,6 +24,34 @@ def _integer(values: NDArray) -> tuple[int, int]:
     m, e = np.frexp(values)
     digits, low = (m * 2.0**53).astype(np.int64).tolist(), int(e.min(initial=0))
     return sum(d << (k - low) for d, k in zip(digits, e.tolist(), strict=True)), low - 53
+
+
+def values_of(x: Any) -> Any:
+    """The array of the stored elements of a sparse array of SciPy, of torch or of fanin; another array as it is."""
+    if isinstance(x, Sparse):
+        return x.parts[-1]
+    if is_torch(x):
+        return strided_parts(x)[-1]
+    return part_of(x, "data") if is_scipy(x) else x
+
+
+def merged(x: Any) -> Any:
+    """An array as it is; of a sparse one its elements, those of a repeated index added up."""
+    values = values_of(x)
+    return values if values is x else values_of(_core.add_n([x], scale=1))
+
+
+def _wide(x: Any) -> NDArray:
+    """The elements of an array, which float64 holds, as float64: two of each complex one."""
+    if not isinstance(x, np.ndarray):
+        x = x.detach().resolve_conj().cpu()
+        if x.is_floating_point() and x.itemsize < 4:  # NumPy has not all of these; no arithmetic
+            x = x.float()
+        x = x.numpy()
+    flat = np.ascontiguousarray(x).reshape(-1)
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)
+    return flat.astype(np.float64)
 
 
 class Squares:
@@ -37,16 +69,11 @@ class Squares:
 
     def add(self, x: Any) -> None:
         """Add the squares of the elements of an array; |z|^2 for complex ones."""
-        wide = str(x.dtype).rpartition(".")[2] in ("float64", "complex128")
-        if not isinstance(x, np.ndarray):
-            import torch
+        _core.in_default_modes(lambda: self._add(x))
 
-            t = x.detach().cpu()
-            x = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double().numpy()
-        flat = np.ascontiguousarray(x).reshape(-1)
-        if flat.dtype.kind == "c":
-            flat = flat.view(flat.real.dtype)
-        flat = flat.astype(np.float64)  # which has all values
+    def _add(self, x: Any) -> None:
+        wide = str(x.dtype).rpartition(".")[2] in ("float64", "complex128")
+        flat = _wide(x)
         self.finite = self.finite and bool(np.isfinite(flat).all())
         for at in range(0, len(flat) if self.finite else 0, _CHUNK):
             v = flat[at : at + _CHUNK]
@@ -67,6 +94,9 @@ class Squares:
 
     def total(self) -> tuple[int, int]:
         """The sum so far as (n, e): n * 2**e."""
+        return _core.in_default_modes(self._total)
+
+    def _total(self) -> tuple[int, int]:
         parts = list(self._far)
         out = np.empty(256)
         while True:  # each turn takes 53 bits of each number off
@@ -80,7 +110,7 @@ class Squares:
 
 
 def root(parts: Iterable[tuple[int, int]]) -> float:
-    """The square root of a sum of n * 2**e."""
+    """The square root of a sum of n * 2**e, rounded once; inf where it exceeds float64."""
     known = [(n, e) for n, e in parts if n]
     if not known:
         return 0.0
@@ -90,4 +120,9 @@ def root(parts: Iterable[tuple[int, int]]) -> float:
     up += (low - up) % 2
     n = n << up if up > 0 else n >> -up | 1  # the last bit is set: it replaces the dropped ones
     whole = math.isqrt(n)
-    return math.ldexp(whole | (whole * whole != n), (low - up) // 2)
+    whole |= whole * whole != n
+    exponent = (low - up) // 2
+    try:  # a quotient of integers is rounded once, also to a subnormal number
+        return _core.in_default_modes(lambda: (whole << max(exponent, 0)) / (1 << max(-exponent, 0)))
+    except OverflowError:
+        return math.inf

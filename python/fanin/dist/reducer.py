@@ -21,6 +21,7 @@ from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
 from fanin._words import counted, type_of
+from fanin.slots import scaled
 
 from . import sums
 from .counters import BadTerm, SumStats
@@ -28,7 +29,7 @@ from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
-from .norms import Squares, root
+from .norms import Squares, merged, root, values_of
 from .sums import Into, Options, Order, Sent, Term
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
@@ -624,7 +625,7 @@ class Reducer:
 
     def _over_ranks(self, call_name: str, every: bool) -> SumStats:
         squares, absmax, nonfinite = Squares(), 0.0, 0
-        for x in self._sums():
+        for x in map(merged, self._sums()):
             squares.add(x)
             if every:
                 one = _core.add_n([x], stats=True)[1]
@@ -977,6 +978,6 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     norm = reducer.norm()
     if norm > max_norm and norm != float("inf"):
-        for x in reducer._sums():
-            _core.add_n([x], out=x, scale=max_norm / norm)
+        for x in map(values_of, reducer._sums()):
+            scaled(x, x, float(max_norm), norm)
     return norm
