@@ -1709,8 +1709,8 @@ def yield_thread() -> None:
 
 # float_mode.c
 def in_default_modes(call: Callable[[], _T], /) -> _T:
-    """Return `call()`, which runs in the default floating-point modes (rule A15): for arithmetic of fanin in Python, not
-    for code of users.
+    """Return `call()`, which runs in the default floating-point modes (rule A15): for arithmetic of fanin in Python,
+    not for code of users.
     """
 
 # ---------------------------------------------------------------- errors
