@@ -150,7 +150,7 @@ void fan_sparse_drop(fan_sparse *s)
     fan_free(s);
 }
 
-fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
+static fan_status sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *values = NULL;
@@ -167,6 +167,13 @@ done:
     fan_array_drop(values);
     return status;
 }
+
+#ifdef FAN_TEST
+fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
+{
+    return sparse_cast(s, dtype, out, err);
+}
+#endif
 
 /* ---- the parts of a sparse array ----
  *
@@ -445,7 +452,7 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtyp
     fan_status status;
     fan_sparse *rounded = NULL;
     fan_array *sum = NULL, *wide = NULL;
-    FAN_GO(fan_sparse_cast(s, dtype, &rounded, err));
+    FAN_GO(sparse_cast(s, dtype, &rounded, err));
     FAN_GO(fan_array_new(fan_reduce_dtype(dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);

@@ -67,8 +67,10 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtyp
 /* fan_sparse_places: computes, for each stored number in C order of the values, its index in C order of the dense
  * array. The indices must have been checked. FAN_ERR_VALUE if an index exceeds 63 bits. */
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);
+#ifdef FAN_TEST
 /* fan_sparse_cast: makes a sparse array of the same entries with values rounded to `dtype`; unchanged parts are
  * shared. */
 fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err);
+#endif
 
 #endif
