@@ -46,7 +46,9 @@ def raised_at(n: int, fn: Callable[[], object]) -> str:
         return line
 
     def call(frame: FrameType, event: str, argument: object) -> Any:
-        return line if frame.f_code.co_filename.startswith(OURS) else None
+        # An exception of `__del__`, which Python calls anywhere, reaches no caller.
+        ours = frame.f_code.co_filename.startswith(OURS) and frame.f_code.co_name != "__del__"
+        return line if ours else None
 
     before = sys.gettrace()
     sys.settrace(call)
