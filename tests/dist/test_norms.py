@@ -53,7 +53,7 @@ def after_a_pass(grads: list[Any], ask: Any) -> list[Any]:
         fanin.backward([(w, 0, g / 2) for w, g in zip(leaves, grads, strict=True)], reducer=reducer)
         return ask(reducer, leaves)
 
-    return dist.threads(2, rank, timeout=60)
+    return dist.threads(2, rank, timeout=None)
 
 
 def test_a_norm_beyond_float64_is_inf_and_nothing_is_clipped() -> None:
@@ -107,7 +107,7 @@ def test_the_norm_of_a_leaf_that_keeps_a_sparse_gradient(sparse: Any, into: Any)
         dist.clip_norm(reducer, 1.3)
         return norm, stats.norm, stats.absmax, reducer.norm()
 
-    for norm, same, absmax, after in dist.threads(2, rank, timeout=60):
+    for norm, same, absmax, after in dist.threads(2, rank, timeout=None):
         assert norm == same == 13.0 and absmax == 12.0
         assert after == pytest.approx(1.3, rel=1e-15)
 

@@ -55,12 +55,12 @@ def reduced() -> None:
         reducer.stats()
         return list(w.grad.ravel())
 
-    assert dist.threads(2, rank) == [[2.0] * 6] * 2
+    assert dist.threads(2, rank, timeout=None) == [[2.0] * 6] * 2
 
 
 def no_leaf() -> None:
     with pytest.raises(TypeError, match="expected several leaves"):
-        dist.threads(1, lambda group: dist.Reducer(3, group))
+        dist.threads(1, lambda group: dist.Reducer(3, group), timeout=None)
 
 
 def functionalized() -> None:
@@ -92,8 +92,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "a masked array": lambda: added(np.ma.ones(2)),
     "a number": lambda: added(2.5),
     "overlap": lambda: fanin.overlap(Exports(), np.ones(2)),
-    "a sum over ranks": lambda: dist.threads(2, lambda g: dist.add_n([np.ones((2, 3), order="F")], group=g)),
-    "a sum of objects over ranks": lambda: dist.threads(2, lambda g: dist.add_n([np.ones((4, 2))[:, 0]], group=g)),
+    "a sum over ranks": lambda: dist.threads(
+        2, lambda g: dist.add_n([np.ones((2, 3), order="F")], group=g), timeout=None
+    ),
+    "a sum of objects over ranks": lambda: dist.threads(
+        2, lambda g: dist.add_n([np.ones((4, 2))[:, 0]], group=g), timeout=None
+    ),
     "a reducer": reduced,
     "no leaf": no_leaf,
     "functionalize": functionalized,

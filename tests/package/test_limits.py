@@ -30,6 +30,7 @@ ALLOWED = {
     ("tests/c/proof.c", ""): "a fault that is hunted may loop: the limit, of its own time, is its verdict",
     ("tests/buffer/test_interrupt.py", ""): "the timer sends Ctrl-C to long work, again and again, and ends nothing",
     ("tests/buffer/test_interrupt.py", "test_ctrl_c_ends_long_work_and_nothing_is_lost"): "switches that timer off",
+    ("tests/array/test_float_modes.py", "interrupted"): "the timer sends a signal to a sum, and ends nothing",
     ("tests/device/test_nvrtc.py", ""): "a child that a planted fault leaves alive ends by itself in the end",
     ("tests/kit/bad_ranks.py", ""): "a wrong limit, which is refused",
     ("tests/dist/test_sums.py", "test_a_time_limit_is_a_positive_number_of_seconds_or_none.rank"): "wrong limits",

@@ -52,7 +52,7 @@ def over_ranks(p: Any) -> None:
     def rank(group: Any) -> None:
         ft.backward(loss_of(p), reducer=dist.Reducer([p], group))
 
-    dist.threads(1, rank)
+    dist.threads(1, rank, timeout=None)
 
 
 def block_over_ranks(p: Any) -> None:
@@ -60,7 +60,7 @@ def block_over_ranks(p: Any) -> None:
         with ft.accumulate([p], group=group):
             loss_of(p).backward()
 
-    dist.threads(1, rank)
+    dist.threads(1, rank, timeout=None)
 
 
 def block(p: Any) -> None:
@@ -150,7 +150,7 @@ def with_block(p: Any) -> Any:
 
 
 def with_ranks(p: Any) -> Any:
-    return lambda loss: dist.threads(1, lambda group: ft.backward(loss, reducer=dist.Reducer([p], group)))
+    return lambda loss: dist.threads(1, lambda group: ft.backward(loss, reducer=dist.Reducer([p], group)), timeout=None)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])

@@ -62,7 +62,7 @@ def test_a_reducer_sums_the_gradients_of_every_class_over_ranks(
         ft.backward((a + b).sum() * (group.rank + 1), reducer=reducer)
         return a.grad.tolist(), b.grad.tolist(), reducer.norm()
 
-    assert dist.threads(2, rank) == [([3, 3], [3, 3], 6.0)] * 2
+    assert dist.threads(2, rank, timeout=None) == [([3, 3], [3, 3], 6.0)] * 2
 
 
 def test_a_block_over_ranks_sums_them(make: Callable[[Any], Any]) -> None:
@@ -73,7 +73,7 @@ def test_a_block_over_ranks_sums_them(make: Callable[[Any], Any]) -> None:
                 ((a + b).sum() * (group.rank + 1)).backward()
         return a.grad.tolist(), b.grad.tolist()
 
-    assert dist.threads(2, rank) == [([6, 6], [6, 6])] * 2
+    assert dist.threads(2, rank, timeout=None) == [([6, 6], [6, 6])] * 2
 
 
 def test_a_block_without_ranks_sums_them(make: Callable[[Any], Any]) -> None:
@@ -125,7 +125,7 @@ def test_parameters_that_cannot_be_summed_are_refused_by_name(kind: str) -> None
     with pytest.raises(error, match=f"accumulate: odd .*{words}"), ft.accumulate([("odd", parameter())]):
         pass
     with pytest.raises(error, match=f"Reducer: odd .*{words}"):
-        dist.threads(1, over_ranks)
+        dist.threads(1, over_ranks, timeout=None)
 
 
 def test_a_block_that_cannot_begin_leaves_its_parameters_to_others() -> None:

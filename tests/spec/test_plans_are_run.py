@@ -67,7 +67,7 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
         {"fan_slot_missing"},
     ),
     "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_value"}),
-    "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
+    "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_term_covers"}),
     "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
 }
 

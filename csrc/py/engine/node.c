@@ -8,61 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the buffer of its gradients ---- */
-
-buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
-{
-    char name[128];
-    const node_more *more = n->more;
-    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream) {
-        const fan_slot_specs none = {.n = n->node.inputs}, *slots = more && more->slots.specs ? &more->slots : &none;
-        how.name = fan_node_name(&n->node, name, sizeof name);
-        how.leaf = how.stream && n->node.ops->leaf;
-        buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
-        if (made && !how.create_graph && n->node.ops->leaf && ((const leaf_object *)n)->arrays)
-            made->flags[0] |= FAN_ARRAYS;
-        return made;
-    }
-    if (atomic_load_explicit(&fan_traces, memory_order_relaxed)) { /* its lines bear the node's name */
-        PyObject *args[2] = {PyLong_FromUnsignedLong(n->node.inputs),
-                             PyUnicode_FromString(fan_node_name(&n->node, name, sizeof name))};
-        PyObject *names = args[0] && args[1] ? Py_BuildValue("(s)", "name") : NULL, *made = NULL;
-        if (names)
-            made = fan_buffer_call((PyObject *)fan_state_get()->buffer_type, args, 1, names);
-        Py_XDECREF(names);
-        Py_XDECREF(args[0]);
-        Py_XDECREF(args[1]);
-        return (buffer_object *)made;
-    }
-    return (buffer_object *)fan_buffer_plain(n->node.inputs);
-}
-
-PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options)
-{
-    fan_buffer_config config = {.create_graph = options.create_graph};
-    buffer_object *buffer = fan_node_buffer(n, config);
-    PyObject *gradients[2] = {one, two};
-    PyObject *out = options.out ? options.out : Py_None;
-    PyObject *list = NULL;
-    PyObject *sum = NULL;
-    bool failed = !buffer;
-    for (int i = 0; i < 2 && gradients[i] && !failed; i++) {
-        fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
-        failed = fan_contribution_of(buffer, slot, gradients[i], NULL, &c) < 0;
-        if (!failed)
-            failed = fan_add_on(buffer->core, slot, &c) < 0;
-        if (c.value.form != FAN_FORM_UNDEFINED)
-            fan_value_drop(&fan_python, &c.value);
-    }
-    if (!failed)
-        list = fan_take_all(buffer->core, &slot, buffer->names, NULL, out, Py_None, options.writable);
-    if (list)
-        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
-    Py_XDECREF(list);
-    Py_XDECREF((PyObject *)buffer);
-    return sum;
-}
-
 /* ---- the node ---- */
 
 static node_object *node_cast(PyObject *o) { return (node_object *)o; }
