@@ -22,11 +22,9 @@ FOLDERS = ("tests", "python/fanin/testing", "python/fanin/conformance")
 
 #: What is no limit that a busy machine can reach: file, the names around it, why. "" is the module, or all of a C file.
 ALLOWED = {
-    ("tests/array/test_overlap_mutants.py", "passes"): "a broken rule may loop: the limit is its verdict",
     ("tests/kit/mutate.py", "pytest_in.limited"): "a mutant may loop: the limit is its verdict",
     ("tests/kit/mutate.py", "pytest_in"): "seconds count in which no thread of the mutant runs or is to run",
     ("tests/kit/mutate.py", "main"): "prints how long it took, and stops where its user gave minutes",
-    ("tests/faults/test_mutate.py", ""): "a process that runs while another waits for it, for the test of the above",
     ("tests/c/proof.c", ""): "a fault that is hunted may loop: the limit, of its own time, is its verdict",
     ("tests/buffer/test_interrupt.py", ""): "the timer sends Ctrl-C to long work, again and again, and ends nothing",
     ("tests/buffer/test_interrupt.py", "test_ctrl_c_ends_long_work_and_nothing_is_lost"): "switches that timer off",
