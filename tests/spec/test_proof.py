@@ -39,12 +39,15 @@ WHOLE_FAULTS = [
         f"fault:{name}"
         for name in (
             *("WAIT_AFTER_SUM", "RECORD_BEFORE_SUM", "SUM_ON_LAST_PRODUCER", "MARK_ON_PRODUCER", "READY_STREAM_STAYS"),
-            *("WRITE_SHARED", "EVENT_REUSED", "REFCOUNT_IS_ENOUGH", "RECORD_ON_CONSUMER", "RECORD_BEFORE_CONVERSION"),
+            *("WRITE_SHARED", "REFCOUNT_IS_ENOUGH", "RECORD_ON_CONSUMER", "RECORD_BEFORE_CONVERSION"),
             *("RECORD_AFTER_FOLD", "FOLD_UNORDERED", "OLDEST_EVENT"),
         )
     ),
     *(f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync")),
 ]
+
+#: A fault that needs three streams: two producers' and that of the sum.
+REUSED = "fault:EVENT_REUSED"
 
 #: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are
 #: checked.
@@ -168,10 +171,11 @@ def same(lines: list[Line], count: int) -> None:
 def test_reduced_and_full_search_fail_in_the_same_configurations(of_one: str, of_two: str) -> None:
     one = [("check", "1", D, S, "most", of_one, *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
     two = [("check", "2", D, S, "few", of_two, *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
-    lines = side_by_side([*one, *two])
-    same(lines, 4 * len(WHOLE_FAULTS))
+    more = ("check", "2", "2", "2", "few", "part=0/64", *faults([REUSED]))
+    lines = side_by_side([*one, *two, more])
+    same(lines, 4 * len(WHOLE_FAULTS) + 1)
     found = {line.words[0] for line in lines if line.kind == "check" and line["failing"] > 0}
-    assert found == set(WHOLE_FAULTS), "a fault that fails nowhere checks nothing"
+    assert found == {*WHOLE_FAULTS, REUSED}, "a fault that fails nowhere checks nothing"
 
 
 def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
@@ -295,7 +299,7 @@ def test_split_locks_never_race_in_any_configuration() -> None:
 
 @pytest.mark.slow
 def test_reduced_and_full_search_agree_on_two_devices_with_two_streams() -> None:
-    every = faults(["none", *WHOLE_FAULTS])
+    every = faults(["none", *WHOLE_FAULTS, REUSED])
     same(
         side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)]),
         2 * len(every),
