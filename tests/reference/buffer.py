@@ -495,7 +495,8 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             if g.type and not self.create_graph:
-                accumulation(promotion(me.types() | {g.type}), declared.accumulate)
+                accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
+                promotion(me.types() | {g.type})
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None
