@@ -8,7 +8,7 @@
 
 #include <stdio.h>
 
-/* `accumulate=` was checked at each add to be wide enough for the whole sum, so it is wide enough for every prefix. */
+/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;
@@ -120,7 +120,10 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
 
 uint64_t fan_fold_expanded(const fan_fold *f)
 {
-    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    bool some = f->n || f->state;
+    uint64_t axes = some ? ~UINT64_C(0) : 0;
+    if (f->state)
+        axes = f->state->expanded;
     for (size_t i = 0; i < f->n; i++)
         axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
     return axes;
