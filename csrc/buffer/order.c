@@ -70,15 +70,26 @@ fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t b
     return FAN_OK;
 }
 
-/* An event whose record on the same stream began when this one's was through covers this gradient too. */
+/* order_term_covers: whether a wait for term j's event makes one for term i's unnecessary: its record on the same
+ * stream began when that of i was through. Of terms that share one event the last one waits for it. */
+static bool order_term_covers(const fan_fold *f, size_t j, size_t i)
+{
+    const fan_term *newer = &f->terms[j];
+    const fan_term *t = &f->terms[i];
+    if (newer->producer != t->producer || !newer->event || !t->event)
+        return false;
+    if (newer->event == t->event)
+        return j > i;
+    if (FAN_FAULT(OLDEST_EVENT))
+        return fan_event_covers(t->event, newer->event);
+    return fan_event_covers(newer->event, t->event);
+}
+
 static bool order_covered(const fan_fold *f, size_t i)
 {
-    const fan_term *t = &f->terms[i];
     bool covered = false;
-    for (size_t j = 0; j < f->n && !covered && t->event; j++)
-        if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
-            covered = FAN_FAULT(OLDEST_EVENT) ? fan_event_covers(t->event, f->terms[j].event)
-                                              : fan_event_covers(f->terms[j].event, t->event);
+    for (size_t j = 0; j < f->n && !covered; j++)
+        covered = j != i && order_term_covers(f, j, i);
     return covered;
 }
 

@@ -720,3 +720,24 @@ def test_a_batch_that_is_refused_beside_another_thread_takes_its_gradients_back_
     report = explore(scenario)
     assert report.ok, report.errors
     assert report.runs > 1 and [x.tolist() for x in report.results] == [[1.0, 1.0]]
+
+
+# Waits for the producer
+
+
+@pytest.mark.rule("S12")
+@pytest.mark.parametrize("converted", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("budget", [0, math.inf])
+def test_a_sum_waits_for_the_one_producer_of_a_batch(w: Any, converted: int | None, budget: float) -> None:
+    """Several gradients of one call share an event: the sum waits for it once, whatever else it leaves out. A kernel of
+    the producer's writes them, so a sum that does not wait races.
+    """
+    consumer, producer = w.stream(), w.stream()
+    for keys in itertools.permutations(range(4)):
+        given = [w.empty((2, 3) if i == converted else (1, 3), np.float32) for i in range(4)]
+        w.launch(producer, lambda *all_: [x.fill(1) for x in all_] and None, writes=given)
+        buf = fanin.InputBuffer([fanin.Slot(shape=(1, 3))], stream=consumer, budget=budget)
+        buf.add_many([0] * 4, given, keys=keys, stream=producer)
+        with fanin.stream(consumer):
+            (got,) = buf.take()
+        assert read(got, consumer).tolist() == [[4.0 + (converted is not None)] * 3]
