@@ -38,8 +38,10 @@ from reference.numbers import (
     compact,
     dtype_of,
     entries_of,
+    entries_to,
     expanded,
     kind,
+    name_of,
     need,
     plus,
     promotion,
@@ -138,8 +140,8 @@ def entries_in(value: object) -> Entries:
 
 def importable(dtype: DType) -> str:
     """The name of an array's dtype."""
-    need(dtype.name in NAMES and dtype.isnative, DTypeError, f"arrays of {dtype.str} are not summed")
-    return dtype.name
+    need(name_of(dtype) in NAMES and dtype.isnative, DTypeError, f"arrays of {dtype.str} are not summed")
+    return name_of(dtype)
 
 
 def is_array(x: object) -> bool:
@@ -158,7 +160,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         weak = type(x).__name__
         need(weak != "int" or -(2**63) <= x < 2**63, OverflowError, f"the integer {x} does not fit int64")
         return Gradient(x, "dense", (), weak, np.array(x, WEAK.get(weak, weak)), "python")
-    if is_array(x) and not (anything and not (x.dtype.name in NAMES and x.dtype.isnative)):
+    if is_array(x) and not (anything and not (name_of(x.dtype) in NAMES and x.dtype.isnative)):
         scalar = not isinstance(x, np.ndarray)
         value = np.array(x) if scalar else x.view(np.ndarray)
         return Gradient(x, "dense", value.shape, importable(value.dtype), value, "numpy" if scalar else "")
@@ -205,15 +207,15 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
         fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], g.shape[::-1], strict=False))
         need(fits, ValueError, f"expected shape {shape}, got {g.shape}")
         if g.form == "zero":
-            return replace(g, shape=shape, type=new.name, intact=False)
+            return replace(g, shape=shape, type=name_of(new), intact=False)
         acc = accumulation(new, None)
         value = g.cast(new)
-        dense = value.map(rounded, acc).filled(g.shape) if isinstance(value, Entries) else value
-        value = rounded(sum_to(dense, shape), acc)
-        return replace(g, form="dense", shape=shape, type=new.name, value=value, intact=False)
+        total = entries_to(value, g.shape, shape) if isinstance(value, Entries) else sum_to(value, shape)
+        value = rounded(total, acc)
+        return replace(g, form="dense", shape=shape, type=name_of(new), value=value, intact=False)
     if slot.dtype is None or g.form == "zero" or new == old:
-        return g if slot.dtype is None else replace(g, type=new.name, intact=new == old)
-    return replace(g, type=new.name, value=g.cast(new), intact=False)
+        return g if slot.dtype is None else replace(g, type=name_of(new), intact=new == old)
+    return replace(g, type=name_of(new), value=g.cast(new), intact=False)
 
 
 # ---------------------------------------------------------------- 3. A running sum, and one gradient more
@@ -256,15 +258,10 @@ class Sum:
             return replace(me, value=g.source)
         if self.recording:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
-        acc = self.slot.accumulate or accumulation(me.dtype, None)
-        old, stored = self.value, self.stored
-        if isinstance(old, np.ndarray):
-            old = rounded(old, acc)  # D3: it continues in another dtype ..
-        elif isinstance(old, Entries) and old.values.dtype != acc:
-            old = old.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
-            stored = len(old.values)
         if g.form == "zero":
-            return replace(me, value=old, stored=stored)
+            return me  # its dtype counts for what follows, and at the end
+        acc = self.slot.accumulate or accumulation(me.dtype, None)
+        old, stored = self.widened(acc)
         new = g.cast(acc)
         if plan.action == "hand":
             return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
@@ -280,6 +277,15 @@ class Sum:
         if isinstance(old, Entries):
             return replace(me, value=old.before(array_in(new)))
         return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
+
+    def widened(self, acc: DType) -> tuple[object, int]:
+        """The value in another accumulation dtype, and how many entries a sparse one has after its last coalesce."""
+        if isinstance(self.value, np.ndarray):
+            return rounded(self.value, acc), self.stored  # D3: it continues in another dtype ..
+        if isinstance(self.value, Entries) and self.value.values.dtype != acc:
+            old = self.value.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
+            return old, len(old.values)
+        return self.value, self.stored
 
     def combined(self, g: Gradient) -> object:
         """A1, A8: this sum + g, by the slot's combine or the objects' own operators."""
@@ -317,14 +323,18 @@ class Sum:
             if follows is None
             else self.terms.index(follows if follows.form == "object" else self.main[n - 1]) + 1
         )
+        while last < len(self.terms) and not ints_fit(self.terms[:last], self.slot):
+            last += 1  # an int that does not fit has a later dtype
         dtype = self.slot.dtype or promotion({g.type for g in self.terms[:last] if g.type})
+        if kind(dtype) not in "ui":
+            return False
         total, ints = 0, False
         for g in self.main[:n]:
             ints = ints or kind(g.array.dtype) != "b"
             total = total + int(g.array) if ints else int(total or g.array)
         if scale is not None and follows is None:
             total *= int(scale)
-        return kind(dtype) in "ui" and not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
+        return not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
 
     def check(self, scale: object = None) -> None:
         fits = self.recording or self.form == "object" or not self.leaves(scale)
@@ -336,10 +346,11 @@ class Sum:
 
     def finished(self, scale: object = None, into: Array | None = None) -> Array | Entries:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
-        value, dtype = self.value, self.dtype if into is None else into.dtype
+        dtype = self.dtype if into is None else into.dtype
         if self.form == "zero":
             return np.zeros(self.terms[0].shape, dtype)
         self.check(scale)
+        value, _ = self.widened(self.slot.accumulate or accumulation(self.dtype, None))
         if not isinstance(value, Entries):
             dense = array_in(value)
             return rounded(dense if scale is None else scaled(dense, scale), dtype)

@@ -11,9 +11,10 @@ import math
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from fanin._core import DTypeError
@@ -53,12 +54,23 @@ def dtype_of(name: Any) -> DType:
     return dtype
 
 
+@cache
+def name_of(dtype: DType) -> str:
+    """Its name, which NumPy makes anew each time."""
+    return dtype.name
+
+
 def kind(dtype: DType) -> str:
-    return "f" if dtype.name in LOW else dtype.kind
+    return "f" if name_of(dtype) in LOW else dtype.kind
 
 
 def promotion(types: Collection[str]) -> DType:
     """A10, D4, D5: the dtype of a sum of all of these at once; "int", "float", "complex" are Python scalars."""
+    return promoted(frozenset(types))
+
+
+@cache
+def promoted(types: frozenset[str]) -> DType:
     strong, weak = {t for t in types if t not in WEAK}, [t for t in WEAK if t in types]
     need(not strong >= set(LOW[2:]), ValueError, "two kinds of float8 have no common dtype")
     if strong >= {"float16", "bfloat16"}:
@@ -71,7 +83,7 @@ def promotion(types: Collection[str]) -> DType:
         dtype = dtype_of((low or [WEAK[t] for t in weak])[0])
     for t in weak:
         if kind(dtype) in {"int": "b", "float": "bui", "complex": "buif"}[t]:
-            single = t == "complex" and dtype.name in (*LOW, "float32")
+            single = t == "complex" and name_of(dtype) in (*LOW, "float32")
             dtype = np.dtype("complex64" if single else WEAK[t])
     return dtype
 
@@ -79,9 +91,9 @@ def promotion(types: Collection[str]) -> DType:
 def accumulation(dtype: DType, wish: DType | None) -> DType:
     """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, and be of its kind."""
     if wish is None:
-        return np.dtype(np.float32) if dtype.name in LOW else dtype
+        return np.dtype(np.float32) if name_of(dtype) in LOW else dtype
     kin = kind(dtype).replace("u", "i") == kind(wish).replace("u", "i")
-    holds = kin and promotion({dtype.name, wish.name}) == wish
+    holds = kin and promotion({name_of(dtype), name_of(wish)}) == wish
     need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
     return wish
 
@@ -119,9 +131,9 @@ def rounded(x: Array, dtype: DType) -> Array:
     def convert(x: Array) -> Array:
         if x.dtype == np.bool_:
             x = x.view(np.uint8) != 0  # whatever the byte is
-        if x.dtype.name in LOW:
+        if name_of(x.dtype) in LOW:
             x = x.astype(np.float32)
-        if dtype.name in LOW[1:] and x.dtype != np.float32:
+        if name_of(dtype) in LOW[1:] and x.dtype != np.float32:
             x = to_odd(x)
         return x.astype(dtype)
 
@@ -138,16 +150,41 @@ def put_plus(into: Array, index: Array | tuple[Array, ...], values: Array) -> No
         (np.logical_or if into.dtype == np.bool_ else np.add).at(into, index, values)
 
 
+def scale_dtype(scale: Any, dtype: DType) -> DType:
+    """D10: the dtype in which a sum is multiplied: its own, unless that has no such factor, or not all of its bits."""
+    if kind(dtype) not in "fc" or name_of(dtype) in ("float64", "complex128"):
+        return dtype
+    one: DType = np.dtype(np.float32) if dtype.kind == "c" else dtype
+    parts = [float(x) for x in (scale.real, scale.imag)] if dtype.kind == "c" else [float(scale)]
+    with np.errstate(all="ignore"):
+        large = any(math.isfinite(x) and not np.isfinite(rounded(np.asarray(x), one).astype(float)) for x in parts)
+    least = float(ml_dtypes.finfo(one).smallest_normal)  # type: ignore[no-untyped-call]
+    small = any(0 < abs(x) < least for x in parts)
+    if not (large or small):
+        return dtype
+    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+
+
 def scaled(x: Array, scale: Any) -> Array:
-    """D10: x times scale, in x's dtype."""
+    """D10: x times scale, in x's dtype, or in a wider one that has the factor."""
     if x.dtype.kind == "b":
-        return x & bool(scale)
+        return each(np.logical_and, x, np.broadcast_to(bool(scale), x.shape))
+    x = rounded(x, scale_dtype(scale, x.dtype))
     if x.dtype.kind != "c":
         return each(np.multiply, x, np.broadcast_to(rounded(np.asarray(scale), x.dtype), x.shape))
-    product, c, d = np.empty_like(x), *(x.real.dtype.type(s) for s in (scale.real, scale.imag))
-    with np.errstate(all="ignore"):
+    c, d = (x.real.dtype.type(s) for s in (scale.real, scale.imag))
+
+    def turned(x: Array) -> Array:
+        product = np.empty_like(x)
         product.real, product.imag = x.real * c - x.imag * d, x.real * d + x.imag * c
-    return product
+        return product
+
+    return each(turned, x)
+
+
+def reduction(dtype: DType) -> DType:
+    """D7: the dtype in which arrays are summed to a shape."""
+    return np.dtype({"f": "float64", "c": "complex128"}.get(kind(dtype), dtype))
 
 
 def sum_to(x: Array, shape: Shape) -> Array:
@@ -156,13 +193,25 @@ def sum_to(x: Array, shape: Shape) -> Array:
     axes = [i for i in range(x.ndim) if i < lead or x.shape[i] != shape[i - lead]]
     terms = np.moveaxis(x, axes, range(len(axes)))
     terms = terms.reshape(math.prod(terms.shape[: len(axes)]), *terms.shape[len(axes) :])
-    terms = rounded(terms, np.dtype({"f": "float64", "c": "complex128"}.get(kind(x.dtype), x.dtype)))
+    terms = rounded(terms, reduction(x.dtype))
     return dealt(terms).reshape(shape) if len(terms) else np.zeros(shape, terms.dtype)
 
 
 def fold(terms: Array | list[Array]) -> Array:
     """One after the other."""
-    return reduce(plus, terms[1:], terms[0])
+    many = np.asarray(terms)
+    with np.errstate(all="ignore"):
+        whole = (np.logical_or if many.dtype == np.bool_ else np.add).accumulate(many, axis=0)
+    return np.asarray(whole[-1])
+
+
+def entries_to(x: Entries, outer: Shape, shape: Shape) -> Array:
+    """A9, D7: the stored entries of an array of shape `outer`, summed to a shape in their order."""
+    lead = len(outer) - len(shape)
+    index = x.as_coo().index[lead:] * (np.array(shape, int) != 1).reshape(-1, 1)
+    total = np.zeros(shape, reduction(x.values.dtype))
+    put_plus(total, tuple(index), rounded(x.as_coo().values, total.dtype))
+    return total
 
 
 def dealt(terms: Array) -> Array:
@@ -250,7 +299,7 @@ class Entries:
             parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
         if isinstance(source, Sparse):
             return type(source)(self.format, parts, shape)
-        if self.values.dtype.name in LOW:
+        if name_of(self.values.dtype) in LOW:
             return Sparse(self.format, parts, shape)  # which SciPy does not have
         family = "matrix" if type(source).__name__.endswith("_matrix") else "array"
         make = getattr(sys.modules["scipy.sparse"], f"{self.format}_{family}")
