@@ -1,0 +1,295 @@
+"""What one list of contributions sums to: a description of the sum as a whole, without a buffer's history.
+
+No order of arrival, no budget and no way of bringing contributions in occurs here: a list in key order, a declaration
+and the options of one take give one `Expected`. Values are those of `reference.buffer`'s left fold; exact sums are
+fractions, rounded once.
+
+1. A sum as it comes back.
+2. Exact sums.
+3. Statistics.
+4. Errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fanin._interop.protocols import DType
+from fanin.slots import Slot
+from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
+from reference.numbers import Array, Entries, accumulation, kind, rounded, scaled
+
+# ---------------------------------------------------------------- 1. A sum as it comes back
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The statistics of a sum."""
+
+    count: tuple[int, ...]  # elements; of a sparse sum its stored entries, duplicates merged or not
+    sumsq: float
+    absmax: float
+    nonfinite: int
+    #: the place in the list of the first contribution with an inf or NaN; None: there is none. Whether a sparse one has
+    #: an inf that only its own repeated indices make is left open: there are two places then
+    first_bad: set[int | None]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A sum: `value` is what comes back, up to the memory that it is in."""
+
+    value: Any  # an array, a scalar, a sparse gradient, a Zero, an object, None
+    same: int | None = None  # the place of the contribution that comes back as itself (A14)
+    dtype: DType | None = None
+    figures: Figures | None = None
+    merged: Any = None  # of a sparse one whose entries are not in order: what it is as a copy that is (D12)
+    strides: tuple[int, ...] | None = None  # of a dense one: 0 along expanded axes (A13), else of fresh memory (D16)
+
+
+def expected(
+    terms: Sequence[Any], slot: Slot, *, scale: Any = None, writable: bool = False, out: Array | None = None
+) -> Expected:
+    """The sum of `terms` in their order; raises what adding or taking it raises."""
+    total = total_of(terms, slot, scale, out)
+    if total.form == "undefined":
+        return Expected(None)
+    same = None if writable or scale is not None or out is not None else place_of(total.result(), terms)
+    if total.form == "object":
+        return Expected(total.value, place_of(total.value, terms))
+    dtype = total.dtype if out is None else out.dtype
+    if total.form == "zero" and out is None:
+        zero: Any = total.result()
+        return Expected(
+            zero, place_of(zero, terms), dtype, figures_of(np.zeros(math.prod(zero.shape), dtype), total, terms)
+        )
+    total.check(scale)
+    value = total.finished(scale, out)
+    one = len(total.main) == 1 and scale is None and out is None
+    if slot.accumulate == "exact" and kind(total.dtype) in "fc" and total.form != "zero" and not one:
+        value = exactly(total, scale, out)
+    if isinstance(value, Entries):
+        first = total.main[0]
+        exact = slot.accumulate == "exact" and kind(total.dtype) in "fc"
+        merged = entries_in(exactly(total, scale, None)) if exact else merged_of(total, scale, dtype)
+        plain = value if one else value.coalesced()
+        sparse = terms[same] if same is not None else plain.like(first.source, first.shape)
+        figures = figures_of(merged.values, total, terms, (value.values.size,))
+        return Expected(sparse, same, dtype, figures, merged.like(first.source, first.shape))
+    figures = figures_of(array_in(value), total, terms)
+    if isinstance(total.value, Entries):
+        entries = running(total)
+        figures = replace(figures, count=(*figures.count, entries.values.size, entries.coalesced().values.size))
+    if same is not None:
+        return Expected(terms[same], same, dtype, figures, np.asarray(terms[same]).strides)
+    if out is None and all(g.scalar for g in total.main):
+        python = all(g.scalar == "python" for g in total.main)
+        return Expected(value.item() if python else value[()], None, dtype, figures)
+    reduced = any(shape_of(g) != g.shape for g in total.main)  # whether its axes are expanded is left open
+    strides = None if out is not None or reduced else np.asarray(total.result(scale, own=writable)).strides
+    return Expected(value, None, dtype, figures, strides)
+
+
+def running(total: Sum) -> Entries:
+    """The entries of a sparse sum in its accumulation dtype."""
+    return entries_in(total.widened(total.slot.accumulate or accumulation(total.dtype, None))[0])
+
+
+def merged_of(total: Sum, scale: Any, dtype: DType) -> Entries:
+    value = running(total).coalesced()
+    return (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
+
+
+def total_of(terms: Sequence[Any], slot: Slot, scale: Any, out: Array | None) -> Sum:
+    """The left fold of the list, in the accumulation dtype; raises what adding and taking the list raises, an error of
+    an add with the place of its contribution.
+    """
+    buffer = InputBuffer([replace(slot, accumulate=None) if slot.accumulate == "exact" else slot])
+    for i, x in enumerate(terms):
+        try:
+            buffer.add(0, x)
+        except Exception as e:
+            e.place = i  # type: ignore[attr-defined]
+            raise
+    buffer._checked([0], [out], scale)
+    return buffer.passes[0].whole()
+
+
+def place_of(x: object, terms: Sequence[object]) -> int | None:
+    return next((i for i, term in enumerate(terms) if term is x and x is not None), None)
+
+
+# ---------------------------------------------------------------- 2. Exact sums
+
+#: Bits of a number of each float dtype, its smallest exponent, its largest number.
+FORMATS = {
+    "float16": (11, -14, 65504.0),
+    "bfloat16": (8, -126, float.fromhex("0x1.fep127")),
+    "float8_e4m3fn": (4, -6, 448.0),
+    "float8_e5m2": (3, -14, 57344.0),
+    "float32": (24, -126, float.fromhex("0x1.fffffep127")),
+    "float64": (53, -1022, float.fromhex("0x1.fffffffffffffp1023")),
+}
+
+
+def nearest(x: Fraction, name: str) -> float:
+    """The number of a dtype that is nearest to x, of two the even one."""
+    bits, least, largest = FORMATS[name]
+    if not x:
+        return 0.0
+    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    if abs(x) < Fraction(2) ** exponent:
+        exponent -= 1
+    step = Fraction(2) ** (max(exponent, least) - bits + 1)
+    near = round(x / step) * step
+    if abs(near) > Fraction(largest):
+        return math.nan if name == "float8_e4m3fn" else math.inf if x > 0 else -math.inf
+    return float(near) if near else math.copysign(0.0, x.numerator)
+
+
+def exact_sum(numbers: Sequence[float], scale: Fraction, name: str) -> float:
+    """The sum of real numbers times a factor, rounded once (D25)."""
+    if any(map(math.isnan, numbers)) or {math.inf, -math.inf} <= set(numbers):
+        return math.nan
+    infinite = [x for x in numbers if math.isinf(x)]
+    if infinite:
+        return infinite[0] * float(scale)
+    total = sum(map(Fraction, numbers), Fraction(0)) * scale
+    if total:
+        return nearest(total, name)
+    negative = bool(numbers) and all(x == 0 and math.copysign(1, x) < 0 for x in numbers)
+    return (-0.0 if negative else 0.0) * float(scale)
+
+
+def parts_of(x: Any) -> tuple[float, float]:
+    number = complex(x)
+    return number.real, number.imag
+
+
+def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
+    """The exact sum of an exact slot."""
+    dtype, into = total.dtype, total.dtype if out is None else out.dtype
+    cast = [converted(g, dtype) for g in total.main]
+    shape = total.main[0].shape
+    found: dict[tuple[int, ...], list[Any]] = {}
+    entries = [x for x in cast if isinstance(x, Entries)]
+    for x in cast:
+        if isinstance(x, Entries):
+            whole = x if out is None and len(entries) == len(cast) and one_kind(entries) else x.as_coo()
+            for n in range(len(whole.values)):
+                found.setdefault(tuple(whole.index[:, n]), []).append(whole.values[n])
+        else:
+            for index in np.ndindex(shape):
+                found.setdefault(index, []).append(x[index])
+    rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
+    if len(entries) < len(cast) or out is not None:
+        total_array = np.zeros(shape, into)
+        for index, some in found.items():
+            total_array[index] = exact_element(some, *rule)
+        return total_array + 0 if len(entries) == len(cast) else total_array  # sparse ones add to a zero
+    whole = entries[0] if one_kind(entries) else entries[0].as_coo()
+    by_column = whole.format in ("csc", "bsc")
+    order = sorted(found, key=lambda at: at[::-1] if by_column else at)
+    values = np.zeros((len(order), *whole.values.shape[1:]), into)
+    for n, at in enumerate(order):
+        for inside in np.ndindex(values.shape[1:]):
+            values[(n, *inside)] = exact_element([np.asarray(x)[inside] for x in found[at]], *rule)
+    places = np.array(order, np.int64).reshape(len(order), len(whole.index)).T
+    return Entries(whole.format, places, values)
+
+
+def one_kind(entries: list[Entries]) -> bool:
+    return len({x.kind for x in entries}) == 1
+
+
+def converted(g: Gradient, dtype: DType) -> Array | Entries:
+    """In the sum's dtype; what was summed to a shape in that which its sum has (D7), Python's numbers as they are."""
+    if g.scalar == "python":
+        return g.array
+    reduced = isinstance(g.value, np.ndarray) and shape_of(g) != g.shape
+    return rounded(g.array, accumulation(dtype, None)) if reduced else g.cast(dtype)
+
+
+def shape_of(g: Gradient) -> tuple[int, ...]:
+    """That of the contribution as it came."""
+    return tuple(getattr(g.source, "shape", ()))
+
+
+def exact_element(some: Sequence[Any], into: DType, scale: Any, real_sum: bool) -> Any:
+    factor = [Fraction(float(part)) for part in parts_of(scale)]
+    if into.kind != "c":
+        return into.type(exact_sum([float(x) for x in some], factor[0], into.name))
+    name = "float32" if into.name == "complex64" else "float64"
+    if real_sum:
+        return into.type(exact_sum([float(x) for x in some], factor[0], name))
+    real, imaginary = zip(*map(parts_of, some), strict=True)
+    if not factor[1]:
+        return into.type(complex(exact_sum(real, factor[0], name), exact_sum(imaginary, factor[0], name)))
+    if not np.isfinite([*real, *imaginary]).all():
+        one = Fraction(1)
+        x, y = exact_sum(real, one, name), exact_sum(imaginary, one, name)
+        re, im = map(float, factor)
+        return into.type(complex(x * re - y * im, x * im + y * re))
+    a, b = sum(map(Fraction, real), Fraction(0)), sum(map(Fraction, imaginary), Fraction(0))
+    c, d = factor
+    return into.type(complex(nearest(a * c - b * d, name), nearest(a * d + b * c, name)))
+
+
+# ---------------------------------------------------------------- 3. Statistics
+
+
+def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int, ...] = ()) -> Figures:
+    """Of the elements of a sum as it was rounded; of a sparse one those of its merged entries."""
+    dense = np.asarray(value)
+    size = np.abs(dense.astype(np.complex128 if dense.dtype.kind == "c" else np.float64)).reshape(-1)
+    finite = size[np.isfinite(size)]
+    with np.errstate(all="ignore"):
+        squares = math.fsum(x * x for x in map(float, finite)) if (finite < 1e150).all() else math.inf
+    nonfinite = len(size) - len(finite)
+    bad = {place_of(first_bad(total, merged), terms) if nonfinite else None for merged in (False, True)}
+    return Figures((dense.size, *stored), squares, float(max(finite, default=0)), nonfinite, bad)
+
+
+def first_bad(total: Sum, merged: bool) -> object:
+    return next((g.source for g in total.main if not_finite(g, merged)), None)
+
+
+def not_finite(g: Gradient, merged: bool) -> bool:
+    """Whether a contribution has an inf or a NaN among its elements, or, not `merged`, its stored numbers."""
+    if not isinstance(g.value, Entries):
+        return g.form == "dense" and not np.isfinite(g.array.astype(np.complex128)).all()
+    dtype = g.value.values.dtype
+    values = g.value
+    if merged:
+        values = values.map(rounded, accumulation(dtype, None)).coalesced().map(rounded, dtype)
+    return not np.isfinite(values.values.astype(np.complex128)).all()
+
+
+# ---------------------------------------------------------------- 4. Errors
+
+
+def refusals(terms: Sequence[Any], slot: Slot, kind: type[BaseException]) -> set[int]:
+    """The places of the contributions that an error of this type may name: those that are refused alone or beside one
+    other. Which of two comes last is the way's own affair.
+    """
+    found: set[int] = set()
+    for chosen in subsets(len(terms)):
+        try:
+            total_of([terms[i] for i in chosen], slot, None, None)
+        except Exception as e:
+            found |= set(chosen) if type(e) is kind else set()
+    return found
+
+
+def subsets(n: int) -> Iterable[tuple[int, ...]]:
+    yield from ((i,) for i in range(n))
+    for i, j in combinations(range(n), 2):
+        yield i, j
+        yield j, i
