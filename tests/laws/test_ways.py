@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import fanin
-from kit import law
+from kit import hooks, law
 from kit.lists import NAMESPACE, case, dropped, smaller
 from kit.values import show
 from kit.ways import cells, drawn
@@ -57,6 +57,31 @@ def test_a_list_has_one_sum_whichever_way_brings_it_in() -> None:
 @pytest.mark.parametrize("place", ["sim", "fake"])
 def test_a_list_has_the_same_sum_on_a_device(place: str) -> None:
     met(law.hold(SEED, range(2_000), place, ways=1), place)
+
+
+#: Planted faults (base/fault.h), where lists find them, and lists of which kinds.
+FAULTS = {
+    "MERGED_BEFORE_CAST": ("sim", ("sparse",)),
+    "SCALED_BEFORE_WIDENED": ("host", ("zeros",)),
+    "INT_WRAPS": ("host", ("scalars",)),
+    "STATS_OF_STORED": ("host", ("sparse",)),
+    "SUM_LEFT_LOOSE": ("host", ("sparse",)),
+    "KIND_OF_LAST": ("host", ("sparse", "scalars")),
+    "EXPANDED_WRITTEN_OUT": ("host", ("expanded",)),
+    "COPY_KEEPS_INDICES": ("host", ("sparse",)),
+    "SHARED_EVENT_COVERS": ("sim", ("dense",)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_of_a_way_is_found(fault: str) -> None:
+    place, flavours = FAULTS[fault]
+    hooks.fault(fault)
+    try:
+        with pytest.raises(AssertionError, match=f"seed {SEED}, list"):
+            law.hold(SEED, range(3_000), place, flavours=flavours, shrink=False)
+    finally:
+        hooks.fault(None)
 
 
 @pytest.mark.core
