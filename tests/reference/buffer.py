@@ -260,11 +260,13 @@ class Sum:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
         if g.form == "zero":
             return me  # its dtype counts for what follows, and at the end
+        if plan.action == "hand":  # the zeros before it round nothing: it continues in their dtype with the next term
+            own = accumulation(dtype_of(WEAK.get(g.type, g.type)), None)
+            new = g.cast(self.slot.accumulate or np.promote_types(own, accumulation(me.dtype, None)))
+            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
         acc = self.slot.accumulate or accumulation(me.dtype, None)
         old, stored = self.widened(acc)
         new = g.cast(acc)
-        if plan.action == "hand":
-            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
         if isinstance(old, Entries) and isinstance(new, Entries):
             if plan.action == "merge coo":
                 old, new = old.as_coo(), new.as_coo()
@@ -332,6 +334,8 @@ class Sum:
         for g in self.main[:n]:
             ints = ints or kind(g.array.dtype) != "b"
             total = total + int(g.array) if ints else int(total or g.array)
+        if not ints:
+            return False
         if scale is not None and follows is None:
             total *= int(scale)
         return not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
