@@ -231,6 +231,7 @@ class Sum:
     value: object = None  # an array or Entries in the accumulation dtype; an object
     stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
     terms: tuple[Gradient, ...] = ()  # the defined terms of the sum
+    starts: DType | None = None  # of one term: the dtype that it is rounded to when there is another (D3)
     ahead: tuple[Gradient, ...] = ()  # later ones whose dtypes count already, because a Python int needs them (D5)
 
     @property
@@ -260,13 +261,13 @@ class Sum:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
         if g.form == "zero":
             return me  # its dtype counts for what follows, and at the end
-        if plan.action == "hand":  # the zeros before it round nothing: it continues in their dtype with the next term
-            own = accumulation(dtype_of(WEAK.get(g.type, g.type)), None)
-            new = g.cast(self.slot.accumulate or np.promote_types(own, accumulation(me.dtype, None)))
-            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
         acc = self.slot.accumulate or accumulation(me.dtype, None)
-        old, stored = self.widened(acc)
-        new = g.cast(acc)
+        if plan.action == "hand":
+            own = accumulation(dtype_of(WEAK.get(g.type, g.type)), None)
+            new = g.cast(self.slot.accumulate or np.promote_types(own, acc))
+            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0, starts=acc)
+        old, stored = self.started().widened(acc)
+        me, new = replace(me, starts=None), g.cast(acc)
         if isinstance(old, Entries) and isinstance(new, Entries):
             if plan.action == "merge coo":
                 old, new = old.as_coo(), new.as_coo()
@@ -279,6 +280,13 @@ class Sum:
         if isinstance(old, Entries):
             return replace(me, value=old.before(array_in(new)))
         return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
+
+    def started(self) -> Sum:
+        """With a first term that is rounded to the dtype of the sum as it came."""
+        if self.starts is None:
+            return self
+        value = self.value.map(rounded, self.starts) if isinstance(self.value, Entries) else self.value
+        return replace(self, value=rounded(value, self.starts) if isinstance(value, np.ndarray) else value)
 
     def widened(self, acc: DType) -> tuple[object, int]:
         """The value in another accumulation dtype, and how many entries a sparse one has after its last coalesce."""
