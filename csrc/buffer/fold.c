@@ -121,7 +121,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     f->terms[f->n++] = t;
     fan_like *like = &gathered->like;
     bool lower_key = t.key >= 0 && t.key < like->key;
-    if (!like->some || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
+    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
         *like = (fan_like){.some = true, .origin = t.v->origin, .rank = t.v->rank, .key = t.key};
     return FAN_OK;
 }
@@ -163,7 +163,7 @@ static void fold_fit_ints(fan_gathered *gathered)
 fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
 {
     const fan_fold *f = &gathered->fold;
-    if (!gathered->unfit)
+    if (!gathered->unfit || FAN_FAULT(INT_WRAPS))
         return FAN_OK;
     size_t n = 0;
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)

@@ -479,8 +479,8 @@ def memory_differs(law: Law, way: Way, expected: whole.Expected, theirs: dict[st
     wrong = []
     one = None if expected.same is None else law.terms[expected.same].kind
     handed = expected.same if way.hold == "kept" else None
-    exact_zero = w.accumulate == "exact" and any(x.kind == "zero" for x in law.terms)  # it may be summed already
-    if not row.same or theirs["kind"] == "Zero" or exact_zero:
+    summed = w.accumulate == "exact" and len(law.terms) > 1  # under a budget: it is in an exact state already
+    if not row.same or theirs["kind"] == "Zero" or summed:
         pass
     elif one in ("dense", "sparse"):
         if found.same != handed and (handed is None or not law.again(handed, found.same)):
@@ -668,7 +668,7 @@ def hold(
             if kind != "host" and not on_devices(c):
                 continue
             law = Law(c)
-            for way in some_ways(draw, c, kind, ways):
+            for way in some_ways(draw, c, kind, ways, tally):
                 wrong = broken(law, way, at)
                 tally.meet(law, way)
                 if wrong:
@@ -686,12 +686,12 @@ def hold(
     return tally
 
 
-def some_ways(draw: random.Random, c: Case, kind: str, count: int) -> list[Way]:
-    """By rows that fit; those oftener that fit seldom."""
+def some_ways(draw: random.Random, c: Case, kind: str, count: int, tally: Tally) -> list[Way]:
+    """By the row that fits and was met least for such a list; others at random."""
     rows = [n for n, row in ENTRIES.items() if kind in row.places and row.fits(c)]
-    seldom = [n for n in rows if n.startswith("target")] or [n for n in rows if n.startswith("C")]
-    names = [draw.choice(seldom) if seldom and draw.random() < 0.5 else draw.choice(rows) for _ in range(count)]
-    return [drawn(draw, c, kind, n) for n in names]
+    words = c.wanted.words()
+    least = min(rows, key=lambda n: min(tally.cells[n, c.flavour, word] for word in words))
+    return [drawn(draw, c, kind, n) for n in (least, *draw.choices(rows, k=count - 1))]
 
 
 def on_devices(c: Case) -> bool:

@@ -252,7 +252,7 @@ LENT = {
     "fits": own_shape,
     "places": ("host",),
     "holds": ("kept",),
-    "words": ("shape", "dtype", "scale", "out", "writable", "stats"),
+    "words": ("shape", "dtype", "scale", "stats"),
     "flavours": ("dense", "expanded"),
 }
 IN_A_PASS = {

@@ -24,7 +24,7 @@ import numpy as np
 from fanin._interop.protocols import DType
 from fanin.slots import Slot
 from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
-from reference.numbers import Array, Entries, accumulation, kind, rounded, scaled
+from reference.numbers import LOW, Array, Entries, accumulation, kind, rounded, scaled
 
 # ---------------------------------------------------------------- 1. A sum as it comes back
 
@@ -210,11 +210,15 @@ def one_kind(entries: list[Entries]) -> bool:
 
 
 def converted(g: Gradient, dtype: DType) -> Array | Entries:
-    """In the sum's dtype; what was summed to a shape in that which its sum has (D7), Python's numbers as they are."""
-    if g.scalar == "python":
+    """In the sum's dtype, but for a Python float, and a low float that was summed to a shape (D7): these are as they
+    are.
+    """
+    if g.scalar == "python" and kind(g.array.dtype) in "fc":
         return g.array
     reduced = isinstance(g.value, np.ndarray) and shape_of(g) != g.shape
-    return rounded(g.array, accumulation(dtype, None)) if reduced else g.cast(dtype)
+    if reduced and g.type in LOW:
+        return rounded(g.array, accumulation(dtype, None))
+    return g.cast(dtype)
 
 
 def shape_of(g: Gradient) -> tuple[int, ...]:
