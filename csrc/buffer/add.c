@@ -75,16 +75,20 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
         sum = s->spec->dtype;
     } else {
+        fan_dtype accumulate = s->spec->accumulate;
+        if (fan_accum_dtype(v->dtype, accumulate) == FAN_DT_NONE)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
+                               fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
+                               fan_dtype_name(v->dtype));
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_DT_NONE)
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
                                "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
                                fan_dtype_name(v->dtype));
-        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
-                               fan_dtype_name(sum));
+        /* What holds each contribution's dtype holds their promotion. */
+        assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     }
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
     out->weak_int = fan_value_weak_int(v);

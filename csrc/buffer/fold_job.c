@@ -8,7 +8,7 @@
 
 #include <stdio.h>
 
-/* `accumulate=` was checked at each add to be wide enough for the whole sum, so it is wide enough for every prefix. */
+/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;

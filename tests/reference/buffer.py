@@ -386,11 +386,8 @@ class Sum:
             return value.like(g.source, g.shape)
         if all(g.scalar for g in self.main):
             return value.item() if all(g.scalar == "python" for g in self.main) else value[()]
-        if expanded(value) and not own:
-            return np.broadcast_to(np.array(compact(value, expanded(value))), value.shape)
-        fresh = np.empty_like(next(g.array for g in self.main if g.form == "dense"), value.dtype)  # D16
-        fresh[...] = value
-        return fresh
+        dense = next(g.array for g in self.main if g.form == "dense")
+        return laid_out(value, dense, set() if own else expanded(value))
 
     def place(self) -> Array | None:
         """The memory of a donated first gradient, where it is reusable: the sum is written there."""
@@ -403,6 +400,14 @@ class Sum:
         fits = fits and g.array.dtype == array_in(self.value).dtype == self.dtype
         shared = any(np.shares_memory(x, y) for o in others for x in o.memory for y in g.memory)  # D43
         return g.array if fits and not shared else None
+
+
+def laid_out(value: Array, first: Array, axes: set[int]) -> Array:
+    """D16: value in fresh memory, with the axis order of `first`; expanded along `axes` (A13)."""
+    base, like = compact(value, axes), compact(first, axes)
+    fresh = np.empty_like(like, value.dtype, order="C" if expanded(like) else "K")
+    fresh[...] = base
+    return np.broadcast_to(fresh, value.shape) if axes else fresh
 
 
 def before_objects(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -508,7 +513,8 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             if g.type and not self.create_graph:
-                accumulation(promotion(me.types() | {g.type}), declared.accumulate)
+                accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
+                promotion(me.types() | {g.type})
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None
