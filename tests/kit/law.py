@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,7 @@ class Law:
         """Whether contributions i and j are one object."""
         return j is not None and self.numbers[i] is self.numbers[j]
 
+    @cached_property
     def snapshot(self) -> whole.Expected | None:
         """Of the sum without the options of a take; None if that has none."""
         try:
@@ -337,7 +339,7 @@ def broken(law: Law, way: Way, place: Place | None = None) -> list[str]:
     expected = law.expected
     wrong += differences(law, way, expected, found.result, found)
     if found.seen:
-        last = law.snapshot()
+        last = law.snapshot
         if last is not None:
             wrong += [f"the last snapshot: {x}" for x in snapshot_differs(last, found.seen[-1], way)]
     if found.stats is not None or (law.case.wanted.stats and way.entry != "backward"):

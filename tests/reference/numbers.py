@@ -42,6 +42,8 @@ ORDER = "buifc"  # D6: casts go to the right, or stay
 
 def dtype_of(name: Any) -> DType:
     """The dtype of a name, a NumPy or a torch dtype; DTypeError for those without sums, ValueError for no dtype."""
+    if isinstance(name, str | np.dtype) and name in SUMMED:
+        return SUMMED[name]
     text = str(name).removeprefix("torch.")
     if text in LOW[1:]:
         need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
@@ -52,6 +54,11 @@ def dtype_of(name: Any) -> DType:
         raise ValueError(f"unknown dtype {name!r}") from e
     need(dtype.name in NAMES and dtype.isnative, DTypeError, f"arrays of dtype {dtype} are not summed")
     return dtype
+
+
+SUMMED: dict[Any, DType] = {}
+SUMMED |= {name: dtype_of(name) for name in NAMES}
+SUMMED |= {dtype: dtype for dtype in SUMMED.values()}
 
 
 @cache

@@ -24,7 +24,7 @@ import numpy as np
 from fanin._interop.protocols import DType
 from fanin.slots import Slot
 from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
-from reference.numbers import LOW, Array, Entries, accumulation, kind, rounded, scaled
+from reference.numbers import LOW, Array, Entries, accumulation, each, kind, rounded, scaled
 
 # ---------------------------------------------------------------- 1. A sum as it comes back
 
@@ -82,19 +82,19 @@ def expected(
         plain = value if one else value.coalesced()
         sparse = terms[same] if same is not None else plain.like(first.source, first.shape)
         figures = figures_of(merged.values, total, terms, (value.values.size,))
-        return Expected(sparse, same, dtype, figures, merged.like(first.source, first.shape))
+        return Expected(sparse, same, dtype, figures, merged=merged.like(first.source, first.shape))
     figures = figures_of(array_in(value), total, terms)
     if isinstance(total.value, Entries):
         entries = running(total)
         figures = replace(figures, count=(*figures.count, entries.values.size, entries.coalesced().values.size))
     if same is not None:
-        return Expected(terms[same], same, dtype, figures, np.asarray(terms[same]).strides)
+        return Expected(terms[same], same, dtype, figures, strides=np.asarray(terms[same]).strides)
     if out is None and all(g.scalar for g in total.main):
         python = all(g.scalar == "python" for g in total.main)
         return Expected(value.item() if python else value[()], None, dtype, figures)
     reduced = any(shape_of(g) != g.shape for g in total.main)  # whether its axes are expanded is left open
     strides = None if out is not None or reduced else np.asarray(total.result(scale, own=writable)).strides
-    return Expected(value, None, dtype, figures, strides)
+    return Expected(value, None, dtype, figures, strides=strides)
 
 
 def running(total: Sum) -> Entries:
@@ -179,7 +179,10 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
     cast = [converted(g, dtype) for g in total.main]
     shape = total.main[0].shape
     found: dict[tuple[int, ...], list[Any]] = {}
+    rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     entries = [x for x in cast if isinstance(x, Entries)]
+    if not entries:
+        return each(lambda *arrays: exact_elements(arrays, *rule), *cast)
     for x in cast:
         if isinstance(x, Entries):
             whole = x if out is None and len(entries) == len(cast) and one_kind(entries) else x.as_coo()
@@ -188,7 +191,6 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
         else:
             for index in np.ndindex(shape):
                 found.setdefault(index, []).append(x[index])
-    rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     if len(entries) < len(cast) or out is not None:
         total_array = np.zeros(shape, into)
         for index, some in found.items():
@@ -224,6 +226,13 @@ def converted(g: Gradient, dtype: DType) -> Array | Entries:
 def shape_of(g: Gradient) -> tuple[int, ...]:
     """That of the contribution as it came."""
     return tuple(getattr(g.source, "shape", ()))
+
+
+def exact_elements(arrays: Sequence[Array], into: DType, scale: Any, real_sum: bool) -> Array:
+    total = np.zeros(arrays[0].shape, into)
+    for index in np.ndindex(total.shape):
+        total[index] = exact_element([x[index] for x in arrays], into, scale, real_sum)
+    return total
 
 
 def exact_element(some: Sequence[Any], into: DType, scale: Any, real_sum: bool) -> Any:
