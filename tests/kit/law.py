@@ -23,9 +23,10 @@ from fanin import _core
 from kit import c_api
 from kit.lists import NAMESPACE, WIDE, Case, Term, array, case, compiled, helpers, smallest
 from kit.values import added_up, bits, stored
-from kit.ways import ENTRIES, Way, drawn, program, terms_of
+from kit.ways import CONDITIONS, ENTRIES, Way, drawn, program, terms_of
 from kit.world import World, world
 from reference import whole
+from reference.numbers import name_of
 
 # ---------------------------------------------------------------- 1. A list, brought in
 
@@ -249,10 +250,10 @@ def described(x: Any) -> dict[str, Any]:
         numbers = entries.parts[-1] if hasattr(entries, "parts") else entries.data
         merged = {at: bits(np.asarray(value, numbers.dtype)).hex() for at, value in added_up(entries).items()}
         order = [at for at, _ in stored(entries)]
-        found |= {"dtype": numbers.dtype.name, "shape": tuple(x.shape), "format": entries.format}
+        found |= {"dtype": name_of(numbers.dtype), "shape": tuple(x.shape), "format": entries.format}
         return found | {"bits": merged, "order": order}
     dense = numpy_of(x)
-    found |= {"dtype": np.asarray(dense).dtype.name, "shape": np.shape(dense), "bits": bits(dense).hex()}
+    found |= {"dtype": name_of(np.asarray(dense).dtype), "shape": np.shape(dense), "bits": bits(dense).hex()}
     if isinstance(dense, np.ndarray) or type(x).__name__ in ("Array", "Tensor"):
         strides = dense.strides
         if type(x).__name__ == "Tensor":
@@ -294,10 +295,16 @@ class Law:
             else:
                 self.kind = kind_of(self.expected.value, self.terms)
 
-    def named(self, kind: type[BaseException]) -> set[int]:
-        """The contributions that an error of this type may name."""
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What the sum shows on the host."""
+        assert self.expected is not None
+        return described(self.expected.value)
+
+    def named(self, kind: type[BaseException], places: Iterable[int]) -> bool:
+        """Whether an error of this type may name a contribution at one of these places."""
         with np.errstate(all="ignore"):
-            return whole.refusals(self.numbers, self.slot, kind)
+            return whole.refused(self.numbers, self.slot, kind, places)
 
     def again(self, i: int, j: int | None) -> bool:
         """Whether contributions i and j are one object."""
@@ -306,6 +313,9 @@ class Law:
     @cached_property
     def snapshot(self) -> whole.Expected | None:
         """Of the sum without the options of a take; None if that has none."""
+        w = self.case.wanted
+        if self.expected is not None and w.scale is None and w.out is None and not w.writable:
+            return self.expected
         try:
             with np.errstate(all="ignore"):
                 return whole.expected(self.numbers, self.slot)
@@ -372,22 +382,18 @@ def error_differs(law: Law, way: Way, e: BaseException) -> list[str]:
         return [f"expected {shown(law.expected.value)}, got {what}"]
     key = getattr(e, "key", None)
     named = key is not None and way.keys is not None and way.entry != "backward"
-    last = getattr(law.error, "place", None)
-    if type(e) is type(law.error) and named and last is not None and way.keys and way.keys[last] == key:
-        named = False  # the one that is refused in the order of keys
-    places = law.named(type(e)) if named or type(e) is not type(law.error) else set()
-    if type(e) is not type(law.error) and not places:
+    places = [i for i, k in enumerate(way.keys or ()) if k == key] if named else range(len(law.terms))
+    in_order = places == [getattr(law.error, "place", None)]  # the one that is refused in the order of keys
+    allowed = type(e) is type(law.error) and (in_order or not named)
+    if not allowed and not law.named(type(e), places):
+        if type(e) is type(law.error):
+            return [f"the error names key {key}, which is not the one that cannot be added: {what}"]
         return [f"expected {law.error!r}, got {what}"]
-    if named and way.keys is not None and not any(way.keys[i] == key for i in places):
-        return [f"the error names key {key}, which is not the one that cannot be added: {what}"]
     slot = getattr(e, "slot", None)
-    if (
-        slot is not None
-        and way.entry not in ("backward", "add_n", "add_n, keys")
-        and slot != way.slot
-        and key is not None
-    ):
-        return [f"the error names slot {slot} in the place of {way.slot}: {what}"]
+    in_buffer = not ENTRIES[way.entry].whole
+    by_an_add = way.keys is not None and hasattr(law.error, "place")
+    if in_buffer and (slot != way.slot or (by_an_add and key is None)):
+        return [f"the error names slot {slot}, key {key} in the place of slot {way.slot}: {what}"]
     return []
 
 
@@ -407,7 +413,8 @@ def shown(x: Any) -> str:
 
 def differences(law: Law, way: Way, expected: whole.Expected, result: Any, found: Outcome) -> list[str]:
     wrong = []
-    mine, theirs = described(at_place(expected, way)), described(result)
+    mine = dict(law.described) if way.place == "host" else described(at_place(expected, way))
+    theirs = described(result)
     alone = len([x for x in law.terms if x.kind not in ("none", "zero")]) == 1
     row = ENTRIES[way.entry]
     if way.place != "host":
@@ -640,7 +647,7 @@ def hold(
     entered: Any = None
     try:
         for n in lists:
-            if kind != "host" and (at is None or n % 100 == 0):
+            if kind != "host" and (at is None or n % 500 == 0):
                 if entered is not None:
                     entered.__exit__(None, None, None)
                 entered = place(kind)
@@ -670,7 +677,8 @@ def hold(
 
 def some_ways(draw: random.Random, c: Case, kind: str, count: int, tally: Tally) -> list[Way]:
     """By the row that fits and was met least for such a list; others at random."""
-    rows = [n for n, row in ENTRIES.items() if kind in row.places and row.fits(c)]
+    fits = {f: f(c) for f in CONDITIONS}
+    rows = [n for n, row in ENTRIES.items() if kind in row.places and fits[row.fits]]
     words = c.wanted.words()
     least = min(rows, key=lambda n: min(tally.cells[n, c.flavour, word] for word in words))
     return [drawn(draw, c, kind, n) for n in (least, *draw.choices(rows, k=count - 1))]

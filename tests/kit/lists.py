@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 NAMES = [d.name for d in DTYPES]
+FLOAT_NAMES = [d.name for d in FLOATS]
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 WIDE = 3000  # places along the long axes of expanded gradients
 
@@ -261,7 +262,7 @@ class Case:
         return next((x.shape for x in self.terms if x.kind not in ("none", "object", "again")), ())
 
 
-@lru_cache(5000)
+@lru_cache(30_000)
 def compiled(text: str) -> Any:
     return compile(text, "<way>", "exec")
 
@@ -456,7 +457,7 @@ def case(draw: random.Random, families: tuple[str, ...] = ("numpy",), flavours: 
     flavour = draw.choice(
         [f for f, (often, _) in FLAVOURS.items() for _ in range(often) if f in (flavours or FLAVOURS)]
     )
-    pool = draw.choice([NAMES, NAMES, [d.name for d in FLOATS], ["float32"], ["float64"], ["float16", "float32"]])
+    pool = draw.choice([NAMES, NAMES, FLOAT_NAMES, ["float32"], ["float64"], ["float16", "float32"]])
     dtypes = draw.sample(pool, min(len(pool), draw.choice([1, 1, 2, 3])))
     shape: Shape = () if flavour == "scalars" else draw.choice([s for s in SHAPES if s])
     if flavour == "expanded" and draw.random() < 0.25:

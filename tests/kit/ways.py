@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -71,13 +71,17 @@ class Way:
 Lines = list[str]
 
 
+def anything(case: Case) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row: how a list enters. `lines` writes the adds, `fits` limits the lists, `whole`: it makes the result, too."""
 
     lines: Callable[[Case, Way], Lines]
     keyed: bool = False
-    fits: Callable[[Case], bool] = lambda case: True
+    fits: Callable[[Case], bool] = anything
     whole: bool = False
     words: tuple[str, ...] = WORDS  # what can be wanted of it, and
     flavours: tuple[str, ...] = tuple(FLAVOURS)  # of which lists: each such cell must be met
@@ -135,7 +139,7 @@ def add_in_two(case: Case, way: Way) -> Lines:
     lines = []
     for order in (way.order[:half], way.order[half:]):
         if order:
-            lines += add_many(case, Way(**{**way.__dict__, "order": order}))
+            lines += add_many(case, replace(way, order=order))
     return lines
 
 
@@ -283,6 +287,10 @@ ENTRIES: dict[str, Entry] = {
     "C many, keys": Entry(c_many, keyed=True, **IN_C),
     "C handle, keys": Entry(c_handle, keyed=True, **HANDLE),
 }
+
+
+#: What a list must have for a row.
+CONDITIONS = {row.fits for row in ENTRIES.values()}
 
 
 def cells(place: str) -> set[tuple[str, str, str]]:

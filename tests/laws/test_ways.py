@@ -79,7 +79,7 @@ def test_a_planted_fault_of_a_way_is_found(fault: str) -> None:
     hooks.fault(fault)
     try:
         with pytest.raises(AssertionError, match=f"seed {SEED}, list"):
-            law.hold(SEED, range(3_000), place, flavours=flavours, shrink=False)
+            law.hold(SEED, range(2_000), place, ways=2, flavours=flavours, shrink=False)
     finally:
         hooks.fault(None)
 
@@ -92,14 +92,14 @@ def test_the_short_road_and_the_general_one_count_say_and_raise_the_same() -> No
     """
     print(f"seed {SEED}")
     outcomes: Counter[str] = Counter()
-    for n in range(800):
+    for n in range(500):
         draw = random.Random(f"{SEED} {n}")
         c = case(draw, flavours=("dense", "scalars", "wrong"))
         way = drawn(draw, c, "host", draw.choice(["add", "add, keys", "add_many", "add_many, keys"]))
         wrong = law.roads_differ(c, way)
         assert not wrong, f"seed {SEED}, list {n}: {way}: {wrong}\n{law.script(c, way)}"
         outcomes[type(law.run(c, way).error).__name__] += 1
-    assert outcomes["NoneType"] > 300 and outcomes["ValueError"] > 30, outcomes
+    assert outcomes["NoneType"] > 200 and outcomes["ValueError"] > 20, outcomes
 
 
 @pytest.mark.slow
@@ -132,18 +132,18 @@ def test_a_list_that_fails_is_made_smaller() -> None:
         return sum(x.dtype == "float64" and x.kind == "dense" for x in c.terms) >= 2
 
     tried = 0
-    for n in range(2000):
+    for n in range(1000):
         c = case(random.Random(f"{SEED} {n}"))
         if fails(c):
             small = law.smallest(c, fails)
             assert len(small.terms) == 2, small
             assert not any(fails(less) for less in smaller(small))
             tried += 1
-    assert tried > 50
+    assert tried > 25
 
 
 def test_a_dropped_contribution_leaves_the_list_whole() -> None:
-    for n in range(1000):
+    for n in range(300):
         c = case(random.Random(f"{SEED} {n}"))
         for k in range(len(c.terms)):
             less = dropped(c, k)

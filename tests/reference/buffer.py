@@ -201,7 +201,7 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
     cast = ORDER.index(kind(old)) <= ORDER.index(kind(new))
     if isinstance(g.source, int) and g.type == "int" and kind(new) in "ui":
         cast = np.iinfo(new).min <= g.source <= np.iinfo(new).max
-    need(cast, ValueError, f"expected dtype {new.name}, got {g.type} {g.source if g.scalar else ''}")
+    need(cast, ValueError, f"expected dtype {name_of(new)}, got {g.type} {g.source if g.scalar else ''}")
     if shape is not None and g.shape != shape:
         fits = slot.shape is not None and len(shape) <= len(g.shape)
         fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], g.shape[::-1], strict=False))

@@ -13,10 +13,9 @@ fractions, rounded once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -288,21 +287,25 @@ def not_finite(g: Gradient, merged: bool) -> bool:
 # ---------------------------------------------------------------- 4. Errors
 
 
-def refusals(terms: Sequence[Any], slot: Slot, kind: type[BaseException]) -> set[int]:
-    """The places of the contributions that an error of this type may name: those that are refused alone or beside one
-    other. Which of two comes last is the way's own affair.
+def refused(terms: Sequence[Any], slot: Slot, kind: type[BaseException], named: Iterable[int]) -> bool:
+    """Whether an error of this type may name one of the contributions at these places: one that is refused alone or
+    beside one other. Which of two comes last is the way's own affair.
     """
-    found: set[int] = set()
-    for chosen in subsets(len(terms)):
+    for chosen in beside(len(terms), named):
         try:
             total_of([terms[i] for i in chosen], slot, None, None)
         except Exception as e:
-            found |= set(chosen) if type(e) is kind else set()
-    return found
+            if type(e) is kind:
+                return True
+    return False
 
 
-def subsets(n: int) -> Iterable[tuple[int, ...]]:
-    yield from ((i,) for i in range(n))
-    for i, j in combinations(range(n), 2):
-        yield i, j
-        yield j, i
+def beside(n: int, places: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Each place alone, and with each other one, in both orders."""
+    some = list(places)
+    yield from ((i,) for i in some)
+    for i in some:
+        for j in range(n):
+            if i != j:
+                yield i, j
+                yield j, i
