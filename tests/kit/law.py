@@ -26,7 +26,7 @@ from kit.values import added_up, bits, stored
 from kit.ways import CONDITIONS, ENTRIES, Way, drawn, program, terms_of
 from kit.world import World, world
 from reference import whole
-from reference.numbers import name_of
+from reference.numbers import compact, expanded, name_of
 
 # ---------------------------------------------------------------- 1. A list, brought in
 
@@ -180,10 +180,12 @@ class Place:
         return fanin.Sparse(format, tuple(self.made(np.asarray(a), stream) for a in arrays), shape)
 
     def made(self, x: Any, stream: Any) -> Any:
-        there = self.world.array(x)
+        axes = expanded(x)
+        base = compact(x, axes)
+        there = self.world.array(base)
         if stream is not None and x.size:
-            self.world.launch(stream, lambda view: np.copyto(view, x), writes=[there])
-        return there
+            self.world.launch(stream, lambda view: np.copyto(view, base), writes=[there])
+        return there.broadcast_to(x.shape) if axes else there
 
 
 def sparse_parts(x: Any) -> Any:
@@ -255,7 +257,7 @@ def described(x: Any) -> dict[str, Any]:
     dense = numpy_of(x)
     found |= {"dtype": name_of(np.asarray(dense).dtype), "shape": np.shape(dense), "bits": bits(dense).hex()}
     if isinstance(dense, np.ndarray) or type(x).__name__ in ("Array", "Tensor"):
-        strides = dense.strides
+        strides = x.strides if isinstance(x, _core.Array) else dense.strides
         if type(x).__name__ == "Tensor":
             strides = tuple(n * x.itemsize for n in x.stride())
         found["strides"] = steps(np.shape(dense), strides)
@@ -440,6 +442,7 @@ def differences(law: Law, way: Way, expected: whole.Expected, result: Any, found
     if wrong:
         return [*wrong, f"expected {shown(expected.value)}, got {shown(result)}"]
     wrong += memory_differs(law, way, expected, theirs, found)
+    wrong += strides_differ(law, way, expected, theirs)
     if stays_expanded(law.case, way) and found.bytes_written >= WIDE // 2:
         most = f"fewer than {WIDE // 2}, as expanded axes are not written out"
         wrong.append(f"bytes written: expected {most}, got {found.bytes_written}")
@@ -486,15 +489,21 @@ def memory_differs(law: Law, way: Way, expected: whole.Expected, theirs: dict[st
         wrong.append(f"same: expected an object of its own, got contribution {found.same} itself")
     if found.shared and found.same is None and "order" not in theirs:
         wrong.append(f"memory: the result is in that of contribution {found.shared[0]}, which other code holds")
-    if "strides" in theirs and one is None and not w.out and expected.strides is not None:
-        mine = steps(theirs["shape"], expected.strides)
-        copies = way.hold == "copied" or not row.same
-        whole_copy = copies and len(theirs["strides"]) == sum(n > 1 for n in theirs["shape"])
-        if mine != theirs["strides"] and not (0 in mine and whole_copy):
-            wrong.append(f"strides: expected {mine}, got {theirs['strides']}")
     if w.writable and theirs.get("writable") is False:
         wrong.append("writable: expected memory that can be written")
     return wrong
+
+
+def strides_differ(law: Law, way: Way, expected: whole.Expected, theirs: dict[str, Any]) -> list[str]:
+    """A13, D16: a sum's own memory has the axes of the first array, and none where all merely repeat themselves."""
+    python = ENTRIES[way.entry].python and not way.entry.startswith("target")
+    own = python and way.hold in ("kept", "copied") and not law.case.wanted.out
+    if not own or "strides" not in theirs or expected.same is not None or expected.strides is None:
+        return []
+    mine = steps(theirs["shape"], expected.strides)
+    if 0 in mine and ENTRIES[way.entry].written:
+        mine = steps(theirs["shape"], np.empty(theirs["shape"], theirs["dtype"]).strides)
+    return [] if mine == theirs["strides"] else [f"strides: expected {mine}, got {theirs['strides']}"]
 
 
 def at_place(expected: whole.Expected, way: Way) -> Any:

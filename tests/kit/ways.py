@@ -86,6 +86,7 @@ class Entry:
     words: tuple[str, ...] = WORDS  # what can be wanted of it, and
     flavours: tuple[str, ...] = tuple(FLAVOURS)  # of which lists: each such cell must be met
     same: bool = True  # one contribution comes back as itself
+    written: bool = False  # its sum can be written, so that no element is that of another
     python: bool = True  # it gives the very objects in and out, and takes every option of the buffer
     places: tuple[str, ...] = PLACES
     holds: tuple[str, ...] = tuple(HOLDS)
@@ -251,6 +252,7 @@ SUMMED = {
     "holds": ("kept", "alone"),
     "words": ("nothing", "exact", "wider", "scale", "out", "stats"),
     "same": False,
+    "written": True,
 }
 LENT = {
     "fits": own_shape,

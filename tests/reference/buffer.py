@@ -37,6 +37,7 @@ from reference.numbers import (
     accumulation,
     compact,
     dtype_of,
+    each,
     entries_of,
     entries_to,
     expanded,
@@ -179,9 +180,10 @@ def read(x: Any, anything: bool = False) -> Gradient:
     return Gradient(x, "object", value=x)
 
 
-def copy_of(x: Any) -> Any:
+def copy_of(x: Any, whole: bool = False) -> Any:
+    """Memory of our own, without what an expanded array merely repeats, unless it is to be `whole`."""
     if isinstance(x, np.ndarray):
-        return np.array(x, subok=False)
+        return np.array(x, order="C" if expanded(x) else "K", subok=False) if whole else each(np.array, x)
     if hasattr(x, "parts"):
         return type(x)(x.format, tuple(map(np.array, x.parts)), x.shape)
     if hasattr(x, "tocoo"):
@@ -378,7 +380,7 @@ class Sum:
         self.check(scale)
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
         if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
-            return copy_of(g.source) if own and not self.recording else g.source  # A14
+            return copy_of(g.source, whole=True) if own and not self.recording else g.source  # A14
         if isinstance(g.source, Zero):
             return type(g.source)(g.shape, dtype)
         value = self.finished(scale)
