@@ -123,7 +123,10 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
 
 uint64_t fan_fold_expanded(const fan_fold *f)
 {
-    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    bool some = f->n || f->state;
+    uint64_t axes = some ? ~UINT64_C(0) : 0;
+    if (f->state)
+        axes = f->state->expanded;
     for (size_t i = 0; i < f->n; i++)
         axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
     return axes;

@@ -93,7 +93,7 @@ const fan_scale *fan_fold_scale(const fan_fold *f);
  * came, symbolic zeros after the last term too (A2, D3), and wide enough for the scale (D10). */
 fan_dtype fan_fold_last(const fan_fold *f);
 
-/* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
+/* fan_fold_expanded: axes along which every term, and the exact state, is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
 /* What writes into the memory of a term. */

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
+
+import fanin
+from kit.values import bits
 
 BUDGETS = [0, 20, None, 10**9]
 ROW = np.broadcast_to(np.ones((1, 3)), (2, 3))
@@ -45,3 +47,110 @@ def test_the_strides_of_a_sum_are_those_of_the_first_whatever_the_budget(n: int)
             assert set(found.values()) == {expected(terms, writable)}, (names, writable, found)
             met |= set(found.values())
     assert met == {(24, 8), (8, 16), (0, 8), (8, 0), (0, 0)}
+
+
+@pytest.mark.rule("A11", "A13")
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_strides_of_an_exact_sum_are_those_of_the_first_whatever_the_budget(n: int) -> None:
+    met = set()
+    for names in itertools.product(TERMS, repeat=n):
+        terms = [TERMS[name] for name in names]
+        for writable in (False, True):
+            found = {budget: layout(terms, budget, writable=writable, accumulate="exact") for budget in BUDGETS}
+            assert set(found.values()) == {expected(terms, writable)}, (names, writable, found)
+            met |= set(found.values())
+    assert met == {(24, 8), (8, 16), (0, 8), (8, 0), (0, 0)}
+
+
+@pytest.mark.rule("A11", "A13")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_an_exact_sum_of_gradients_expanded_along_the_same_axes_sums_each_number_once(budget: Any) -> None:
+    buf = fanin.InputBuffer(1, budget=budget, accumulate="exact", stats=True)
+    x = np.broadcast_to(np.array([[1], [2]], "f2"), (2, 1 << 12))
+    for _ in range(3):
+        buf.add(0, x)
+    total = buf.take()[0]
+    assert total.strides == (2, 0) and total[:, 7].tolist() == [3, 6]
+    assert buf.counters["bytes_written"] == 4
+    assert (buf.stats(0).absmax, buf.stats(0).sumsq) == (6, 45 << 12)
+
+
+def exact_sum(terms: list[Any], budget: Any, **take: Any) -> tuple[Any, Any, int]:
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="exact")], budget=budget, stats=True)
+    for k, x in enumerate(terms):
+        buf.add(0, x, key=k)
+    folds = buf.counters["folds"]
+    return buf.take(**take)[0], buf.stats(0).first_bad_key, folds
+
+
+@pytest.mark.rule("A11", "A13")
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "f2"])
+def test_a_budget_changes_no_exact_sum_of_expanded_gradients(dtype: str) -> None:
+    seed = 1
+    r = np.random.default_rng(seed)
+    expanded = folded = bad = 0
+    for example in range(60):
+        shape = tuple(int(x) for x in r.integers(1, 24, r.integers(1, 4)))
+        terms = []
+        widths = int(r.choice([3, 40, 250]))
+        usual = r.random(len(shape)) < 0.5
+        for _ in range(r.integers(2, 7)):
+            axes = usual if r.random() < 0.7 else r.random(len(shape)) < 0.5
+            small = [1 if cut else n for cut, n in zip(axes, shape, strict=True)]
+            with np.errstate(all="ignore"):
+                x = np.ldexp(r.standard_normal(small), r.integers(-widths, widths, small))
+                x[r.random(small) < 0.1] = -0.0
+                x[r.random(small) < 0.02] = r.choice([np.inf, -np.inf, np.nan])
+                x = x * (1 + 2j) if dtype == "c16" and example % 2 else x
+                terms.append(np.broadcast_to(x.astype(dtype), shape))
+        take = {"scale": 3.0} if example % 5 == 0 else {}
+        whole, first, _ = exact_sum([np.array(x) for x in terms], 10**9, **take)
+        for budget in (0, 64, 10**9):
+            total, key, folds = exact_sum(terms, budget, **take)
+            assert bits(total) == bits(whole), (seed, example, budget)
+            assert key == first, (seed, example, budget)
+            folded += folds > 0
+            expanded += 0 in total.strides
+        bad += first is not None
+    assert min(folded, expanded, bad) > 10, (folded, expanded, bad)
+
+
+@pytest.mark.rule("A11", "A13")
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_exact_sum_that_is_expanded_no_more_keeps_each_number(dtype: str, axis: int) -> None:
+    """Numbers of all exponents, inf, NaN and -0.0 in blocks of their own."""
+    n = 900
+    seed = 3
+    r = np.random.default_rng(seed)
+    exponents = np.repeat([0, -10, 3, 60, -90, 14, 0, -14, 0], 100)
+    for special in (1.0, np.inf, np.nan):
+        for spread in (1, 0):
+            x = np.ldexp(r.standard_normal(n), exponents * spread)
+            x[::7] = -0.0
+            x[850] *= special
+            with np.errstate(all="ignore"):
+                row = np.expand_dims(x.astype(dtype), axis)
+            shape = (3, n) if axis == 0 else (n, 3)
+            terms = [np.broadcast_to(row, shape)] * 4 + [np.full(shape, -0.0, dtype)] * 9
+            whole, _, none = exact_sum([np.array(x) for x in terms], 10**9)
+            total, _, folds = exact_sum(terms, 0)
+            assert (none, folds > 0) == (0, True)
+            assert bits(total) == bits(whole), (seed, special, spread)
+
+
+@pytest.mark.rule("A11")
+def test_a_contribution_summed_to_the_shape_does_not_change_how_others_are_converted() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    low = ml_dtypes.float8_e4m3fn
+    for hundred in (
+        np.full(2, 100, "u8"),
+        np.full((1, 2), 100, "i8"),
+        fanin.Sparse("coo", (np.array([[0, 1]]), np.full(2, 100)), (2,)),
+    ):
+        for zeros in ([], [np.zeros((3, 2), low)]):
+            buf = fanin.InputBuffer([fanin.Slot(shape=(2,))], accumulate="exact")
+            for x in (hundred, *zeros, np.ones(2, low)):
+                buf.add(0, x)
+            total = buf.take()[0]
+            assert total.dtype == low and total.astype(float).tolist() == [96, 96]
