@@ -91,9 +91,9 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     }
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
-    out->weak_int = fan_value_weak_int(v);
-    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->weak_int, sum))
-        return fan_slot_fail_int(b, slot, c->key, out->weak_int, sum, err);
+    out->number = fan_value_number(v);
+    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->number, sum))
+        return fan_slot_fail_int(b, slot, c->key, out->number, sum, err);
     if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
@@ -330,7 +330,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         it->key = c->key;
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
             it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-        it->weak_int = a->weak_int;
+        it->number = a->number;
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
         it->producer = fan_stream_hold(a->producer);
         it->owned = it->exposed = c->summed;

@@ -70,7 +70,7 @@ static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
 {
     int64_t number = 0;
     if (one->general)
-        return one->item->weak_int;
+        return one->item->number;
     if (k->weak && k->dtype == FAN_DT_INT64)
         memcpy(&number, fan_entry_data(k, one), sizeof number);
     return number;
@@ -106,7 +106,7 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
         }
         if (next || v->form == FAN_FORM_ZERO)
             continue;
-        bool counts = one->general ? fan_int_run_add(&run, v)
+        bool counts = one->general ? fan_int_run_add(&run, v, one->item->number)
                                    : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
         next = counts ? NULL : v;
     }

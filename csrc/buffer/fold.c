@@ -81,7 +81,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
             t.owned = it->owned;
             t.exposed = it->exposed;
             t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
-            t.weak_int = it->weak_int;
+            t.number = it->number;
             FAN_TRY(
                 fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
             /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
@@ -106,7 +106,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.v = v;
         t.exposed = t.owned && (kept || one->exposed);
         t.own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
-        t.weak_int = t.is_value && s->list->summed > 1 ? 0 : fan_value_weak_int(v);
+        t.number = fan_value_number(v);
     }
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
@@ -117,6 +117,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     }
     if (sum)
         t.own = FAN_DT_NONE;
+    t.weak_int = sum && s->list->summed > 1 ? 0 : t.number;
     t.seen = sum ? s->p->value_seen : f->seen;
     f->terms[f->n++] = t;
     fan_like *like = &gathered->like;
@@ -587,6 +588,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
         old = p->sum_stats;
         *gathered->sum = (fan_item){.value = f->result,
+                                    .number = f->int_sum,
                                     .producer = f->ready,
                                     .event = f->ready_event,
                                     .donated = f->donated,
@@ -607,7 +609,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
          * an item. */
         const fan_term *t = &f->terms[0];
         *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
-                                    .weak_int = t->weak_int,
+                                    .number = t->number,
                                     .donated = t->donated,
                                     .owned = t->owned,
                                     .exposed = t->exposed,
