@@ -322,8 +322,7 @@ class Drawing:
 
     def outer(self) -> Shape:
         """The shape of a contribution: the sum's, or one that is summed to it."""
-        mixed = self.wanted.accumulate == "exact" and len(self.dtypes) > 1  # what is summed to a shape stays wider
-        if self.wanted.shape is None or mixed or self.draw.random() < 0.6:
+        if self.wanted.shape is None or self.draw.random() < 0.6:
             return self.shape
         most = WIDE if self.flavour == "expanded" else 3
         wider = tuple(self.draw.choice([1, most]) if n == 1 else n for n in self.shape)
