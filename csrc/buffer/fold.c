@@ -61,6 +61,14 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     return FAN_OK;
 }
 
+/* D15: the kind of a sum that has one term more. */
+static void fold_like(fan_like *like, const fan_term *t)
+{
+    bool lower_key = t->key >= 0 && t->key < like->key;
+    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t->v->rank < like->rank || (t->v->rank == like->rank && lower_key))
+        *like = (fan_like){.some = true, .origin = t->v->origin, .rank = t->v->rank, .key = t->key};
+}
+
 /* The i-th entry becomes a term, if it adds anything. */
 static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *err)
 {
@@ -120,10 +128,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     t.weak_int = sum && s->list->summed > 1 ? 0 : t.number;
     t.seen = sum ? s->p->value_seen : f->seen;
     f->terms[f->n++] = t;
-    fan_like *like = &gathered->like;
-    bool lower_key = t.key >= 0 && t.key < like->key;
-    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
-        *like = (fan_like){.some = true, .origin = t.v->origin, .rank = t.v->rank, .key = t.key};
+    fold_like(&gathered->like, &t);
     return FAN_OK;
 }
 
@@ -349,9 +354,13 @@ static fan_status fold_body(fan_fold *f, fan_error *err);
 /* D14: *sum becomes the sum of the terms before the first object, made as usual. */
 static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum, fan_error *err)
 {
+    const fan_term *t = &f->terms[0];
+    bool summed = t->is_value && fan_fold_slot(f)->list->summed > 1;
+    bool loose = summed && t->v->form == FAN_FORM_SPARSE && !t->v->sparse->coalesced; /* D12 */
     /* An object brings no dtype, so its `seen` is that of all before it. */
-    if (first == 0 || (first == 1 && f->terms[0].v->dtype == fan_dtype_set_promote(f->terms[1].seen)))
-        return fan_value_copy(f->b->frontend, f->terms[0].v, sum, err);
+    bool rounded = first == 1 && t->v->dtype == fan_dtype_set_promote(f->terms[1].seen);
+    if (first == 0 || (rounded && !loose))
+        return fan_value_copy(f->b->frontend, t->v, sum, err);
     fan_fold sub = *f;
     sub.n = first;
     sub.seen = f->terms[first].seen;
@@ -364,6 +373,10 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     fan_status status = fold_body(&sub, err);
     f->rules |= sub.rules;
     *sum = sub.result;
+    fan_like like = {.some = false};
+    for (size_t i = 0; i < first; i++)
+        fold_like(&like, &f->terms[i]);
+    fan_value_set_origin(f->b->frontend, sum, like.origin, like.rank);
     return status;
 }
 

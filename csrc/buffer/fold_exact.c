@@ -177,11 +177,9 @@ static fan_status exact_add(fan_fold *f, fan_window *sum, fan_array *const *numb
 static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_error *err)
 {
     for (*found = 0; *found < f->n; ++*found) {
-        const fan_term *t = &f->terms[*found];
-        fan_stats of;
-        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-        FAN_TRY(fan_fold_stats_of(f, t->v, &of, err));
-        if (of.nonfinite)
+        bool finite;
+        FAN_TRY(fan_fold_term_is_finite(f, &f->terms[*found], &finite, err));
+        if (!finite)
             return FAN_OK;
     }
     return FAN_OK;
