@@ -360,8 +360,6 @@ class Drawing:
         family = draw.choice(["fanin", "fanin", *(["scipy array", "scipy matrix"] if len(shape) == 2 else [])])
         if "torch" in self.families and draw.random() < 0.5:
             family = "torch"
-        if self.flavour == "objects":
-            family = "fanin"  # the text of an object's sum names the class beside it
         if format in ("bsr", "bsc"):
             block = tuple(draw.choice([k for k in (1, 2) if n % k == 0 and n]) if n else 1 for n in shape)
         elif format == "coo" and len(shape) > 1 and family in ("fanin", "torch") and draw.random() < 0.4:
