@@ -299,7 +299,8 @@ def few(draw: random.Random, dtype: str, count: int) -> tuple[Any, ...]:
     d = np.dtype(dtype)
     some: list[Any] = [True, False] if d.kind == "b" else [1, 2, 3, 100, 120, 127] if d.kind in "ui" else []
     if not some:
-        made = np.array([draw.choice([1.0, 3.0, 0.1, 1 / 3, 200.0, 2049.0, 60000.0]) for _ in range(count)])
+        reals = [1.0, 3.0, 0.1, 1 / 3, 200.0, 2049.0, 60000.0] + [1e200, 1e-200] * (d.name in ("float64", "complex128"))
+        made = np.array([draw.choice(reals) for _ in range(count)])
         with np.errstate(all="ignore"):
             made = made.astype(d)
         return tuple((made.astype(np.float64) if d in LOW else made).tolist())

@@ -36,9 +36,9 @@ class Figures:
     sumsq: float
     absmax: float
     nonfinite: int
-    #: the place in the list of the first contribution with an inf or NaN; None: there is none. Whether a sparse one has
-    #: an inf that only its own repeated indices make is left open: there are two places then
-    first_bad: set[int | None]
+    norm: float
+    #: the place in the list of the first contribution that stores an inf or NaN; None: there is none (D35)
+    first_bad: int | None
 
 
 @dataclass(frozen=True)
@@ -262,15 +262,13 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
     dense = np.asarray(value)
     size = np.abs(dense.astype(np.complex128 if dense.dtype.kind == "c" else np.float64)).reshape(-1)
     finite = size[np.isfinite(size)]
+    absmax, nonfinite = float(max(finite, default=0)), len(size) - len(finite)
     with np.errstate(all="ignore"):
-        squares = math.fsum(x * x for x in map(float, finite)) if (finite < 1e150).all() else math.inf
-    nonfinite = len(size) - len(finite)
-    bad = {place_of(first_bad(total, merged), terms) if nonfinite else None for merged in (False, True)}
-    return Figures((dense.size, *stored), squares, float(max(finite, default=0)), nonfinite, bad)
-
-
-def first_bad(total: Sum, merged: bool) -> object:
-    return next((g.source for g in total.main if not_finite(g, merged)), None)
+        squares = math.fsum(x * x for x in map(float, finite)) if absmax < 1e150 else math.inf
+    norm = math.hypot(*map(float, finite))
+    one = len(total.main) == 1  # which is measured as the sum is
+    bad = next((g.source for g in total.main if not_finite(g, one)), None) if nonfinite else None
+    return Figures((dense.size, *stored), squares, absmax, nonfinite, norm, place_of(bad, terms))
 
 
 def not_finite(g: Gradient, merged: bool) -> bool:
