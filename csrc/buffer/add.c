@@ -470,6 +470,10 @@ static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, c
     fan_array *pointers = NULL;
     fan_array *values = NULL;
     fan_status status = FAN_OK;
+    if (FAN_FAULT(MERGED_BEFORE_CAST)) {
+        fan_sparse_operand own = {v, v->values->dtype};
+        return fan_device_sparse_merge(d, on, &own, 1, true, dtype, NULL, out, err);
+    }
     FAN_GO(convert_part(b, d, on, v->indices, v->indices->dtype, copies, &indices, err));
     if (v->pointers)
         FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
@@ -543,7 +547,10 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     fan_array *converted = NULL; /* .. as the slot wants it */
     fan_array *wide = NULL;      /* what is reduced: `near` in the shape of the gradient */
     const fan_array *whole = v->array;
-    FAN_GO(fan_array_compact(whole, fan_array_expanded(whole), &compact, err));
+    uint64_t expanded = fan_array_expanded(whole);
+    if (FAN_FAULT(EXPANDED_WRITTEN_OUT))
+        expanded = 0;
+    FAN_GO(fan_array_compact(whole, expanded, &compact, err));
     const fan_array *from = compact;
     if (to->download) {
         fan_value base = *v;
@@ -580,6 +587,8 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
     bool copies = c->copy || c->donate; /* donated memory is its owner's again once it is converted */
+    if (FAN_FAULT(COPY_KEEPS_INDICES))
+        copies = false;
     if (v->form == FAN_FORM_SPARSE && to->reduce)
         status = reduce_sparse(b, s, v, to, on, &made, err);
     else if (v->form == FAN_FORM_SPARSE)

@@ -65,7 +65,7 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
 static void fold_like(fan_like *like, const fan_term *t)
 {
     bool lower_key = t->key >= 0 && t->key < like->key;
-    if (!like->some || t->v->rank < like->rank || (t->v->rank == like->rank && lower_key))
+    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t->v->rank < like->rank || (t->v->rank == like->rank && lower_key))
         *like = (fan_like){.some = true, .origin = t->v->origin, .rank = t->v->rank, .key = t->key};
 }
 
@@ -169,7 +169,7 @@ static void fold_fit_ints(fan_gathered *gathered)
 fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
 {
     const fan_fold *f = &gathered->fold;
-    if (!gathered->unfit)
+    if (!gathered->unfit || FAN_FAULT(INT_WRAPS))
         return FAN_OK;
     size_t n = 0;
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)

@@ -25,7 +25,10 @@ const fan_scale *fan_fold_scale(const fan_fold *f)
 
 fan_dtype fan_fold_last(const fan_fold *f)
 {
-    fan_dtype d = fan_fold_accumulated(f, f->seen);
+    fan_dtype_set seen = f->seen;
+    if (FAN_FAULT(SCALED_BEFORE_WIDENED) && f->n)
+        seen = f->terms[f->n - 1].seen;
+    fan_dtype d = fan_fold_accumulated(f, seen);
     const fan_scale *scale = fan_fold_scale(f);
     return scale ? fan_scale_dtype(scale, d) : d;
 }

@@ -27,7 +27,7 @@ static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fa
 {
     *merged = NULL;
     *elements = stats_numbers(v);
-    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced)
+    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced || FAN_FAULT(STATS_OF_STORED))
         return FAN_OK;
     bool on_host = !v->device->backend->has_streams;
     if (on_host && fan_sparse_is_sorted(v->sparse))
