@@ -263,7 +263,7 @@ int fan_leaf_divert(leaf_object *self, void **sum)
     if (full < 0 || fan_box(sum) < 0)
         return -1;
     if (full || !same_layout(self, *sum) ||
-        PyArray_TYPE((PyArrayObject *)*sum) != PyArray_TYPE((PyArrayObject *)self->array))
+        fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)*sum)) != spec_of(self)->dtype)
         return call_with(self, fn, sum);
     int bad = PyDict_SetItem(kept, i, *sum);
     Py_CLEAR(*(PyObject **)sum);

@@ -28,7 +28,7 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
 from .sums import Into, Options, Order, Sent, Term
 
@@ -238,7 +238,7 @@ class Reducer:
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = limit_of("Reducer", timeout, self.group.timeout)
-        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
+        specs = [_declared(leaf, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0
         for i in range(len(specs) - 1, -1, -1):
@@ -946,6 +946,13 @@ def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     if not made:
         raise ValueError("Reducer: expected leaves, got none that requires a gradient (a used iterator is empty)")
     return made
+
+
+def _declared(leaf: Any, name: str) -> Leaf:
+    """The shape and dtype of a leaf's gradients: of its array, but for the dtype that `grad_dtype` gives."""
+    spec = leaf_of(leaf.array, name)
+    dtype = _core.leaf_dtype(leaf) if isinstance(leaf, _core.Leaf) else None
+    return spec if dtype is None else spec._replace(dtype=dtype)
 
 
 def clip_norm(reducer: Reducer, max_norm: float) -> float:
