@@ -1582,6 +1582,9 @@ def dtype_name(dtype: object, /) -> str | None:
 def can_cast(from_dtype: object, to_dtype: object, /) -> bool:
     """Whether a gradient is cast so (D6)."""
 
+def is_no_gradient(x: object, /) -> bool:
+    """Whether it means that there is no gradient: None, or an array of JAX's float0 (S2)."""
+
 @final
 class _Exporter:
     """An array of the core for _interop.arrays, which converts it to the caller's library."""

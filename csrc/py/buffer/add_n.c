@@ -21,7 +21,8 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *array = PyTuple_GET_ITEM(arrays, i);
+        PyObject *given = PyTuple_GET_ITEM(arrays, i);
+        PyObject *array = fan_is_no_gradient(given) ? Py_None : given;
         int64_t key = -1;
         int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
         if (added == 0)

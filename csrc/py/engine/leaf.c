@@ -436,7 +436,7 @@ static int check_grad(const leaf_object *self, PyObject *value)
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     leaf_object *self = leaf_cast(o);
-    if (value == Py_None)
+    if (value && fan_is_no_gradient(value))
         value = NULL;
     if (check_kernel(self, "sets") < 0)
         return -1;

@@ -475,7 +475,9 @@ def add_n(
         options.check("add_n", ranks.size)
         given = list(arrays)
         numbers = None if keys is None else check_keys(keys, len(given))
-        present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
+        present = [
+            (None if numbers is None else numbers[i], x) for i, x in enumerate(given) if not _core.is_no_gradient(x)
+        ]
         leaf = None
         for i, (_, x) in enumerate(present):
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
