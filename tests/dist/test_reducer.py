@@ -358,6 +358,7 @@ def test_options_that_differ_are_an_error_on_every_rank(other: Any) -> None:
 REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer([np.ones(2)], g), TypeError, "expected a fanin.Leaf"),
     (lambda g: Reducer([fanin.Leaf(like=((2,), "f4", None), accumulate=print)], g), TypeError, "like="),
+    (lambda g: Reducer([fanin.Leaf(np.ma.ones(2))], g), TypeError, "leaf of an array, got one of .*MaskedArray, which"),
     (lambda g: Reducer([], g), ValueError, "expected leaves, got none"),
     (lambda g: Reducer(leaves_of(1) * 2, g), ValueError, "each leaf once"),
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]

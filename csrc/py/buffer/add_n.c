@@ -8,12 +8,8 @@
 /* note: adds to the live exception which array it is about. */
 static void note(Py_ssize_t i)
 {
-    PyObject *e = fan_exception_take(), *done = NULL;
-    if (e)
-        done = PyObject_CallMethod(e, "add_note", "N", PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
-    if (!done)
-        PyErr_Clear();
-    Py_XDECREF(done);
+    PyObject *e = fan_exception_take();
+    fan_exception_note(e, PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
     fan_exception_put(e);
 }
 

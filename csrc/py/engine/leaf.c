@@ -3,6 +3,7 @@
 #include "py/base/args.h"
 
 #include "array/extents.h"
+#include "array/overlap.h"
 #include "base/fault.h"
 
 #include <stdio.h>
@@ -391,6 +392,18 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
     if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value))
         return fan_set_error(PyExc_ValueError,
                              "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
+    if (v->form != FAN_FORM_DENSE)
+        return 0;
+    const fan_region region = fan_region_of(v->array);
+    fan_verdict overlap = FAN_OVERLAP_DISJOINT;
+    if (FAN_CHECK(fan_overlap_itself(&region, 0, NULL, NULL, &overlap, &err)) < 0)
+        return -1;
+    if (overlap != FAN_OVERLAP_DISJOINT)
+        return fan_set_error(
+            PyExc_ValueError,
+            "%s: grad: expected an array whose elements have memory of their own, got %s that overlaps "
+            "itself: set a copy of it",
+            name, FAN_TYPE_TEXT(value));
     return 0;
 }
 

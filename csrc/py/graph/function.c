@@ -369,10 +369,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
             PyObject *raised = fan_exception_take();
             PyObject *note =
                 PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
-            PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
-            PyErr_Clear();
-            Py_XDECREF(note);
-            Py_XDECREF(done);
+            fan_exception_note(raised, note);
             fan_exception_put(raised);
         }
     }

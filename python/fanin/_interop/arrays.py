@@ -366,6 +366,20 @@ def object_of(x: object, has_combine: bool) -> Object:
     return Object(None)
 
 
+def object_text(x: object) -> str | None:
+    """What an object is that sums by its own + (A8), for messages; None of an array."""
+    if is_plain(x) or isinstance(x, _core.Array):
+        return None
+    if is_torch(x):
+        return f"{named(x)} without memory of its own"
+    is_subclass = isinstance(x, np.ndarray) or is_subclass_of_known(x)
+    if exports(x) and not is_subclass:
+        return None
+    if not isinstance(describe(x, False, True), Object):
+        return None
+    return f"{named(x)}, which sums by its own +: give np.asarray(x)"
+
+
 # ---- Sums by operators: of objects, and in a pass that records itself (A1, A8).
 
 
