@@ -380,6 +380,20 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     return status;
 }
 
+/* fold_combine_failed: the error of term t, which the frontend did not add; with its place, which the frontend has not
+ * got. */
+static fan_status fold_combine_failed(const fan_fold *f, const fan_term *t, fan_status status, fan_error *err)
+{
+    fan_place place = fan_slot_place(f->b, f->slot, t->key);
+    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
+        return fan_fail_at(err, FAN_ERR_EXTERN, 0, place, "this contribution was not added to those before it");
+    if (!err)
+        return status;
+    char reason[FAN_ERROR_TEXT];
+    memcpy(reason, err->text, sizeof reason);
+    return fan_fail_at(err, status, 0, place, "%s", reason);
+}
+
 /* *sum becomes that of itself and term t. */
 static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, fan_error *err)
 {
@@ -404,14 +418,11 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
     fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
                                                 own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
     fan_value_drop(f->b->frontend, &own);
-    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
-        return fan_fail_at(err, FAN_ERR_EXTERN, 0, fan_slot_place(f->b, f->slot, t->key),
-                           "this contribution was not added to those before it");
-    if (status == FAN_OK) {
-        fan_value_drop(f->b->frontend, sum);
-        *sum = next;
-    }
-    return status;
+    if (status != FAN_OK)
+        return fold_combine_failed(f, t, status, err);
+    fan_value_drop(f->b->frontend, sum);
+    *sum = next;
+    return FAN_OK;
 }
 
 /* Pairwise (A1, A8), from `*sum` on, which is that of the first `i` terms. */
