@@ -212,6 +212,22 @@ def test_a_donated_array_takes_the_sum_and_keeps_its_identity() -> None:
     assert view.tolist() == [3] * 4
 
 
+@pytest.mark.parametrize("keys", [(0, 1, 2), (0, 2, 4)])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_scaled_sum_of_donated_arrays_lies_and_counts_alike_on_both_paths(keys: tuple[int, ...], slots: int) -> None:
+    found = []
+    for general in (False, True):
+        with fanin.set_options(debug=general):
+            buf = fanin.InputBuffer(slots)
+            first, *others = [np.full(3, 2.0) for _ in keys]
+            for key, x in zip(keys, (first, *others), strict=True):
+                buf.add(0, x, key=key, donate=True)
+            total = buf.take(scale=2.0)[0]
+        assert total.tolist() == [12, 12, 12]
+        found.append((total is first, first[0], buf.counters["in_place"]))
+    assert found[0] == found[1] == (False, 2, 0)
+
+
 def test_a_read_only_array_is_never_written_even_donated() -> None:
     x = np.ones(4)
     x.flags.writeable = False

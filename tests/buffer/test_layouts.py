@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,21 @@ def test_a_contribution_summed_to_the_shape_does_not_change_how_others_are_conve
                 buf.add(0, x)
             total = buf.take()[0]
             assert total.dtype == low and total.astype(float).tolist() == [96, 96]
+
+
+@pytest.mark.rule("A13")
+@pytest.mark.parametrize("where", ["cpu", "sim"])
+@pytest.mark.parametrize("accumulate", [None, "exact"])
+@pytest.mark.parametrize("options", [{"copy": True}, {"scale": 3}, {"zero": True}], ids=str)
+def test_one_expanded_gradient_that_is_copied_or_scaled_stays_expanded(
+    a_world: Callable[..., Any], where: str, accumulate: Any, options: dict[str, Any]
+) -> None:
+    w = a_world(where)
+    x = np.ones((1, 2), "f4")
+    buf = fanin.InputBuffer([fanin.Slot(device=w.place(), accumulate=accumulate)])
+    buf.add(0, w.array(x).broadcast_to(5, 2) if where == "sim" else np.broadcast_to(x, (5, 2)), copy="copy" in options)
+    if "zero" in options:
+        buf.add(0, fanin.Zero((5, 2), "f8"))
+    total = buf.take(scale=options.get("scale"))[0]
+    assert total.strides == (0, total.dtype.itemsize)
+    assert buf.counters["bytes_written"] == 2 * total.dtype.itemsize
