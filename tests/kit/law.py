@@ -475,10 +475,10 @@ def memory_differs(law: Law, way: Way, expected: whole.Expected, theirs: dict[st
         return []
     wrong = []
     one = None if expected.same is None else law.terms[expected.same].kind
-    handed = expected.same if way.hold == "kept" or one == "object" else None
-    if not row.same or theirs["kind"] == "Zero":
+    handed = expected.same if way.hold == "kept" or one in ("object", "zero") else None
+    if not row.same:
         pass
-    elif one in ("dense", "sparse", "object"):
+    elif one in ("dense", "sparse", "object", "zero"):
         if found.same != handed and (handed is None or not law.again(handed, found.same)):
             wrong.append(f"same: expected contribution {handed} itself, got {found.same}")
     elif one is None and found.same is not None and ("strides" in theirs or "order" in theirs):

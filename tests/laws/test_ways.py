@@ -53,7 +53,7 @@ def pairs(some: set[tuple[str, str, str]]) -> set[tuple[str, ...]]:
 
 @pytest.mark.rule("A2", "A6", "A9", "A10", "A11", "A13", "A14", "A15", "A16", "S2", "S22")
 def test_a_list_has_one_sum_whichever_way_brings_it_in() -> None:
-    met(law.hold(SEED, range(10_000), ways=2), "host")
+    met(law.hold(SEED, range(10_000), ways=1), "host")
 
 
 @pytest.mark.core
@@ -71,6 +71,7 @@ FAULTS = {
     "STATS_OF_STORED": ("host", ("sparse",)),
     "SUM_LEFT_LOOSE": ("host", ("sparse",)),
     "KIND_OF_LAST": ("host", ("sparse", "scalars")),
+    "AXES_FORGOTTEN": ("host", ("dense",)),
     "EXPANDED_WRITTEN_OUT": ("host", ("expanded",)),
     "COPY_KEEPS_INDICES": ("host", ("sparse",)),
     "SHARED_EVENT_COVERS": ("sim", ("dense",)),
@@ -92,18 +93,38 @@ class Other(np.ndarray[Any, Any]):
     """A class that no contribution has."""
 
 
-OTHER = ("int8", "int16")
-
-
 def dense(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.size > 0 and x.dtype != np.bool_
 
 
 def changed(x: Any) -> Any:
-    """The same array but for a bit of its first element."""
+    """The same array but for its first element."""
     y = np.array(x, order="K")
-    y.ravel("K")[:1].view(np.uint8)[0] ^= 1
+    first = y.ravel("K")[:1]
+    first[...] = 5 if first[0] == 7 else 7
     return y
+
+
+def more(x: float) -> float:
+    return 2 * abs(x) + 1
+
+
+def other_dtype(x: Any) -> Any:
+    return np.zeros(x.shape, "int8" if x.dtype != np.int8 else "int16")
+
+
+def in_two_orders(x: Any) -> bool:
+    return dense(x) and x.ndim > 1 and min(x.shape) > 1
+
+
+def places(x: fanin.Sparse) -> list[tuple[int, ...]]:
+    """Of a COO gradient where each entry is; all of them, if each is elsewhere."""
+    found = [tuple(at) for at in x.parts[0].T.tolist()] if x.format == "coo" else []
+    return found if len(set(found)) == len(found) else []
+
+
+def backwards(x: fanin.Sparse) -> fanin.Sparse:
+    return fanin.Sparse("coo", (x.parts[0][:, ::-1], x.parts[1][::-1]), x.shape)
 
 
 def figures(s: Any, **others: Any) -> Any:
@@ -117,68 +138,119 @@ def error(e: Any, kind: type[Exception] | None = None, **others: Any) -> Any:
     return made
 
 
-#: What can be wrong with an outcome: the first word of what the law reports of it, and how it is planted, if it can be.
-WRONG: dict[str, tuple[str, Callable[[Any, Any, Any], bool], Callable[[Any], dict[str, Any]]]] = {
-    "another class": ("kind", lambda o, c, way: dense(o.result), lambda o: {"result": o.result.view(Other)}),
-    "another dtype": ("dtype", lambda o, c, way: dense(o.result), lambda o: {"result": np.zeros(o.result.shape, OTHER[o.result.dtype == np.int8])}),
-    "another shape": ("shape", lambda o, c, way: dense(o.result), lambda o: {"result": o.result[None]}),
-    "another bit": ("bits", lambda o, c, way: dense(o.result) and o.same is None, lambda o: {"result": changed(o.result)}),
+#: What can be wrong with an outcome: the first word of what the law reports of it; whether it can be planted in the
+#: outcome of a list by a way; what is planted.
+Planted = tuple[str, Callable[[Any, Any, Any], bool], Callable[[Any], dict[str, Any]]]
+WRONG: dict[str, Planted] = {
+    "another class": (
+        "kind",
+        lambda o, c, way: dense(o.result),
+        lambda o: {"result": o.result.view(Other)},
+    ),
+    "another dtype": (
+        "dtype",
+        lambda o, c, way: dense(o.result),
+        lambda o: {"result": other_dtype(o.result)},
+    ),
+    "another shape": (
+        "shape",
+        lambda o, c, way: dense(o.result),
+        lambda o: {"result": o.result[None]},
+    ),
+    "another number": (
+        "bits",
+        lambda o, c, way: dense(o.result) and o.same is None,
+        lambda o: {"result": changed(o.result)},
+    ),
     "another axis order": (
         "strides",
-        lambda o, c, way: dense(o.result) and o.same is None and not c.wanted.out
-        and min(o.result.shape, default=1) > 1 < o.result.ndim,
+        lambda o, c, way: in_two_orders(o.result) and o.same is None and not c.wanted.out,
         lambda o: {"result": np.array(o.result, order="CF"[o.result.flags.c_contiguous])},
     ),
     "entries in another order": (
         "places",
-        lambda o, c, way: isinstance(o.result, fanin.Sparse) and o.same is None and len(o.result.parts[1]) > 1,
-        lambda o: {"result": fanin.Sparse("coo", (o.result.parts[0][:, ::-1], o.result.parts[1][::-1]), o.result.shape)}
-        if o.result.format == "coo"
-        else {},
+        lambda o, c, way: isinstance(o.result, fanin.Sparse) and o.same is None and len(places(o.result)) > 1,
+        lambda o: {"result": backwards(o.result)},
     ),
     "read-only": (
         "writable",
         lambda o, c, way: c.wanted.writable and dense(o.result),
         lambda o: {"result": read_only(o.result.copy("K"))},
     ),
-    "a copy of one that is handed through": ("same", lambda o, c, way: o.same is not None, lambda o: {"same": None}),
-    "memory of others": ("memory", lambda o, c, way: dense(o.result) and o.same is None, lambda o: {"shared": [0]}),
-    "one of others was written": ("contribution", lambda o, c, way: True, lambda o: {"written": [0]}),
+    "a copy of one that is handed through": (
+        "same",
+        lambda o, c, way: o.same is not None and not np.isscalar(o.result) and c.wanted.scale is None,
+        lambda o: {"same": None},
+    ),
+    "memory of others": (
+        "memory",
+        lambda o, c, way: dense(o.result) and o.same is None,
+        lambda o: {"shared": [0]},
+    ),
+    "one of others was written": (
+        "contribution",
+        lambda o, c, way: True,
+        lambda o: {"written": [0]},
+    ),
     "expanded axes written out": (
         "bytes",
-        lambda o, c, way: law.stays_expanded(c, way),
+        lambda o, c, way: o.error is None and law.stays_expanded(c, way),
         lambda o: {"bytes_written": 8 * WIDE},
     ),
-    "no error": ("expected", lambda o, c, way: o.error is not None, lambda o: {"error": None, "result": np.ones(3)}),
-    "an error": ("expected", lambda o, c, way: o.error is None, lambda o: {"error": ValueError("planted")}),
+    "no error": (
+        "expected",
+        lambda o, c, way: o.error is not None,
+        lambda o: {"error": None, "result": np.ones(3)},
+    ),
+    "an error": (
+        "expected",
+        lambda o, c, way: o.error is None,
+        lambda o: {"error": ValueError("planted")},
+    ),
     "an error of another type": (
-        "expected", lambda o, c, way: hasattr(o.error, "slot"), lambda o: {"error": error(o.error, KeyError)}
+        "expected",
+        lambda o, c, way: hasattr(o.error, "slot"),
+        lambda o: {"error": error(o.error, KeyError)},
     ),
     "an error of another slot": (
-        "the", lambda o, c, way: hasattr(o.error, "slot"), lambda o: {"error": error(o.error, slot=9)}
+        "the",
+        lambda o, c, way: hasattr(o.error, "slot"),
+        lambda o: {"error": error(o.error, slot=9)},
     ),
     "an error of a key that never came": (
-        "the", lambda o, c, way: hasattr(o.error, "key"), lambda o: {"error": error(o.error, key=99)}
+        "the",
+        lambda o, c, way: hasattr(o.error, "key"),
+        lambda o: {"error": error(o.error, key=99)},
     ),
-    "another snapshot": ("bits", lambda o, c, way: bool(o.seen) and dense(o.seen[-1]),
-                         lambda o: {"seen": [changed(o.seen[-1])]}),
-    "no statistics": ("no", lambda o, c, way: hasattr(o.stats, "norm"), lambda o: {"stats": None}),
-    "another norm of all": ("global_norm", lambda o, c, way: o.norm is not None, lambda o: {"norm": o.norm / 2 + 1}),
-}  # fmt: skip
-FIGURES = {
-    "count": lambda s: s.count + 1,
-    "nonfinite": lambda s: s.nonfinite + 1,
-    "absmax": lambda s: s.absmax / 2 + 1,
-    "sumsq": lambda s: s.sumsq / 2 + 1,
-    "norm": lambda s: s.norm / 2 + 1,
-    "first_bad_key": lambda s: 99,
+    "another snapshot": (
+        "bits",
+        lambda o, c, way: bool(o.seen) and dense(o.seen[-1]),
+        lambda o: {"seen": [changed(o.seen[-1])]},
+    ),
+    "no statistics": (
+        "no",
+        lambda o, c, way: hasattr(o.stats, "norm"),
+        lambda o: {"stats": None},
+    ),
+    "another norm of all": (
+        "global_norm",
+        lambda o, c, way: o.norm is not None and math.isfinite(o.norm),
+        lambda o: {"norm": more(o.norm)},
+    ),
 }
-for name, value in FIGURES.items():
-    WRONG[f"another {name}"] = (
-        name,
-        lambda o, c, way: hasattr(o.stats, "norm") and 1e-290 < o.stats.sumsq < math.inf,
-        lambda o, name=name, value=value: {"stats": figures(o.stats, **{name: value(o.stats)})},  # type: ignore[misc]
-    )
+
+
+def another(name: str) -> Planted:
+    """A figure of the statistics."""
+
+    def planted(o: Any) -> dict[str, Any]:
+        old = getattr(o.stats, name)
+        return {"stats": figures(o.stats, **{name: 99 if old is None else more(old)})}
+
+    return name, lambda o, c, way: hasattr(o.stats, "norm") and 1e-290 < o.stats.sumsq < math.inf, planted
+
+
+WRONG |= {f"another {n}": another(n) for n in ("count", "nonfinite", "absmax", "sumsq", "norm", "first_bad_key")}
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -186,7 +258,7 @@ def test_what_is_wrong_with_an_outcome_is_reported(what: str, monkeypatch: pytes
     word, can_be, planted = WRONG[what]
     run, found = law.run, 0
     for n in range(2000):
-        draw = random.Random(f"{SEED} {n}")
+        draw = random.Random(f"planted {n}")
         c = case(draw, flavours=("expanded",) if word == "bytes" else ())
         entry = draw.choice(["add, keys", "add_many, keys"])
         way = replace(drawn(draw, c, "host", entry), hold="kept")
