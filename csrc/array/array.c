@@ -1,4 +1,5 @@
 #include "array/array.h"
+#include "base/fault.h"
 
 #include "base/mem.h"
 
@@ -146,6 +147,8 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
 {
     int axes[FAN_MAX_NDIM];
     bool follow = like && like->ndim == ndim && !fan_array_expanded(like);
+    if (FAN_FAULT(AXES_FORGOTTEN))
+        follow = false;
     if (follow)
         array_axes_by_stride(like, axes);
     int64_t step = (int64_t)itemsize;

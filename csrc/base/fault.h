@@ -54,6 +54,7 @@
     X(STATS_OF_STORED, "statistics are those of stored numbers, also where an index occurs twice") \
     X(SUM_LEFT_LOOSE, "a sparse sum made at an add is returned with the entries of its terms") \
     X(KIND_OF_LAST, "a sum is of the kind of its last term") \
+    X(AXES_FORGOTTEN, "a sum is in C order, whatever the axes of its first contribution") \
     X(EXPANDED_WRITTEN_OUT, "an expanded gradient is cast in memory of its full shape") \
     X(COPY_KEEPS_INDICES, "a sparse gradient that is copied and cast keeps the caller's indices") \
     X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it")

@@ -213,7 +213,7 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
         acc = accumulation(new, None)
         value = g.cast(new)
         total = entries_to(value, g.shape, shape) if isinstance(value, Entries) else sum_to(value, shape)
-        value = rounded(total, acc)
+        value = rounded(np.asarray(total, order="C"), acc)  # D16
         return replace(g, form="dense", shape=shape, type=name_of(new), value=value, intact=False)
     if slot.dtype is None or g.form == "zero" or new == old:
         return g if slot.dtype is None else replace(g, type=name_of(new), intact=new == old)

@@ -91,8 +91,7 @@ def expected(
     if out is None and all(g.scalar for g in total.main):
         python = all(g.scalar == "python" for g in total.main)
         return Expected(value.item() if python else value[()], None, dtype, figures)
-    reduced = any(shape_of(g) != g.shape for g in total.main)  # whether its axes are expanded is left open
-    strides = None if out is not None or reduced else np.asarray(total.result(scale, own=writable)).strides
+    strides = None if out is not None else np.asarray(total.result(scale, own=writable)).strides
     return Expected(value, None, dtype, figures, strides=strides)
 
 
