@@ -5,12 +5,10 @@ from __future__ import annotations
 import operator
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, reduce
-from queue import SimpleQueue
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -31,6 +29,7 @@ from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
 from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
+from .sender import Sender
 from .sums import Into, Options, Order, Sent, Term
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
@@ -275,7 +274,7 @@ class Reducer:
         self._passing = False
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
-        self._sender = _Sender(self)
+        self._sender = Sender(self, "fanin.dist")
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
 
     def at(self, key: int | None) -> Self:
@@ -644,31 +643,6 @@ class Reducer:
             sum(h["nonfinite"] for h in headers),
             self._bad,
         )
-
-
-class _Sender:
-    """A thread for the passes of a reducer, which begins with the first. No pass is in it when the process ends."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self.work: SimpleQueue[Any] = SimpleQueue()  #: what the thread calls; `end` ends it
-        #: Dies with the reducer, and then is put by C code alone, in which no Ctrl-C is lost.
-        self.end = weakref.ref(reducer, self.work.put)
-        self._begun = False
-
-    def put(self, work: Callable[[], None]) -> None:
-        """Let the thread call `work`. If this raises, it may call it or not."""
-        if not self._begun:
-            threading.Thread(target=_work_of, args=(self.work, self.end), name="fanin.dist", daemon=True).start()
-            self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
-        self.work.put(work)
-
-
-def _work_of(queue: SimpleQueue[Any], end: object) -> None:
-    """Do what comes in a queue, until `end`."""
-    while (work := queue.get()) is not end:
-        work()
-        del work  # it has the reducer, whose end is the thread's
-    queue.put(end)  # for a second thread
 
 
 class _State(_core.Block):
