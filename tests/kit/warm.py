@@ -84,7 +84,9 @@ def run_warm(
                 "err": str(err),
             }
         )
-        done = subprocess.CompletedProcess(words, status, out.read_text(errors="replace"), err.read_text(errors="replace"))
+        done = subprocess.CompletedProcess(
+            words, status, out.read_text(errors="replace"), err.read_text(errors="replace")
+        )
     if (check and status != 0) or REPORT.search(done.stderr):
         raise AssertionError(f"exit status {status}\n{code}\n{done.stdout}\n{done.stderr}")
     return done
