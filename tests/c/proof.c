@@ -7,13 +7,14 @@
  *   proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each other
  *   proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the search without them
  *   proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks: random orders against the search
- *   proof kill [shallow|deep] [soon] [part=i/n] NAME..            for each planted fault: who finds it
+ *   proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME.. for each planted fault: who finds it
  *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
  *   proof sizes                                                   how many configurations there are
  *
  * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep
  * sets. first: a configuration is done with when it has failed once. soon: a hunt is over when a configuration has
- * failed. part: the i-th of n, of the shapes or (check) of the classes.
+ * failed. part: the i-th of n, of the shapes or (check) of the classes. where: on that ground alone, as the results of
+ * a hunt name it.
  * Each line of results is words and name=number pairs; the last line is "ok N checks".
  */
 #define _GNU_SOURCE
@@ -542,7 +543,14 @@ typedef struct hunting {
     depth depth;
     bool soon;           /* one configuration that fails is enough */
     uint64_t from, step; /* one part of the shapes */
+    const char *where;   /* one ground, NULL: all */
 } hunting;
+
+/* is_hunted: whether a hunt goes where it now is. */
+static bool is_hunted(const hunting *hunting, const death *d)
+{
+    return !hunting->where || strcmp(hunting->where, d->at) == 0;
+}
 
 /* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
 static bool hunt(const fault *f, const hunting *hunting, death *d)
@@ -580,6 +588,8 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
             /* Faults that look at names: a class is not alike. */
             how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER || f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
             snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
+            if (!is_hunted(hunting, d))
+                continue;
             sound = search_whole(&how, &t);
             bury(d, &t);
             continue;
@@ -595,6 +605,8 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
                                 .step = hunting->step,
                                 .fault = *f};
             snprintf(d->at, sizeof d->at, "split D=%d S=%d scene=%s", D, S, split_scene_words[scene]);
+            if (!is_hunted(hunting, d))
+                continue;
             sound = search_split(&how, &t);
             bury(d, &t);
         }
@@ -609,13 +621,13 @@ static bool kill_option(const char *text)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(text, words[i]) == 0)
             return true;
-    return strncmp(text, "part=", 5) == 0;
+    return strncmp(text, "part=", 5) == 0 || strncmp(text, "where=", 6) == 0;
 }
 
 static void do_kill(int argc, char **argv)
 {
     uint64_t killed = 0, faults = 0;
-    hunting hunting = {.depth = USUAL, .soon = word(argc, argv, "soon")};
+    hunting hunting = {.depth = USUAL, .soon = word(argc, argv, "soon"), .where = option(argc, argv, "where")};
     struct tms before, after;
     times(&before);
     part(argc, argv, &hunting.from, &hunting.step);
@@ -663,6 +675,7 @@ static void do_kill(int argc, char **argv)
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }
+    CHECK(faults > 0);
     times(&after);
     printf("killed=%" PRIu64 " faults=%" PRIu64 " seconds=%.2f\n", killed, faults,
            (double)(after.tms_cutime - before.tms_cutime + after.tms_cstime - before.tms_cstime) /

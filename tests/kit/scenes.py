@@ -39,7 +39,8 @@ def blocks(m: Machine) -> Any:
 
 def slots(m: Machine) -> Any:
     buf = fanin.InputBuffer(1)
-    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf[0] is None)
+    buf.expect(0, 1)
+    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf.ready(0))
 
 
 def progress(m: Machine) -> Any:

@@ -294,7 +294,7 @@ def run_c(
 
 def conformance(buffer: str) -> subprocess.CompletedProcess[str]:
     """A run of the conformance suite on a buffer, "module:name", as another engine's people run it."""
-    words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin"]
+    words = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin"]
     path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.run(
         [sys.executable, "-m", "pytest", *words, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}"],

@@ -247,7 +247,7 @@ def agree(seed: int, n: int, threads: int, calls: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("count", sizes(80, 300))
+@pytest.mark.parametrize("count", sizes(40, 300))
 def test_the_checker_says_what_every_order_says(threads: int, count: int) -> None:
     racy, clean = agree(0, count, threads, 9)
     print(f"seed 0, {threads} host threads: {racy} programs race, {clean} do not")
@@ -262,11 +262,18 @@ def test_the_checker_says_what_every_order_says_of_many_programs(threads: int) -
     assert racy > 1000 and clean > 1000
 
 
+#: The first seed whose programs tell a bent model apart, where it is not 0.
+FIRST = {"event": 2, "newest": 3, "sync": 1, "sync_event": 1, "sync teaches": 1, "read": 2, "marks": 2, "others": 5} | {
+    "graph fork": 10,
+    "see": 1,
+}
+
+
 @pytest.mark.parametrize("bent", BENT, ids=lambda bent: bent.partition(":")[0])
 def test_a_model_that_is_bent_is_told_apart(bent: str) -> None:
     """By programs on which it says something else than the right model does, and the checker with that."""
     tried = 0
-    for seed in range(40):
+    for seed in range(FIRST.get(bent.partition(":")[0], 0), 40):
         threads = 1 + seed % 3
         for program in programs(100 + seed, 60, threads, 10):
             tried += 1

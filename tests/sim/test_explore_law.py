@@ -8,7 +8,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ ALL = (*HOST, "sim")
 WIDE = ("wide", "sim wide")
 
 
-def check_law(seeds: range, kinds: tuple[str, ...], limit: int) -> dict[str, int]:
+def check_law(seeds: Sequence[int], kinds: tuple[str, ...], limit: int) -> dict[str, int]:
     """How many scenarios were whole, and how many had more than one outcome."""
     seen = {"ended": 0, "whole": 0, "several": 0, "one": 0}
     for seed in seeds:
@@ -44,30 +44,42 @@ def check_law(seeds: range, kinds: tuple[str, ...], limit: int) -> dict[str, int
     return seen
 
 
-#: A small sample; the slow run takes hundreds.
-SEEDS = range(16)
+#: A small sample: of range(16) those whose search is short. The slow run takes hundreds.
+SEEDS = (0, 2, 3, 4, 6, 8, 9, 10, 12, 14, 15)
+SAMPLED = 20  # orders of the whole search
 
 
-@pytest.mark.parametrize("seeds", sizes(SEEDS, range(21)))
-def test_the_reduction_loses_no_outcome_of_random_scenarios(seeds: range) -> None:
-    seen = check_law(seeds, ALL, 40)
-    assert seen["ended"] >= 14 and seen["several"] >= 5 and seen["one"] >= 5 and seen["whole"] >= 2, seen
+@pytest.mark.parametrize(("seeds", "limit"), sizes((SEEDS, SAMPLED), (range(21), 40)))
+def test_the_reduction_loses_no_outcome_of_random_scenarios(seeds: Sequence[int], limit: int) -> None:
+    seen, n = check_law(seeds, ALL, limit), len(seeds)
+    assert seen["ended"] >= 2 * n // 3 and seen["whole"] >= 2, seen
+    assert seen["several"] >= n // 4 and seen["one"] >= n // 4, seen
 
 
-def test_the_reduction_loses_no_outcome_of_sums_that_are_wider_than_their_terms() -> None:
-    seen = check_law(range(10), WIDE, 40)
+@pytest.mark.parametrize(("seeds", "limit"), sizes(((0, 1, 2, 3, 4, 6, 8, 9), SAMPLED), (range(10), 40)))
+def test_the_reduction_loses_no_outcome_of_sums_that_are_wider_than_their_terms(
+    seeds: Sequence[int], limit: int
+) -> None:
+    seen = check_law(seeds, WIDE, limit)
     assert seen["ended"] >= 6 and seen["several"] >= 2 and seen["one"] >= 2, seen
 
 
 #: What the law has found, by its seeds: a batch with two for one slot that hung beside a take; events that `explain`
-#: told of while an add was recording them.
-FOUND = [(14, ("small",)), *((seed, ("sim",)) for seed in (1019, 1027, 1033, 1044, 1050))]
+#: told of while an add was recording them, in long searches and in short ones.
+FOUND = [(14, ("small",)), *((seed, ("sim",)) for seed in (1027, 1033, 1050))]
+FOUND_LONG = [(seed, ("sim",)) for seed in (1019, 1044)]
 
 
-@pytest.mark.parametrize(("seed", "kinds"), FOUND, ids=lambda x: str(x) if isinstance(x, int) else "")
-@pytest.mark.parametrize("limit", sizes(40, 400))
-def test_what_the_law_once_found_is_not_found_again(seed: int, kinds: tuple[str, ...], limit: int) -> None:
-    seen = check_law(range(seed, seed + 1), kinds, limit)
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [
+        *(pytest.param(SAMPLED, found, id=f"sample-{found[0]}") for found in FOUND),
+        *(pytest.param(400, found, id=f"full-{found[0]}", marks=pytest.mark.full) for found in FOUND + FOUND_LONG),
+    ],
+)
+def test_what_the_law_once_found_is_not_found_again(limit: int, found: tuple[int, tuple[str, ...]]) -> None:
+    seed, kinds = found
+    seen = check_law([seed], kinds, limit)
     assert seen["several"] == 1, "there are several outcomes to lose"
 
 
@@ -102,7 +114,7 @@ def planted(name: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["no turns", "OF_MUTEX"])
 def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> None:
     with planted(name), pytest.raises(AssertionError, match="missed"):
-        check_law(SEEDS, ALL, 40)
+        check_law(SEEDS, ALL, SAMPLED)
 
 
 # Passes that tell how far they are, and those of several workers
@@ -142,7 +154,8 @@ def beside_a_pass(what: str, workers: int, tells: bool) -> Callable[[Machine], s
 
 
 PASSES = [
-    *((what, 1, tells) for what in BESIDE for tells in (True, False)),
+    *((what, 1, tells) for what in BESIDE for tells in (True, False) if (what, tells) != ("a pass", True)),
+    pytest.param("a pass", 1, True, marks=pytest.mark.full),
     pytest.param("asks", 2, False, marks=pytest.mark.full),
 ]
 
@@ -180,15 +193,16 @@ def of_two_workers(what: str, tells: bool) -> Callable[[Machine], str]:
     return run
 
 
-def check_two_workers(what: str, tells: bool, outcomes: int, limit: int) -> None:
-    words, reduced, whole = searched(of_two_workers(what, tells), 200, reduced_limit=limit)
+def check_two_workers(what: str, tells: bool, outcomes: int, limit: int, whole_limit: int = 200) -> None:
+    words, reduced, whole = searched(of_two_workers(what, tells), whole_limit, reduced_limit=limit)
     assert not words and reduced.complete, (words, reduced)
     assert len(reduced.results) == outcomes and not any("Error" in result for result in reduced.results), reduced
     print(f"{reduced.runs} orders stand for all, {reduced.skipped} given up; of all, {whole.runs} were run")
 
 
-def test_the_reduction_loses_no_outcome_of_two_workers() -> None:
-    check_two_workers("a node", False, 1, 4000)
+@pytest.mark.parametrize(("what", "whole_limit"), sizes(("nobody", 50), ("a node", 200)))
+def test_the_reduction_loses_no_outcome_of_two_workers(what: str, whole_limit: int) -> None:
+    check_two_workers(what, False, 1, 4000, whole_limit)
 
 
 @pytest.mark.slow

@@ -16,11 +16,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fanin import _core
+from fanin._interop.arrays import object_text
 from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
-from fanin._words import counted, type_of
+from fanin._words import counted, note, type_of
 from fanin.slots import scaled
 
 from . import sums
@@ -28,7 +29,7 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
 from .sums import Into, Options, Order, Sent, Term
 
@@ -238,7 +239,7 @@ class Reducer:
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = limit_of("Reducer", timeout, self.group.timeout)
-        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
+        specs = [_declared(leaf, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0
         for i in range(len(specs) - 1, -1, -1):
@@ -832,14 +833,14 @@ class _Pass(_State):
                     total, made[i] = made[i], None
                     leaf.accumulate(total)
             except BaseException as e:
-                e.add_note(f"backward: {leaf.name or f'leaf {i}'} was accumulated")
+                note(e, f"backward: {leaf.name or f'leaf {i}'} was accumulated")
                 self.errors.append(e)
         self.made = None
         if self.errors:
             first = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
             for one in self.errors:
                 if one is not first:
-                    first.add_note(f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+                    note(first, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
             raise first
 
 
@@ -946,6 +947,17 @@ def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     if not made:
         raise ValueError("Reducer: expected leaves, got none that requires a gradient (a used iterator is empty)")
     return made
+
+
+def _declared(leaf: Any, name: str) -> Leaf:
+    """The shape and dtype of a leaf's gradients: of its array, but for the dtype that `grad_dtype` gives."""
+    spec = leaf_of(leaf.array, name)
+    if not isinstance(leaf, _core.Leaf):
+        return spec
+    dtype = _core.leaf_dtype(leaf)
+    if dtype is None:
+        raise TypeError(f"Reducer: {name}: expected a leaf of an array, got one of {object_text(leaf.array)}")
+    return spec._replace(dtype=dtype)
 
 
 def clip_norm(reducer: Reducer, max_norm: float) -> float:
