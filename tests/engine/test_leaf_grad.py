@@ -74,7 +74,7 @@ def test_the_gradient_of_an_array_that_requires_one_is_kept_in_its_own_grad(asks
 #: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would let go of that array.
 LET_GO = """
 import gc, numpy as np, fanin
-g = np.ones(16_000_000, np.float32)  # memory of its own, which is unmapped when it is let go
+g = np.ones(9_000_000, np.float32)  # above 32 MiB: memory of its own, unmapped when it is let go
 w = fanin.Leaf(np.zeros_like(g), accumulate="float64")
 for _ in range(2):
     fanin.backward([(w, 0, g)])
