@@ -804,7 +804,7 @@ def test_public_names_have_a_sentence_and_their_examples_run(module: Any) -> Non
 
 
 def test_the_package_has_what_its_modules_show_and_is_imported_late() -> None:
-    from kit.warm import NUMPY, run_warm
+    from kit.prepared import NUMPY, run_prepared
 
     assert set(analysis.__all__) >= {
         "InputAliasInfo",
@@ -818,7 +818,7 @@ def test_the_package_has_what_its_modules_show_and_is_imported_late() -> None:
         "import sys, fanin; print('fanin.analysis' in sys.modules, 'fanin.descriptors' in sys.modules,"
         " fanin.analysis.__name__, fanin.descriptors.__name__, 'torch' in sys.modules)"
     )
-    assert run_warm(code, imports=NUMPY).stdout.split() == [
+    assert run_prepared(code, imports=NUMPY).stdout.split() == [
         "False",
         "False",
         "fanin.analysis",

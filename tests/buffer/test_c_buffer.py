@@ -16,9 +16,9 @@ import fanin
 from fanin import _core
 from kit import c_api
 from kit.c_api import Buffer, Deleted, Failed, Gradient, Struct, Value, api, call, declared, dropped, seen, value, view
+from kit.prepared import run_prepared
 from kit.sample import sizes
 from kit.support import sanitizer
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -599,7 +599,7 @@ t.join()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize("forks", sizes(5, 20))
 def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in(forks: int) -> None:
-    run_warm(FORKED, str(forks))
+    run_prepared(FORKED, str(forks))
 
 
 # The other calls

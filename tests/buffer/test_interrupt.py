@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -180,5 +180,5 @@ def test_ctrl_c_ends_long_work_and_nothing_is_lost(what: str) -> None:
     if "CSR" in what:
         pytest.importorskip("scipy")
     code = COMMON + CASES[what] + 'signal.setitimer(signal.ITIMER_PROF, 0)\nprint("usable", flush=True)\n'
-    done = run_warm(code, check=False)
+    done = run_prepared(code, check=False)
     assert (done.returncode, done.stdout) == (0, "usable\n"), done.stderr

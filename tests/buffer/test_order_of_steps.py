@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fanin
+from kit.prepared import run_prepared
 from kit.values import bits
-from kit.warm import run_warm
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.core
@@ -351,7 +351,7 @@ for x in (plain, np.broadcast_to(np.int8(1), (n, 1))):
 
 def test_the_memory_of_a_reduction_is_the_result_and_a_bounded_piece() -> None:
     """Neither the gradient in the declared dtype, nor an expanded one written out, fits the limit."""
-    out = run_warm(IN_LITTLE_MEMORY).stdout
+    out = run_prepared(IN_LITTLE_MEMORY).stdout
     assert out.split() == ["5"] * 3 + [str(1 << 24)] * 3
 
 

@@ -20,9 +20,9 @@ from fanin.dist.group import Call, Group, shortly
 from fanin.dist.layout import Layout, Leaf
 from fanin.dist.sums import Sum
 from kit.at import until_at
+from kit.prepared import run_prepared
 from kit.sample import every, sizes
 from kit.values import bits
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -706,7 +706,7 @@ except KeyboardInterrupt:
 first.wait()
 print(ended[0])
 """
-    out = run_warm(code).stdout
+    out = run_prepared(code).stdout
     assert "interrupted" in out and "was ended: KeyboardInterrupt" in out
 
 

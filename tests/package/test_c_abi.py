@@ -22,8 +22,8 @@ import pytest
 import fanin
 from fanin import Leaf, Node
 from kit import c_api, c_nodes
+from kit.prepared import run_prepared
 from kit.support import TEST_C, cache_dir, compiler, emptied, extension
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -230,8 +230,8 @@ def test_an_extension_of_a_table_that_was_reordered_does_not_run(tmp_path: Path)
         "fanin_status (*like)(const fanin_value *v, fanin_value *out, fanin_error *err);",
     )
     (tmp_path / "fanin.h").write_text(moved)
-    assert run_warm(MOVED, "-O2", f"-I{TEST_C / 'v1'}").returncode == 0
-    assert run_warm(MOVED, "-O0", f"-I{tmp_path}", check=False).returncode != 0
+    assert run_prepared(MOVED, "-O2", f"-I{TEST_C / 'v1'}").returncode == 0
+    assert run_prepared(MOVED, "-O0", f"-I{tmp_path}", check=False).returncode != 0
 
 
 def test_an_extension_of_a_later_version_gets_an_import_error(tmp_path: Path) -> None:

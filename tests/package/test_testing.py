@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import fanin  # NumPy is imported once per process: here, not in a pytest within
+from kit.prepared import NUMPY, run_prepared
 from kit.support import ROOT
-from kit.warm import NUMPY, run_warm
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.core
@@ -137,7 +137,7 @@ def test_a_pytest_that_does_not_name_the_plugin_does_not_load_it() -> None:
 
 
 def test_the_plugin_imports_no_torch() -> None:
-    run_warm("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules", imports=NUMPY)
+    run_prepared("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules", imports=NUMPY)
 
 
 @pytest.mark.tools
