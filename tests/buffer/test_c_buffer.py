@@ -16,7 +16,9 @@ import fanin
 from fanin import _core
 from kit import c_api
 from kit.c_api import Buffer, Deleted, Failed, Gradient, Struct, Value, api, call, declared, dropped, seen, value, view
-from kit.support import run_python, sanitizer
+from kit.prepared import run_prepared
+from kit.sample import sizes
+from kit.support import sanitizer
 
 pytestmark = pytest.mark.core
 
@@ -569,7 +571,7 @@ def test_counters_join_those_of_the_process_at_a_take() -> None:
 
 
 FORKED = """
-import os, threading
+import os, sys, threading
 import numpy as np
 from kit.c_api import Buffer, EAGER
 b, x = Buffer(1, budget=EAGER), np.ones(1 << 20, "f4")
@@ -580,7 +582,7 @@ def run():
 t = threading.Thread(target=run)
 t.start()
 while b.counters()["adds"] < 3: pass
-for _ in range(20):
+for _ in range(int(sys.argv[1])):
     pid = os.fork()
     if pid == 0:
         b.clear()
@@ -595,8 +597,9 @@ t.join()
 
 @pytest.mark.skipif("thread" in sanitizer(), reason="the thread sanitizer ends a child that starts threads")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in() -> None:
-    run_python(FORKED)
+@pytest.mark.parametrize("forks", sizes(5, 20))
+def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in(forks: int) -> None:
+    run_prepared(FORKED, str(forks))
 
 
 # The other calls

@@ -19,9 +19,9 @@ import pytest
 
 import fanin
 from fanin.cli import main
+from kit.prepared import NUMPY, run_prepared
 from kit.sample import every
 from kit.support import ROOT, run_python
-from kit.warm import NUMPY, run_warm
 
 CHECK_ME = ROOT / "examples" / "06_check_me.py"
 
@@ -38,7 +38,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_has_examples_everywhere_and_fits_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_warm(["-m", "fanin", "--help"]).stdout
+    whole = run_prepared(["-m", "fanin", "--help"]).stdout
     assert all(re.search(rf"^    {command} +\w+", whole, re.MULTILINE) for command in COMMANDS), whole
     monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
@@ -70,7 +70,7 @@ def test_what_cannot_be_said_is_refused_with_usage(words: list[str], capsys: pyt
 
 
 def test_what_cannot_be_said_ends_the_process_with_2_and_no_traceback() -> None:
-    done = run_warm(["-m", "fanin", "dance"], check=False)
+    done = run_prepared(["-m", "fanin", "dance"], check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: fanin")
     assert "Traceback" not in done.stderr
@@ -114,7 +114,7 @@ def test_no_command_brings_in_what_it_does_not_need() -> None:
         "import sys; from fanin.cli import main; main(['info']);"
         "print([m for m in ('threadpoolctl', 'scipy', 'torch') if m in sys.modules])"
     )
-    assert run_warm(code, imports=NUMPY).stdout.endswith("[]\n")
+    assert run_prepared(code, imports=NUMPY).stdout.endswith("[]\n")
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

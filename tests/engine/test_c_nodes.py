@@ -18,6 +18,7 @@ import fanin
 from fanin import Leaf, Node, Slot
 from kit import c_nodes, hooks
 from kit.c_nodes import CALL_PYTHON, FAIL, FRESH, IN_PLACE, LONG, NOTHING, PASS, RAISE, SCALE, WRAP
+from kit.sample import sizes
 
 pytestmark = pytest.mark.core
 
@@ -306,7 +307,8 @@ def random_graph(c: ModuleType, seed: int, in_c: Callable[[random.Random], bool]
     return [None if x.grad is None else x.grad.tobytes() for x in leaves]
 
 
-def test_random_graphs_give_the_same_bits_with_nodes_in_c(c: ModuleType) -> None:
+@pytest.mark.parametrize("count", sizes(100, 400))
+def test_random_graphs_give_the_same_bits_with_nodes_in_c(c: ModuleType, count: int) -> None:
     first = random.randrange(2**32)
     print(f"seed {first}")
     some = nothing = 0
@@ -314,7 +316,7 @@ def test_random_graphs_give_the_same_bits_with_nodes_in_c(c: ModuleType) -> None
     gc.collect()
     fanin.trim()
     before = hooks.blocks()
-    for seed in range(first, first + 400):
+    for seed in range(first, first + count):
         expected = random_graph(c, seed, lambda r: False)
         assert random_graph(c, seed, lambda r: True) == expected, seed
         assert random_graph(c, seed, lambda r: r.random() < 0.5) == expected, seed
@@ -322,7 +324,7 @@ def test_random_graphs_give_the_same_bits_with_nodes_in_c(c: ModuleType) -> None
         nothing += sum(x is None for x in expected)
     gc.collect()
     fanin.trim()
-    assert hooks.blocks() == before and some > 300 and nothing > 100, (some, nothing)
+    assert hooks.blocks() == before and some > 3 * count // 4 and nothing > count // 4, (some, nothing)
 
 
 @pytest.mark.rule("E6", "E14")

@@ -82,7 +82,7 @@ def two_leaves(m: Machine) -> tuple[float, float, str]:
 
 
 #: Orders of a sample, in which each outcome and each planted fault is found, and those of the whole.
-FEW, MANY = {"limit": 40, "samples": 60}, {"limit": 300, "samples": 600}
+FEW, MANY = {"limit": 10, "samples": 30}, {"limit": 300, "samples": 600}
 ALL = {"limit": 6_000}
 
 

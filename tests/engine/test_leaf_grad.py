@@ -11,7 +11,7 @@ import pytest
 
 import fanin
 from fanin.sim import Machine
-from kit.support import run_python
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -74,7 +74,7 @@ def test_the_gradient_of_an_array_that_requires_one_is_kept_in_its_own_grad(asks
 #: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would let go of that array.
 LET_GO = """
 import gc, numpy as np, fanin
-g = np.ones(16_000_000, np.float32)  # memory of its own, which is unmapped when it is let go
+g = np.ones(9_000_000, np.float32)  # above 32 MiB: memory of its own, unmapped when it is let go
 w = fanin.Leaf(np.zeros_like(g), accumulate="float64")
 for _ in range(2):
     fanin.backward([(w, 0, g)])
@@ -99,7 +99,7 @@ print(refused[:1])
 @pytest.mark.rule("E15", "L5")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector no longer runs in the midst of a call")
 def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
-    said = run_python(LET_GO).stdout
+    said = run_prepared(LET_GO).stdout
     assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
 
 

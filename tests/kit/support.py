@@ -106,10 +106,16 @@ def run_python(
         cwd=cwd,
         stdin=subprocess.DEVNULL,
     )
+    return judged(done, check)
+
+
+def judged(done: subprocess.CompletedProcess[str], check: bool) -> subprocess.CompletedProcess[str]:
+    """What Python beside this one has done, unless it is an error."""
     if WITHOUT_SOURCES and done.returncode != 0 and WITHOUT_SOURCES in done.stderr:
         skip_without_sources()
     if (check and done.returncode != 0) or REPORT.search(done.stderr):
-        raise AssertionError(f"exit status {done.returncode}\n{code}\n{done.stdout}\n{done.stderr}")
+        said = f"{done.stdout}\n{done.stderr}"
+        raise AssertionError(f"exit status {done.returncode}\n{' '.join(done.args[1:])}\n{said}")
     return done
 
 

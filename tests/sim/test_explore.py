@@ -15,8 +15,8 @@ import fanin
 from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
 from fanin.sim.search import bits_of
 from kit import scenes
+from kit.prepared import run_prepared
 from kit.sample import sizes
-from kit.support import run_python
 
 pytestmark = pytest.mark.core
 
@@ -534,10 +534,10 @@ def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: s
 
 
 def test_a_buffer_that_had_a_life_before_the_first_machine_is_seen_like_a_new_one() -> None:
-    """Two processes that have no machine yet, forked from one that imports fanin and has not used it."""
     code = """
-import os
 import fanin
+if {before}:
+    fanin.InputBuffer(1)  # is kept for its next life
 
 def scenario(m):
     buf = fanin.InputBuffer(1)
@@ -547,17 +547,10 @@ def scenario(m):
     m.join()
     return buf.take()
 
-for before in (False, True):
-    child = os.fork()
-    if child == 0:
-        if before:
-            fanin.InputBuffer(1)  # is kept for its next life
-        report = fanin.sim.explore(scenario)
-        print(report.runs, len(report.results), flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
+report = fanin.sim.explore(scenario)
+print(report.runs, len(report.results))
 """
-    fresh, kept = run_python(code).stdout.splitlines()
+    fresh, kept = (run_prepared(code.format(before=before)).stdout for before in (False, True))
     assert fresh == kept
     assert fresh.split()[1] == "2"
 
