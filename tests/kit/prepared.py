@@ -21,9 +21,10 @@ from kit.support import TESTS, judged, run_python, sanitizer
 #: Answers each request, a line, with the exit status of the child that ran its code.
 SERVER = """
 import gc, json, os, sys, types, warnings
-import numpy
+import numpy, pytest
+gc.freeze()  # else the collector looks at all of these at the end of each child
 import fanin, fanin.sim
-import kit.at
+import fake_cuda, kit.at
 
 def serve():
     for line in sys.stdin:
@@ -44,11 +45,8 @@ def become(request):
     sys.argv = ["-c", *request["args"]]
     sys.orig_argv = [sys.executable, "-c", request["code"], *request["args"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    if request["whole_end"]:
-        gc.unfreeze()
     return compile(request["code"], "<string>", "exec")
 
-gc.freeze()
 request = serve()
 if request is not None:
     exec(become(request), sys.modules["__main__"].__dict__)
@@ -75,12 +73,8 @@ def end() -> None:
         _server.cache_clear()
 
 
-def run_prepared(
-    code: str, *args: str, check: bool = True, whole_end: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """As `run_python`, in a fork of the prepared process. `whole_end`: at the end of the process the collector looks at
-    NumPy and fanin too, which takes longer than most code.
-    """
+def run_prepared(code: str, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """As `run_python`, in a fork of the prepared process."""
     if sanitizer() or not hasattr(os, "fork"):
         return run_python(code, *args, check=check)
     server: Any = _server()
@@ -88,7 +82,7 @@ def run_prepared(
         out, err = (Path(folder, name) for name in ("out", "err"))
         for file in (out, err):
             file.touch()
-        request = {"code": code, "args": args, "folder": os.getcwd(), "whole_end": whole_end}
+        request = {"code": code, "args": args, "folder": os.getcwd()}
         request |= {"out": str(out), "err": str(err)}
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
