@@ -33,6 +33,12 @@ def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...])
     return made
 
 
+def several(rng: np.random.Generator, dtype: np.dtype[Any], n: int, shape: tuple[int, ...]) -> list[Any]:
+    """n of them, drawn in two halves."""
+    halves = [some(rng, dtype, (half, *shape)) for half in (n // 2, n - n // 2)]
+    return [x.copy() for half in halves for x in half]
+
+
 def layouts(rng: np.random.Generator, x: Any) -> Any:
     """x, perhaps lying otherwise."""
     how = rng.integers(4)
@@ -107,10 +113,9 @@ def test_sums_of_any_layout_number_and_size_give_the_cpus_bits(driver: FakeDrive
         (7, (1, 1)),
         (3, (0, 4)),
     ):
-        xs = [
-            layouts(rng, some(rng, dtype, shape)) if len(shape) > 1 and 0 not in shape else some(rng, dtype, shape)
-            for _ in range(n)
-        ]
+        xs = several(rng, dtype, n, shape)
+        if len(shape) > 1 and 0 not in shape:
+            xs = [layouts(rng, x) for x in xs]
         scale = float(rng.choice([2.0, 0.37])) if dtype.kind in "fc" or dtype in LOW else 3
         for how in ({}, {"scale": scale})[n >= 170 :]:  # as many in one launch as in several
             with np.errstate(all="ignore"):
