@@ -569,8 +569,7 @@ def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> No
         "x = driver.array(np.ones(4)); keep = [x, s]\n"
         "buf = fanin.InputBuffer(1, stream=t)\n"
         "driver.launch(s, lambda v: v.fill(2), writes=[x])\n"
-        "buf.add(0, x, stream=s); buf.add(0, x, stream=t)\n" + ending,
-        whole_end=True,
+        "buf.add(0, x, stream=s); buf.add(0, x, stream=t)\n" + ending
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
 

@@ -76,11 +76,13 @@ def cases(
         yield dtype, order, index, n, sparse, dense, wide if rng.integers(2) else None
 
 
-def test_coo_entries_are_added_in_their_order_however_they_lie(driver: FakeDriver) -> None:
+@pytest.mark.parametrize("step", sizes(5, 1))
+def test_coo_entries_are_added_in_their_order_however_they_lie(driver: FakeDriver, step: int) -> None:
+    """The sample has each order with two or three dtypes."""
     rng = np.random.default_rng(SEED)
     s = driver.stream()
     done = 0
-    for dtype, order, index, n, sparse, dense, wide in cases(rng):
+    for dtype, order, index, n, sparse, dense, wide in itertools.islice(cases(rng), 0, None, step):
         rows = np.stack(np.unravel_index(ORDERS[order](rng, n, int(np.prod(sparse))), sparse)).astype(index)
         if rng.integers(2):
             rows[0, rng.random(n) < 0.1] = rng.choice([-1, sparse[0], np.iinfo(index).max, np.iinfo(index).min])
@@ -93,20 +95,22 @@ def test_coo_entries_are_added_in_their_order_however_they_lie(driver: FakeDrive
         got = total(lying(rng, into, driver.array), there, s, wide)
         assert bits(got) == bits(total(into, here, None, wide)), (dtype, order, index, n, sparse, dense, wide)
         done += 1
-    assert done == len(DTYPES) * len(ORDERS)
+    assert done >= len(DTYPES) * len(ORDERS) // step
     tried = {k for k in ("single", "bfloat16", "e4m3fn", "doubled", "truth", "any") if driver.calls(f"fan_scatter_{k}")}
-    assert len(tried) == 6, tried
+    assert len(tried) == 6 or step > 1, tried
+
+
+FEW_ORDERS = [("any", 500), ("falling", 500), ("last falls", 500), ("any", 300_000)]
 
 
 @pytest.mark.parametrize(
     ("order", "most"),
     [
-        *((order, 500) for order in ORDERS),
-        *((order, 300_000) for order in ("any", "falling")),
+        *FEW_ORDERS,
         *(
             pytest.param(order, most, marks=pytest.mark.full)
-            for order, most in itertools.product(ORDERS, (3, 70_000, 300_000))
-            if (order, most) not in (("any", 300_000), ("falling", 300_000))
+            for order, most in itertools.product(ORDERS, (3, 500, 70_000, 300_000))
+            if (order, most) not in FEW_ORDERS
         ),
     ],
 )
@@ -126,14 +130,19 @@ def test_lists_of_many_tiles_and_rows_of_several_digits_are_sums_in_order(
 @pytest.mark.parametrize(
     ("most", "dtype"),
     [
-        *itertools.product([250, 500, 1000], [np.dtype("u1"), F4]),
+        (250, np.dtype("u1")),
+        (500, F4),
+        (1000, np.dtype("u1")),
         (200_000, np.dtype("u1")),
         (300_000, F4),
         (1000, np.dtype("f2")),
         (1000, np.dtype("f8")),
         *(
             pytest.param(most, np.dtype(dtype), marks=pytest.mark.full)
-            for most, dtype in ((200_000, "f4"), (300_000, "u1"), (2**25 + 3, "u1"))
+            for most, dtype in (
+                *((250, "f4"), (500, "u1"), (1000, "f4")),
+                *((200_000, "f4"), (300_000, "u1"), (2**25 + 3, "u1")),
+            )
         ),
     ],
     ids=str,

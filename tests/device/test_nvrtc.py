@@ -138,7 +138,7 @@ def test_two_processes_that_write_and_read_at_once_see_whole_files_alone(cache: 
         "path, other = Path(sys.argv[1]), os.fork()\n"
         "fill = b'a' if other else b'b'\n"
         "whole = {b * 300_000 for b in (b'a', b'b')}\n"
-        "for _ in range(50):\n"
+        "for _ in range(25):\n"
         "    _kernels.write(path, fill * 300_000)\n"
         "    code = _kernels.read(path)\n"
         "    assert code in whole, code and len(code)\n"
@@ -478,7 +478,7 @@ def interrupted(tmp_path: Path, thread: str, old: str = "", new: str = "", secon
         (tmp_path / name).mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "works.py").write_text(WORKS)
-    works = f'"{sys.executable}" "$here/works.py" "$here/fifo" {seconds}'
+    works = f'"{sys.executable}" -I -S "$here/works.py" "$here/fifo" {seconds}'
     nvcc = fake_nvcc(tmp_path, "*) while", f"*) {works}; exit 9; while")
     process = subprocess.Popen(
         [sys.executable, "-c", COMPILES, str(nvcc), str(tmp_path), thread, old, new],

@@ -131,7 +131,7 @@ def rare(seen: Counter[str], least: int) -> list[str]:
 
 
 #: Graphs of a sample and of the whole. TAKEN_BEFORE_LAST and RUN_TWICE are found in the first five.
-SAMPLE, WHOLE = 400, 10_000
+SAMPLE, WHOLE = 300, 10_000
 
 
 @pytest.mark.usefixtures("quick_reference")

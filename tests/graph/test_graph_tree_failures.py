@@ -116,12 +116,12 @@ def test_each_allocation_fails_once_and_nothing_is_lost(m: Any, way: Callable[[A
 @STREAMS
 @EVERY
 @pytest.mark.parametrize("code", [2, 999], ids=["out of memory", "unknown"])
-@pytest.mark.parametrize("step", sizes(15, 1))
+@pytest.mark.parametrize("step", sizes(25, 1))
 def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(
     m: Any, way: Callable[[Any], list[Any]], code: int, step: int
 ) -> None:
     """A stream that stayed captured, or a context that stayed, would show in the next run; what the failing call was to
-    give back is lost with it. In the sample one in fifteen calls of the driver fails, others for each code.
+    give back is lost with it. In the sample one in 25 calls of the driver fails, others for each code.
     """
     want, failures, ran_out = way(m), 0, False
     n = 0 if m.kind == "sim" else code % step
@@ -148,7 +148,7 @@ def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(
         assert way(m) == want, n
         n += 1 if m.kind == "sim" else step
     print(failures, "failures of", n)
-    assert failures > (20 if step == 1 else 10)
+    assert failures > (20 if step == 1 else 8)
 
 
 # A tree that goes on

@@ -225,7 +225,7 @@ SMALL = {
 
 @pytest.mark.filterwarnings("ignore:f[0-9.]+ (runs|copies) :RuntimeWarning")
 @KINDS
-@pytest.mark.parametrize("n", sizes(20, 140))
+@pytest.mark.parametrize("n", sizes(12, 140))
 def test_random_programs_with_little_memory_give_what_an_eager_run_gives(kind: str, n: int) -> None:
     counts = programs(kind, range(n), memories=SMALL[kind])
     print(counts)

@@ -668,7 +668,7 @@ print('end')
 """
     from kit.support import TESTS
 
-    assert run_prepared(code.format(tests=str(TESTS)), whole_end=True).stdout == "end\n"
+    assert run_prepared(code.format(tests=str(TESTS))).stdout == "end\n"
 
 
 def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more() -> None:

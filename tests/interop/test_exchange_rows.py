@@ -474,7 +474,7 @@ out = fanin.add_n([x, x]).__dlpack__(stream=-1)
 sys.modules['kept'] = (buf, out, cycle, used)
 print('end')
 """
-    assert run_prepared(code, whole_end=True).stdout == "end\n"
+    assert run_prepared(code).stdout == "end\n"
 
 
 def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more(library: Library) -> None:

@@ -61,14 +61,13 @@ def test_a_fork_of_a_python_with_numpy_alone_imports_fanin_itself() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
     ],
 )
-@pytest.mark.parametrize("whole_end", [False, True])
-def test_it_ends_with_the_status_of_the_code(code: str, status: int, whole_end: bool) -> None:
-    done = run_prepared(code, check=False, whole_end=whole_end)
+def test_it_ends_with_the_status_of_the_code(code: str, status: int) -> None:
+    done = run_prepared(code, check=False)
     assert done.returncode == status and done.stdout == ""
     assert done.stderr.endswith("ValueError: mine\n") or not done.stderr
     if status:
         with pytest.raises(AssertionError, match=f"exit status {status}"):
-            run_prepared(code, whole_end=whole_end)
+            run_prepared(code)
 
 
 def test_it_ends_as_an_interpreter_ends() -> None:

@@ -64,8 +64,7 @@ buf = fanin.InputBuffer(2)
 buf.add(0, np.ones(3)); buf.add(0, np.ones(3)); buf.add(1, np.ones(2))
 keep.append((buf, memoryview(np.ones(3))))
 {ending}
-""",
-        whole_end=True,
+"""
     )
     assert done.returncode == 0
     assert "Fatal" not in done.stderr

@@ -21,7 +21,16 @@ from typing import Any
 from kit.support import TESTS, judged, run_python, sanitizer
 
 #: What is imported before the fork.
-FANIN = ("numpy.random", "fanin.analysis", "fanin.cli.demo", "fanin.dist", "fanin.sim", "fanin.tape", "fake_cuda")
+FANIN = (
+    "numpy.random",
+    "pytest",
+    "fanin.analysis",
+    "fanin.cli.demo",
+    "fanin.dist",
+    "fanin.sim",
+    "fanin.tape",
+    "fake_cuda",
+)
 NUMPY = ("numpy",)
 
 
@@ -70,16 +79,13 @@ def run_prepared(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     check: bool = True,
-    whole_end: bool = False,
     imports: tuple[str, ...] = FANIN,
 ) -> subprocess.CompletedProcess[str]:
-    """As `run_python`, in a fork of the prepared process. `whole_end`: at the end of the process the collector looks at
-    NumPy and fanin too, which takes longer than most code.
-    """
+    """As `run_python`, in a fork of the prepared process."""
     if sanitizer() or not hasattr(os, "fork"):
         return run_python(code, *args, env=env, cwd=cwd, check=check)
     words = [*(["-c", code] if isinstance(code, str) else code), *args]
-    request: dict[str, Any] = {"words": words, "folder": os.fspath(cwd or os.getcwd()), "whole_end": whole_end}
+    request: dict[str, Any] = {"words": words, "folder": os.fspath(cwd or os.getcwd())}
     request["env"] = {**os.environ, "PYTHONPATH": _path(), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))

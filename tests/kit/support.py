@@ -298,12 +298,17 @@ def run_c(
     return done
 
 
-def conformance(buffer: str) -> subprocess.CompletedProcess[str]:
-    """A run of the conformance suite on a buffer, "module:name", as another engine's people run it."""
+def conformance_words(buffer: str) -> list[str]:
+    """What pytest is given to run the conformance suite on a buffer, "module:name"."""
     words = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin"]
+    return [*words, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}"]
+
+
+def conformance(buffer: str) -> subprocess.CompletedProcess[str]:
+    """A run of the conformance suite on a buffer, as another engine's people run it."""
     path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *words, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}"],
+        [sys.executable, "-m", "pytest", *conformance_words(buffer)],
         capture_output=True,
         text=True,
         cwd=ROOT,
