@@ -20,6 +20,7 @@ import pytest
 import fanin
 from fanin import analysis
 from fanin import descriptors as d
+from kit.sample import sizes
 
 # ---------------------------------------------------------------- the records
 
@@ -556,10 +557,11 @@ def test_overlap_sets_of_ndarrays_are_exact_and_pytorchs_mistakes_have_their_rul
             assert str(x).startswith("arrays 0 and 1: torch: ") and str(x).endswith(f"; it is {x.exact}")
 
 
-def test_random_sets_of_ndarrays_are_those_of_their_bytes() -> None:
+@pytest.mark.parametrize("sets", sizes(150, 400))
+def test_random_sets_of_ndarrays_are_those_of_their_bytes(sets: int) -> None:
     seed = 3
     rng, counts = random.Random(seed), Counter[str]()
-    for _ in range(150):
+    for _ in range(sets):
         base = np.zeros((5, 6, 4), np.int16)
         views = []
         for _ in range(rng.randint(2, 5)):

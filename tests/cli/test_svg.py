@@ -152,10 +152,11 @@ def layered(boxes: int, arrows: list[Arrow]) -> Read:
     return Read(made)
 
 
-def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet() -> None:
+@pytest.mark.parametrize("graphs", sizes(30, 60))
+def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet(graphs: int) -> None:
     draw = random.Random(10)
     passed = 0
-    for _ in range(30):
+    for _ in range(graphs):
         count = draw.randrange(1, 30)
         pairs = [tuple(sorted(draw.sample(range(count), 2))) for _ in range(draw.randrange(40) if count > 1 else 0)]
         arrows = [Arrow(a, b, str(k) if k % 3 == 0 else "") for k, (a, b) in enumerate(pairs)]
