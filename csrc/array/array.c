@@ -1,4 +1,5 @@
 #include "array/array.h"
+#include "base/fault.h"
 
 #include "base/mem.h"
 
@@ -145,7 +146,9 @@ static void array_axes_by_stride(const fan_array *like, int *axes)
 void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like, int64_t *strides)
 {
     int axes[FAN_MAX_NDIM];
-    bool follow = like && like->ndim == ndim;
+    bool follow = like && like->ndim == ndim && !fan_array_expanded(like);
+    if (FAN_FAULT(AXES_FORGOTTEN))
+        follow = false;
     if (follow)
         array_axes_by_stride(like, axes);
     int64_t step = (int64_t)itemsize;

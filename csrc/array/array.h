@@ -99,8 +99,8 @@ void fan_array_drop(fan_array *a);
 /* fan_shape_check: computes the number of elements by checked multiplication; FAN_ERR_VALUE on a negative extent or if
  * the bytes overflow. */
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err);
-/* fan_dense_strides: computes the strides of a gap-free array of `shape` with axes in the order of `like`'s (NULL: C
- * order). */
+/* fan_dense_strides: computes the strides of a gap-free array of `shape` with axes in the order of `like`'s (NULL, or
+ * expanded along an axis: C order; D16). */
 void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like, int64_t *strides);
 /* fan_array_reach: computes the byte offsets of the lowest byte and of the end of the highest, relative to `data`. Both
  * 0 when empty. */

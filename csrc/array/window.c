@@ -863,31 +863,127 @@ static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
     return block_reserve(w, at, &need);
 }
 
-static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
+/* cell_merge: adds number k of `from` to number i of block `at`, which has room for it. */
+static void cell_merge(fan_window *w, int64_t at, size_t i, const window_view *from, size_t k)
 {
     window_block *b = w->block + at;
     int64_t *low = w->word + at * B;
-    window_view mine = {b, low, from->n};
+    window_view mine = {b, low, B};
+    int64_t top = cell_top(&mine, &w->kind, i);
+    int64_t other = cell_top(from, &w->kind, k);
+    if (b->form == LIMBS) {
+        limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, k);
+        return;
+    }
+    if (other == FAN_ACC_NOTHING)
+        return;
+    if (other <= FAN_ACC_NAN) {
+        cell_set(b, low, i, 0, cell_special(top, other));
+        return;
+    }
+    if (top <= FAN_ACC_NAN && top != FAN_ACC_NOTHING)
+        return;
     int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
+    __int128 old = top == FAN_ACC_NOTHING ? 0 : cell_value(&mine, i);
+    cell_set(b, low, i, old + (__int128)((unsigned __int128)cell_value(from, k) << by), 0);
+}
+
+static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
+{
+    window_block *b = w->block + at;
     if (from->block->empty)
         return;
     block_begin(w, at);
     if (b->form == WORDS_64 && !b->special) {
-        loops->merge(low, from->low, from->n, by);
+        int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
+        loops->merge(w->word + at * B, from->low, from->n, by);
         return;
     }
-    for (size_t i = 0; i < from->n; i++) {
-        int64_t top = cell_top(&mine, &w->kind, i), other = cell_top(from, &w->kind, i);
-        if (b->form == LIMBS)
-            limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, i);
-        else if (other <= FAN_ACC_NAN && other != FAN_ACC_NOTHING)
-            cell_set(b, low, i, 0, cell_special(top, other));
-        else if (other != FAN_ACC_NOTHING && (top > FAN_ACC_NAN || top == FAN_ACC_NOTHING))
-            cell_set(b, low, i,
-                     (top == FAN_ACC_NOTHING ? 0 : cell_value(&mine, i)) +
-                         (__int128)((unsigned __int128)cell_value(from, i) << by),
-                     0);
+    for (size_t i = 0; i < from->n; i++)
+        cell_merge(w, at, i, from, i);
+}
+
+/* ---- repeated along axes ---- */
+
+/* The elements of an array in C order, and which of a smaller one each repeats. */
+typedef struct spread_walk {
+    int ndim;
+    const int64_t *shape;
+    int64_t index[FAN_MAX_NDIM];
+    int64_t step[FAN_MAX_NDIM]; /* in the smaller one */
+    int64_t at;                 /* in the smaller one */
+} spread_walk;
+
+static void spread_begin(spread_walk *walk, int ndim, const int64_t *shape, uint64_t axes)
+{
+    int64_t step = 1;
+    walk->ndim = ndim;
+    walk->shape = shape;
+    walk->at = 0;
+    for (int i = ndim - 1; i >= 0; i--) {
+        bool repeats = axes >> i & 1;
+        walk->index[i] = 0;
+        walk->step[i] = repeats ? 0 : step;
+        step *= repeats ? 1 : shape[i];
     }
+}
+
+static void spread_next(spread_walk *walk)
+{
+    for (int i = walk->ndim - 1; i >= 0; i--) {
+        walk->at += walk->step[i];
+        if (++walk->index[i] < walk->shape[i])
+            return;
+        walk->at -= walk->step[i] * walk->shape[i];
+        walk->index[i] = 0;
+    }
+}
+
+/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the largest counts. */
+static void need_block(window_need *need, const window_block *b)
+{
+    bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
+    need->form = b->form > need->form ? b->form : need->form;
+    need->special |= b->special;
+    if (!sized)
+        return;
+    need->most = b->bound > need->most ? b->bound : need->most;
+    need->lowest = b->base < need->lowest ? b->base : need->lowest;
+}
+
+fan_window *fan_window_spread(const fan_window *from, int ndim, const int64_t *shape, uint64_t axes)
+{
+    FAN_UNINITIALIZED spread_walk walk;
+    int64_t size = 1;
+    for (int i = 0; i < ndim; i++)
+        size *= shape[i];
+    fan_window *w = fan_window_new(from->dtype, size);
+    int64_t parts = (int64_t)fan__exact_parts(from->dtype);
+    if (!w)
+        return NULL;
+    FAN_DEFAULT_FLOAT_MODE;
+    for (int add = 0; add < 2; add++) {
+        spread_begin(&walk, ndim, shape, axes);
+        for (int64_t at = 0; at < w->blocks; at++) {
+            int64_t elements = (int64_t)window_view_of(w, at).n / parts;
+            window_need need = {.lowest = INT_MAX};
+            if (add)
+                block_begin(w, at);
+            for (int64_t i = 0; i < elements; i++, spread_next(&walk)) {
+                int64_t number = walk.at * parts;
+                window_view v = window_view_of(from, number / B);
+                if (!add)
+                    need_block(&need, v.block);
+                for (int64_t part = 0; add && part < parts; part++)
+                    cell_merge(w, at, (size_t)(i * parts + part), &v, (size_t)(number % B + part));
+            }
+            if (!add && !block_reserve(w, at, &need)) {
+                fan_window_free(w);
+                return NULL;
+            }
+        }
+    }
+    return w;
 }
 
 #ifdef FAN_TEST

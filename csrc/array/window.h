@@ -32,6 +32,9 @@ void fan_window_free(fan_window *w); /* w may be NULL */
 /* fan_window_copy: allocates the same sum in a dtype that contains w's (D3): real or complex, as wide or wider. NULL
  * when out of memory. */
 fan_window *fan_window_copy(const fan_window *w, fan_dtype d);
+/* fan_window_spread: allocates the sum of an array of `shape` whose elements repeat along `axes` those of w, which has
+ * one there; both in C order. NULL when out of memory. */
+fan_window *fan_window_spread(const fan_window *w, int ndim, const int64_t *shape, uint64_t axes);
 fan_dtype fan_window_dtype(const fan_window *w);
 
 /* fan_window_add: adds n arrays of one shape with w's number of elements, in C order, each converted to w's dtype

@@ -46,6 +46,18 @@
     X(BATCH_NOT_EXCLUSIVE, "memory is written in place while a job that reads it waits in the batch") \
     X(BATCH_FAILURE_IGNORED, "a sum whose job failed counts as made") \
     X(STATS_WRONG_STREAM, "statistics are read in the order of a stream that did not write them")
+/* Decisions about a sum that every way of bringing contributions in must take alike (the law of the ways). */
+#define FAN_WAY_FAULTS(X) \
+    X(MERGED_BEFORE_CAST, "entries of a sparse gradient are added in its own dtype, and then cast") \
+    X(SCALED_BEFORE_WIDENED, "a sum is scaled in the dtype of its last term, not in that of the whole sum") \
+    X(INT_WRAPS, "a Python int that does not fit the sum's dtype wraps") \
+    X(STATS_OF_STORED, "statistics are those of stored numbers, also where an index occurs twice") \
+    X(SUM_LEFT_LOOSE, "a sparse sum made at an add is returned with the entries of its terms") \
+    X(KIND_OF_LAST, "a sum is of the kind of its last term") \
+    X(AXES_FORGOTTEN, "a sum is in C order, whatever the axes of its first contribution") \
+    X(EXPANDED_WRITTEN_OUT, "an expanded gradient is cast in memory of its full shape") \
+    X(COPY_KEEPS_INDICES, "a sparse gradient that is copied and cast keeps the caller's indices") \
+    X(SHARED_EVENT_COVERS, "of terms that share an event none waits for it")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \
     X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
@@ -150,8 +162,9 @@
     X(API_RELEASE_LOCKED, "the releases at the end of a call run while the thread has the interpreter's lock") \
     X(API_DROP_AT_ONCE, "drop calls a release at once, whatever lock the thread has")
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) FAN_CUDA_FAULTS(X) \
-    FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) FAN_API_FAULTS(X)
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_WAY_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_FLOAT_FAULTS(X) \
+    FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X) \
+    FAN_API_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

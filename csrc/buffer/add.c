@@ -75,21 +75,25 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
         sum = s->spec->dtype;
     } else {
+        fan_dtype accumulate = s->spec->accumulate;
+        if (fan_accum_dtype(v->dtype, accumulate) == FAN_DT_NONE)
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
+                               fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
+                               fan_dtype_name(v->dtype));
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_DT_NONE)
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
                                "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
                                fan_dtype_name(v->dtype));
-        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
-                               fan_dtype_name(sum));
+        /* What holds each contribution's dtype holds their promotion. */
+        assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     }
     /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
-    out->weak_int = fan_value_weak_int(v);
-    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->weak_int, sum))
-        return fan_slot_fail_int(b, slot, c->key, out->weak_int, sum, err);
+    out->number = fan_value_number(v);
+    if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->number, sum))
+        return fan_slot_fail_int(b, slot, c->key, out->number, sum, err);
     if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
@@ -326,7 +330,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         it->key = c->key;
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
             it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-        it->weak_int = a->weak_int;
+        it->number = a->number;
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
         it->producer = fan_stream_hold(a->producer);
         it->owned = it->exposed = c->summed;
@@ -466,6 +470,10 @@ static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, c
     fan_array *pointers = NULL;
     fan_array *values = NULL;
     fan_status status = FAN_OK;
+    if (FAN_FAULT(MERGED_BEFORE_CAST)) {
+        fan_sparse_operand own = {v, v->values->dtype};
+        return fan_device_sparse_merge(d, on, &own, 1, true, dtype, NULL, out, err);
+    }
     FAN_GO(convert_part(b, d, on, v->indices, v->indices->dtype, copies, &indices, err));
     if (v->pointers)
         FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
@@ -539,7 +547,10 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     fan_array *converted = NULL; /* .. as the slot wants it */
     fan_array *wide = NULL;      /* what is reduced: `near` in the shape of the gradient */
     const fan_array *whole = v->array;
-    FAN_GO(fan_array_compact(whole, fan_array_expanded(whole), &compact, err));
+    uint64_t expanded = fan_array_expanded(whole);
+    if (FAN_FAULT(EXPANDED_WRITTEN_OUT))
+        expanded = 0;
+    FAN_GO(fan_array_compact(whole, expanded, &compact, err));
     const fan_array *from = compact;
     if (to->download) {
         fan_value base = *v;
@@ -576,6 +587,8 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
     bool copies = c->copy || c->donate; /* donated memory is its owner's again once it is converted */
+    if (FAN_FAULT(COPY_KEEPS_INDICES))
+        copies = false;
     if (v->form == FAN_FORM_SPARSE && to->reduce)
         status = reduce_sparse(b, s, v, to, on, &made, err);
     else if (v->form == FAN_FORM_SPARSE)

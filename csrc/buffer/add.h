@@ -19,7 +19,7 @@ typedef struct fan_conversion {
 typedef struct fan_check_result {
     fan_conversion to;
     fan_dtype_set seen;   /* the dtypes that the slot has seen, this one's included */
-    int64_t weak_int;     /* of a Python int, its value; else 0 */
+    int64_t number;       /* as in fan_item */
     fan_stream *producer; /* S4; no hold */
     fan_add_plan plan;
 } fan_check_result;

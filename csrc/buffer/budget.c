@@ -70,7 +70,7 @@ static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
 {
     int64_t number = 0;
     if (one->general)
-        return one->item->weak_int;
+        return one->item->number;
     if (k->weak && k->dtype == FAN_DT_INT64)
         memcpy(&number, fan_entry_data(k, one), sizeof number);
     return number;
@@ -106,7 +106,7 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
         }
         if (next || v->form == FAN_FORM_ZERO)
             continue;
-        bool counts = one->general ? fan_int_run_add(&run, v)
+        bool counts = one->general ? fan_int_run_add(&run, v, one->item->number)
                                    : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
         next = counts ? NULL : v;
     }
@@ -145,6 +145,51 @@ static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void 
     list->recheck_at = list->n + fan_recheck_interval(list->n);
 }
 
+/* Locked: how many contributions of a slot with accumulate="exact" move into its state now: all that are parked, if
+ * that saves memory, or none. */
+static size_t budget_exact_due(const fan_slot *s)
+{
+    const fan_slot_state *p = s->p;
+    const fan_entry *sum = fan_slot_sum(s);
+    fan_dtype d = fan_dtype_set_promote(p->seen);
+    bool zero = sum && sum->general && sum->item->value.form == FAN_FORM_ZERO;
+    bool streams = p->device && p->device->backend->has_streams;
+    if (!fan_exact_fits(d) || streams || (sum && !zero))
+        return 0;
+    size_t n = fan_slot_waiting(s);
+    if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
+        return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+    const fan_array *any = NULL;
+    size_t terms = 0;
+    uint64_t parked = 0;
+    uint64_t axes = p->exact ? p->exact->expanded : ~UINT64_C(0);
+    for (size_t i = 0; i < n; i++) {
+        const fan_entry *one = &s->list->entries[i + (sum != NULL)];
+        if (!one->general) /* it is undefined: an exact sum takes no plain entries */
+            continue;
+        const fan_value *v = &one->item->value;
+        if (v->form == FAN_FORM_SPARSE)
+            return 0; /* its sum may be sparse, and small */
+        parked += one->item->bytes;
+        if (v->form != FAN_FORM_DENSE)
+            continue;
+        if (!fan_exact_fits(v->dtype))
+            return 0; /* an integer is read as the sum's own dtype, which may widen yet */
+        any = v->array;
+        axes &= fan_array_expanded(any);
+        terms++;
+    }
+    if (p->exact && p->exact->expanded == axes)
+        return n > 1 && terms ? n : 0;
+    if (terms < 2) /* one alone may be handed through (A14) */
+        return 0;
+    uint64_t words = (uint64_t)any->size * (fan_dtype_kind(d) == 'c' ? 2 : 1);
+    for (int i = 0; i < any->ndim; i++)
+        if (axes >> i & 1)
+            words /= (uint64_t)any->shape[i];
+    return parked > words * 8 ? n : 0; /* of a window whose words have 64 bits */
+}
+
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
 {
     const fan_slot *s = &b->slots[slot];
@@ -153,34 +198,8 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
     budget_recheck_holders(b, s, NULL, false);
     if (!fan_budget_exceeded(b, pending, true))
         return 0;
-    if (s->spec->exact) {
-        /* A slot with accumulate="exact" may sum into its state now: all that are parked, whatever their
-         * keys, if that saves memory; 0: none. */
-        fan_slot_state *p = s->p;
-        fan_dtype d = fan_dtype_set_promote(p->seen);
-        uint64_t parked = 0, dense = 0, state;
-        const fan_entry *sum = fan_slot_sum(s);
-        if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
-            (sum && !(sum->general && sum->item->value.form == FAN_FORM_ZERO)))
-            return 0;
-        size_t n = fan_slot_waiting(s);
-        if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
-            return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
-        for (size_t i = 0; i < n; i++) {
-            const fan_entry *one = &s->list->entries[i + (sum != NULL)];
-            if (!one->general) /* it is undefined: an exact sum takes no plain entries */
-                continue;
-            const fan_value *v = &one->item->value;
-            if (v->form == FAN_FORM_SPARSE)
-                return 0; /* its sum may be sparse, and small */
-            if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
-                return 0; /* an integer is read as the sum's own dtype, which may widen yet */
-            parked += one->item->bytes;
-            dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
-        }
-        state = n ? dense / n * 8 * (fan_dtype_kind(d) == 'c' ? 2 : 1) : 0; /* of a window whose words have 64 bits */
-        return n > 1 && (p->exact || parked > state) ? n : 0;
-    }
+    if (s->spec->exact)
+        return budget_exact_due(s);
     size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
     return budget_ints_wait(s, m) ? 0 : m;
 }

@@ -61,6 +61,14 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     return FAN_OK;
 }
 
+/* D15: the kind of a sum that has one term more. */
+static void fold_like(fan_like *like, const fan_term *t)
+{
+    bool lower_key = t->key >= 0 && t->key < like->key;
+    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t->v->rank < like->rank || (t->v->rank == like->rank && lower_key))
+        *like = (fan_like){.some = true, .origin = t->v->origin, .rank = t->v->rank, .key = t->key};
+}
+
 /* The i-th entry becomes a term, if it adds anything. */
 static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *err)
 {
@@ -81,7 +89,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
             t.owned = it->owned;
             t.exposed = it->exposed;
             t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
-            t.weak_int = it->weak_int;
+            t.number = it->number;
             FAN_TRY(
                 fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
             /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
@@ -106,7 +114,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         t.v = v;
         t.exposed = t.owned && (kept || one->exposed);
         t.own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
-        t.weak_int = t.is_value && s->list->summed > 1 ? 0 : fan_value_weak_int(v);
+        t.number = fan_value_number(v);
     }
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
@@ -117,12 +125,10 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     }
     if (sum)
         t.own = FAN_DT_NONE;
+    t.weak_int = sum && s->list->summed > 1 ? 0 : t.number;
     t.seen = sum ? s->p->value_seen : f->seen;
     f->terms[f->n++] = t;
-    fan_like *like = &gathered->like;
-    bool lower_key = t.key >= 0 && t.key < like->key;
-    if (!like->some || t.v->rank < like->rank || (t.v->rank == like->rank && lower_key))
-        *like = (fan_like){.some = true, .origin = t.v->origin, .rank = t.v->rank, .key = t.key};
+    fold_like(&gathered->like, &t);
     return FAN_OK;
 }
 
@@ -163,7 +169,7 @@ static void fold_fit_ints(fan_gathered *gathered)
 fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
 {
     const fan_fold *f = &gathered->fold;
-    if (!gathered->unfit)
+    if (!gathered->unfit || FAN_FAULT(INT_WRAPS))
         return FAN_OK;
     size_t n = 0;
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)
@@ -348,9 +354,13 @@ static fan_status fold_body(fan_fold *f, fan_error *err);
 /* D14: *sum becomes the sum of the terms before the first object, made as usual. */
 static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum, fan_error *err)
 {
+    const fan_term *t = &f->terms[0];
+    bool summed = t->is_value && fan_fold_slot(f)->list->summed > 1;
+    bool loose = summed && t->v->form == FAN_FORM_SPARSE && !t->v->sparse->coalesced; /* D12 */
     /* An object brings no dtype, so its `seen` is that of all before it. */
-    if (first == 0 || (first == 1 && f->terms[0].v->dtype == fan_dtype_set_promote(f->terms[1].seen)))
-        return fan_value_copy(f->b->frontend, f->terms[0].v, sum, err);
+    bool rounded = first == 1 && t->v->dtype == fan_dtype_set_promote(f->terms[1].seen);
+    if (first == 0 || (rounded && !loose))
+        return fan_value_copy(f->b->frontend, t->v, sum, err);
     fan_fold sub = *f;
     sub.n = first;
     sub.seen = f->terms[first].seen;
@@ -363,7 +373,25 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     fan_status status = fold_body(&sub, err);
     f->rules |= sub.rules;
     *sum = sub.result;
+    fan_like like = {.some = false};
+    for (size_t i = 0; i < first; i++)
+        fold_like(&like, &f->terms[i]);
+    fan_value_set_origin(f->b->frontend, sum, like.origin, like.rank);
     return status;
+}
+
+/* fold_combine_failed: the error of term t, which the frontend did not add; with its place, which the frontend has not
+ * got. */
+static fan_status fold_combine_failed(const fan_fold *f, const fan_term *t, fan_status status, fan_error *err)
+{
+    fan_place place = fan_slot_place(f->b, f->slot, t->key);
+    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
+        return fan_fail_at(err, FAN_ERR_EXTERN, 0, place, "this contribution was not added to those before it");
+    if (!err)
+        return status;
+    char reason[FAN_ERROR_TEXT];
+    memcpy(reason, err->text, sizeof reason);
+    return fan_fail_at(err, status, 0, place, "%s", reason);
 }
 
 /* *sum becomes that of itself and term t. */
@@ -390,14 +418,11 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
     fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
                                                 own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
     fan_value_drop(f->b->frontend, &own);
-    if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
-        return fan_fail_at(err, FAN_ERR_EXTERN, 0, fan_slot_place(f->b, f->slot, t->key),
-                           "this contribution was not added to those before it");
-    if (status == FAN_OK) {
-        fan_value_drop(f->b->frontend, sum);
-        *sum = next;
-    }
-    return status;
+    if (status != FAN_OK)
+        return fold_combine_failed(f, t, status, err);
+    fan_value_drop(f->b->frontend, sum);
+    *sum = next;
+    return FAN_OK;
 }
 
 /* Pairwise (A1, A8), from `*sum` on, which is that of the first `i` terms. */
@@ -587,6 +612,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
         old = p->sum_stats;
         *gathered->sum = (fan_item){.value = f->result,
+                                    .number = f->int_sum,
                                     .producer = f->ready,
                                     .event = f->ready_event,
                                     .donated = f->donated,
@@ -607,7 +633,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
          * an item. */
         const fan_term *t = &f->terms[0];
         *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
-                                    .weak_int = t->weak_int,
+                                    .number = t->number,
                                     .donated = t->donated,
                                     .owned = t->owned,
                                     .exposed = t->exposed,

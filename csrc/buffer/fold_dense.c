@@ -35,7 +35,7 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     const fan_scale *scale = fan_fold_scale(f);
     fan_int_run run = {.sum = 0};
     size_t n = 0;
-    while (n < f->n && fan_int_run_add(&run, f->terms[n].v))
+    while (n < f->n && fan_int_run_add(&run, f->terms[n].v, f->terms[n].number))
         n++;
     bool ints = n == f->n;
     const fan_value *next = ints ? NULL : f->terms[n].v;
@@ -114,6 +114,7 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         f->owned = true;
     }
     f->result.weak = ints;
+    f->int_sum = ints ? (int64_t)run.sum : 0;
 done:
     for (size_t i = 0; i < compact; i++)
         fan_array_drop((fan_array *)f->scratch[i].array);

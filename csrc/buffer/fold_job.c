@@ -8,7 +8,7 @@
 
 #include <stdio.h>
 
-/* `accumulate=` was checked at each add to be wide enough for the whole sum, so it is wide enough for every prefix. */
+/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;
@@ -25,7 +25,10 @@ const fan_scale *fan_fold_scale(const fan_fold *f)
 
 fan_dtype fan_fold_last(const fan_fold *f)
 {
-    fan_dtype d = fan_fold_accumulated(f, f->seen);
+    fan_dtype_set seen = f->seen;
+    if (FAN_FAULT(SCALED_BEFORE_WIDENED) && f->n)
+        seen = f->terms[f->n - 1].seen;
+    fan_dtype d = fan_fold_accumulated(f, seen);
     const fan_scale *scale = fan_fold_scale(f);
     return scale ? fan_scale_dtype(scale, d) : d;
 }
@@ -120,7 +123,10 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
 
 uint64_t fan_fold_expanded(const fan_fold *f)
 {
-    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    bool some = f->n || f->state;
+    uint64_t axes = some ? ~UINT64_C(0) : 0;
+    if (f->state)
+        axes = f->state->expanded;
     for (size_t i = 0; i < f->n; i++)
         axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
     return axes;

@@ -17,7 +17,8 @@ typedef struct fan_term {
     size_t entry;     /* which of the gathered entries it is */
     int64_t key;      /* of a contribution, -1: none */
     fan_dtype own;    /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
-    int64_t weak_int; /* of a Python int, its value; else 0 */
+    int64_t number;   /* of a Python int or bool, or a sum of such, its value (D5); else 0 */
+    int64_t weak_int; /* .. of a contribution; else 0 */
     /* of all up to and with this term; where a Python int of these does not fit their promotion, also of those up to
      * the next term with which all of them do (D5) */
     fan_dtype_set seen;
@@ -43,6 +44,7 @@ typedef struct fan_fold {
     fan_fold_plan plan;           /* fan_fold_decide */
     /* results */
     fan_value result; /* owned */
+    int64_t int_sum;  /* of a sum of Python ints and bools alone, its value (D5); else 0 */
     bool owned, donated;
     fan_stream *ready;      /* held */
     fan_event *ready_event; /* held */
@@ -93,7 +95,7 @@ const fan_scale *fan_fold_scale(const fan_fold *f);
  * came, symbolic zeros after the last term too (A2, D3), and wide enough for the scale (D10). */
 fan_dtype fan_fold_last(const fan_fold *f);
 
-/* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
+/* fan_fold_expanded: axes along which every term, and the exact state, is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
 /* What writes into the memory of a term. */

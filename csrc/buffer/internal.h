@@ -34,6 +34,8 @@ typedef struct fan_like {
 typedef struct fan_exact_state {
     fan_window *sum;
     fan_like like;
+    uint64_t expanded;             /* A13: axes along which all terms are: `sum` has one element along each */
+    int64_t strides[FAN_MAX_NDIM]; /* of the first term, whose axis order the result has (D16) */
 } fan_exact_state;
 
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;

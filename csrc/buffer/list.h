@@ -52,7 +52,7 @@ typedef struct fan_item {
     bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
     bool shown;        /* .. it is the latter */
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
-    int64_t weak_int;  /* of a Python int, its value (D5); else 0 */
+    int64_t number;    /* of a Python int or bool, or a sum of such, its value in two's complement (D5); else 0 */
     bool alone;        /* only the buffer holds it, as far as is known */
     uint64_t bytes;
     uint64_t hash; /* with debug: of its elements at add */

@@ -79,7 +79,7 @@ static bool order_term_covers(const fan_fold *f, size_t j, size_t i)
     if (newer->producer != t->producer || !newer->event || !t->event)
         return false;
     if (newer->event == t->event)
-        return j > i;
+        return j > i || FAN_FAULT(SHARED_EVENT_COVERS);
     if (FAN_FAULT(OLDEST_EVENT))
         return fan_event_covers(t->event, newer->event);
     return fan_event_covers(newer->event, t->event);

@@ -101,7 +101,8 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
     plan.dtype = accumulated(f);
     if (f->finish || f->exact)
         plan.dtype = f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_dtype_set_promote(f->seen);
-    if (dense && f->expanded && !f->has_out && !f->writable) {
+    bool may_expand = dense || plan.kind == FAN_FOLD_EXACT;
+    if (may_expand && f->expanded && !f->has_out && !f->writable) {
         plan.expanded = f->expanded;
         plan.rules |= FAN_A(13);
     }

@@ -183,7 +183,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
         return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
     if (f->has_out && !copy)
         return FAN_TAKE_INTO_OUT;
-    if (!whole && sums && !objects && !exact && f->first_donated)
+    bool in_place = sums && !objects && !exact && !anew;
+    if (!whole && in_place && f->first_donated)
         return FAN_TAKE_LATE;
     if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
         !(f->writable && f->expanded))

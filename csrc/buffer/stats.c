@@ -27,7 +27,7 @@ static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fa
 {
     *merged = NULL;
     *elements = stats_numbers(v);
-    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced)
+    if (v->form != FAN_FORM_SPARSE || v->sparse->coalesced || FAN_FAULT(STATS_OF_STORED))
         return FAN_OK;
     bool on_host = !v->device->backend->has_streams;
     if (on_host && fan_sparse_is_sorted(v->sparse))
@@ -37,6 +37,19 @@ static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fa
     fan_sparse_operand in = {v->sparse, acc == FAN_DT_NONE ? fan_dtype_accumulate(v->dtype) : acc};
     FAN_TRY(fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
     *elements = (*merged)->values;
+    return FAN_OK;
+}
+
+/* The numbers of a term of which one is an inf or a NaN if the term brought it (D35): those that are stored, or, of the
+ * only contribution, those of the sum. */
+static fan_status stats_suspects(const fan_fold *f, const fan_term *t, const fan_array **elements, fan_sparse **merged,
+                                 fan_error *err)
+{
+    bool summed = f->state || (t->is_value && fan_fold_slot(f)->list->summed > 1);
+    if (f->n == 1 && !summed)
+        return stats_elements(f, t->v, elements, merged, err);
+    *merged = NULL;
+    *elements = stats_numbers(t->v);
     return FAN_OK;
 }
 
@@ -120,8 +133,8 @@ static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats 
         b->frontend->allow_threads_end(left);
 }
 
-/* Nothing is lost where the user ends the reading, but for what was summed in place. */
-fan_status fan_fold_stats_of(const fan_fold *f, const fan_value *v, fan_stats *out, fan_error *err)
+/* The statistics of a result. Nothing is lost where the user ends the reading, but for what was summed in place. */
+static fan_status stats_of_result(const fan_fold *f, const fan_value *v, fan_stats *out, fan_error *err)
 {
     fan_interrupt interrupt;
     const fan_array *elements;
@@ -135,6 +148,26 @@ fan_status fan_fold_stats_of(const fan_fold *f, const fan_value *v, fan_stats *o
     return fan_interrupt_end(&interrupt, status);
 }
 
+fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *finite, fan_error *err)
+{
+    fan_interrupt interrupt;
+    const fan_array *elements;
+    fan_sparse *merged;
+    fan_stats stats = {.nonfinite = 0};
+    bool may_end = f->may_end && !f->plan.exclusive;
+    *finite = true;
+    if (!stats_numbers(t->v) || stats_on_device(t->v))
+        return FAN_OK;
+    FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
+    fan_status status = stats_suspects(f, t, &elements, &merged, err);
+    if (status == FAN_OK)
+        stats_read_array(f->b, elements, &stats);
+    fan_sparse_drop(merged);
+    *finite = stats.nonfinite == 0;
+    return fan_interrupt_end(&interrupt, status);
+}
+
 /* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be the first with an inf
  * or a NaN. */
 static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan_error *err)
@@ -142,26 +175,23 @@ static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan
     fan_status status = FAN_OK;
     const fan_array *elements;
     size_t n = 1;
-    size_t nmerged = 1;
-    fan_sparse **merged = fan_calloc((f->n + 1) * sizeof *merged);
-    if (!merged)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
-    FAN_GO(stats_elements(f, result, &elements, &merged[0], err));
+    fan_sparse *merged = NULL;
+    fan_sparse *alone = NULL;
+    FAN_GO(stats_elements(f, result, &elements, &merged, err));
     f->scratch[0] = (fan_operand){elements, elements->dtype};
     for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
-        const fan_value *v = f->terms[i].v;
-        if (!stats_numbers(v) || v->device != result->device)
+        const fan_term *t = &f->terms[i];
+        if (!stats_numbers(t->v) || t->v->device != result->device)
             continue;
-        FAN_GO(stats_elements(f, v, &elements, &merged[nmerged++], err));
+        FAN_GO(stats_suspects(f, t, &elements, &alone, err));
         f->scratch[n] = (fan_operand){elements, elements->dtype};
-        f->keys[n++] = f->terms[i].key;
+        f->keys[n++] = t->key;
     }
     status = stats_measure(f->b, f->slot, result->device, &f->sum_stats, stats_state(f)->sum_stats.device_words,
                            f->scratch, f->keys, n, 1, err);
 done:
-    for (size_t i = 0; i < nmerged; i++)
-        fan_sparse_drop(merged[i]);
-    fan_free(merged);
+    fan_sparse_drop(merged);
+    fan_sparse_drop(alone);
     return status;
 }
 
@@ -185,7 +215,7 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
     bool summed = sum_stats->valid;
     if (!summed) {
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        FAN_TRY(fan_fold_stats_of(f, result, &sum_stats->stats, err));
+        FAN_TRY(stats_of_result(f, result, &sum_stats->stats, err));
         sum_stats->stats.bad = SIZE_MAX;
         sum_stats->valid = true;
     }
@@ -193,12 +223,10 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
         return FAN_OK;
     for (size_t i = summed ? sum_stats->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
-        fan_stats of = {.nonfinite = summed};
-        if (!summed && stats_numbers(t->v) && !stats_on_device(t->v)) {
-            FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-            FAN_TRY(fan_fold_stats_of(f, t->v, &of, err));
-        }
-        if (of.nonfinite == 0)
+        bool finite = false;
+        if (!summed)
+            FAN_TRY(fan_fold_term_is_finite(f, t, &finite, err));
+        if (finite)
             continue;
         sum_stats->has_nonfinite = true;
         sum_stats->nonfinite_key = t->key;

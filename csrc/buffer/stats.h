@@ -18,9 +18,9 @@ size_t fan_fold_first_suspect(const fan_fold *f);
 /* fan_fold_collect_stats: what the pass of the sum could not measure: reads the result once more, and its terms if it
  * is not finite. On a device with streams this is queued on A. */
 fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err);
-/* fan_fold_stats_of: the statistics of a value on the host, of sparse data those of the elements that it stands for,
- * while other threads of the frontend may run; nothing was lost where the user ended it. No lock is held. */
-fan_status fan_fold_stats_of(const fan_fold *f, const fan_value *v, fan_stats *out, fan_error *err);
+/* fan_fold_term_is_finite: whether a term on the host brought no inf or NaN (D35), read while other threads of the
+ * frontend may run; true of terms elsewhere. Nothing was lost where the user ended it. No lock is held. */
+fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *finite, fan_error *err);
 /* fan_sum_stats_of_out: after a sparse sum with these statistics was written into `out` on the host: they become those
  * of all its elements. Cannot fail. */
 void fan_sum_stats_of_out(const fan_buffer *b, const fan_array *out, fan_sum_stats *sum_stats);

@@ -338,7 +338,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
         facts.summed = f->terms[0].is_value && s->list->summed > 1;
-        facts.loose = f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced;
+        facts.loose =
+            f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced && !FAN_FAULT(SUM_LEFT_LOOSE);
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);

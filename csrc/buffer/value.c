@@ -146,12 +146,13 @@ void fan_value_set_origin(const fan_frontend *f, fan_value *v, uint8_t origin, u
     v->own_memory = false;
 }
 
-int64_t fan_value_weak_int(const fan_value *v)
+int64_t fan_value_number(const fan_value *v)
 {
-    int64_t i = 0;
-    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64)
-        memcpy(&i, v->array->data, sizeof i);
-    return i;
+    int64_t number = 0;
+    char kind = fan_dtype_kind(v->dtype);
+    if (v->weak && v->form == FAN_FORM_DENSE && (kind == 'b' || kind == 'i' || kind == 'u'))
+        memcpy(&number, v->array->data, fan_dtype_size(v->dtype));
+    return number;
 }
 
 bool fan_weak_int_fits(int64_t i, fan_dtype d)
@@ -167,11 +168,11 @@ bool fan_weak_int_fits(int64_t i, fan_dtype d)
     }
 }
 
-bool fan_int_run_add(fan_int_run *r, const fan_value *v)
+bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number)
 {
-    if (v->form != FAN_FORM_DENSE || !v->weak || (v->device && v->device->backend->has_streams) || v->array->size != 1)
+    if (v->form != FAN_FORM_DENSE || !v->weak || v->array->size != 1)
         return false;
-    return fan_int_run_put(r, v->dtype, v->array->data);
+    return fan_int_run_put(r, v->dtype, (const char *)&number);
 }
 
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d)

@@ -145,20 +145,20 @@ fan_array *const *fan_value_arrays(const fan_value *v, fan_array *own[3], size_t
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
 
-/* fan_value_weak_int: the value of a Python int (D5) on the host; 0 of anything else. fan_weak_int_fits: whether dtype
- * d has it; floats have any, rounded. */
-int64_t fan_value_weak_int(const fan_value *v);
+/* fan_value_number: the value of a Python int or bool, or of a sum of such, on the host (D5); 0 of anything else.
+ * fan_weak_int_fits: whether dtype d has a Python int; floats have any, rounded. */
+int64_t fan_value_number(const fan_value *v);
 bool fan_weak_int_fits(int64_t i, fan_dtype d);
 
 /* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
- * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does
- * not fit, and what comes next, NULL for nothing, is no integer that would go on counting modulo 2^bits. `scale` NULL:
- * none. */
+ * false: the run ended before v, whose value, wherever it lies, is `number` (fan_value_number). fan_int_run_leaves:
+ * whether their sum, in dtype d, is no longer what it was: it does not fit, and what comes next, NULL for nothing, is
+ * no integer that would go on counting modulo 2^bits. `scale` NULL: none. */
 typedef struct fan_int_run {
     __int128 sum;
     bool ints; /* one of them was no bool */
 } fan_int_run;
-bool fan_int_run_add(fan_int_run *r, const fan_value *v);
+bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number);
 /* fan_int_run_put: the same of a Python scalar of this dtype at `data`. */
 bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data);
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d);

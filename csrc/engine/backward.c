@@ -872,6 +872,8 @@ const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *
 
 bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
 
+uint64_t fan_backward_id(const fan_backward *p) { return p->id; }
+
 bool fan_backward_error_has_location(const fan_backward *p) { return p->workers && p->workers->failed; }
 
 int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),

@@ -181,6 +181,8 @@ uint32_t fan_backward_edges(const fan_backward *p);
 /* fan_backward_at: the current node, or the one that failed; NULL: none. *ran of *all nodes have run. */
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
 bool fan_backward_seeded(const fan_backward *p);
+/* fan_backward_id: a mark (fan_mark_new) that was new when the pass began. */
+uint64_t fan_backward_id(const fan_backward *p);
 /* fan_backward_explain: for each node that has not run, or for `only`: the edges that it waits for, and the gradients
  * that it holds (E17). fan_backward_lost: the gradients that a pass which ends early loses. Both may write nothing. */
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);

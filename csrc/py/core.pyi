@@ -778,12 +778,15 @@ def grad(
 
 def leaf_divert(leaf: Leaf, fn: Callable[[Any], object], kept: dict[int, Any] | None, i: int, /) -> None:
     """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it.
-    An error if the leaf has another function already. A sum without other references, of the leaf's dtype and strides,
-    becomes kept[i] if there is none, instead of a call.
+    An error if the leaf has another function already. A sum without other references, of the leaf's strides and of the
+    dtype of its gradients, becomes kept[i] if there is none, instead of a call.
     """
 
 def leaf_undivert(leaf: Leaf, fn: Callable[[Any], object], /) -> None:
     """Accumulate again, if the leaf has this function."""
+
+def leaf_dtype(leaf: Leaf, /) -> str | None:
+    """The dtype of the leaf's gradients: its array's, or that of `grad_dtype`; None if it declares none."""
 
 def leaf_accumulate(leaf: Leaf, sums: list[Any], i: int, /) -> None:
     """Add sums[i], which becomes None, to the leaf's `.grad`, and run the hooks that run after that."""
@@ -1578,6 +1581,9 @@ def dtype_name(dtype: object, /) -> str | None:
 
 def can_cast(from_dtype: object, to_dtype: object, /) -> bool:
     """Whether a gradient is cast so (D6)."""
+
+def is_no_gradient(x: object, /) -> bool:
+    """Whether it means that there is no gradient: None, or an array of JAX's float0 (S2)."""
 
 @final
 class _Exporter:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ._core import Leaf, Node
+from ._words import note
 
 if TYPE_CHECKING:  # pictures are imported when one is drawn
     from ._layers import Arrow, Box
@@ -57,7 +58,7 @@ def free(roots: Iterable[object]) -> None:
             try:
                 node._free()
             except Exception as e:
-                e.add_note(f"raised by the release of {node!r}")
+                note(e, f"raised by the release of {node!r}")
                 errors.append(e)
     if len(errors) > 1:
         errors[0].add_note(f"{len(errors) - 1} more of these nodes' releases raised")

@@ -17,6 +17,12 @@ def type_of(x: object) -> str:
     return "None" if x is None else f"{'an' if name[:1] in 'AEIOaeio' or name == 'ndarray' else 'a'} {name}"
 
 
+def note(e: BaseException, text: str) -> None:
+    """Add a note to an exception, which may be one that is raised again and has it already."""
+    if text not in getattr(e, "__notes__", ()):
+        e.add_note(text)
+
+
 def ordinal(n: int) -> str:
     ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{ending}"

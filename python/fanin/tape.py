@@ -617,6 +617,7 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
             gs = back(own, needs(me, edges))
             if not isinstance(gs, list | tuple) or len(gs) != len(edges):
                 return gs  # the engine reports the error (V1)
+            gs = [None if _core.is_no_gradient(g) else g for g in gs]
             if records:
                 return [sum_to(g, shape) if type(g) is Var else g for g, shape in zip(gs, shapes, strict=True)]
             data = [g.data if type(g) is Var else g for g in gs]

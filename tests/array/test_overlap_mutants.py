@@ -149,7 +149,7 @@ def noun_of(file: str) -> str:
     return {"equation": "overlap", "stretch": "overlap_list"}.get(Path(file).name, Path(file).name)
 
 
-@pytest.mark.parametrize("file", MUTANTS)
+@pytest.mark.parametrize("file", every(len(MUTANTS), [*MUTANTS]))
 def test_unbroken_it_passes(file: str, tmp_path: Path) -> None:
     assert passes(program(tmp_path, file, (CSRC / f"{file}.c").read_text()), noun_of(file))
 

@@ -218,3 +218,18 @@ def test_the_first_bad_key_of_a_state_is_that_of_any_term_the_first_and_the_last
     buf.take()
     stats = buf.stats(0)
     assert stats is not None and (stats.nonfinite, stats.first_bad_key) == ((0, None) if bad is None else (3, bad))
+
+
+@pytest.mark.rule("A2", "A14")
+@pytest.mark.parametrize("budget", [0, 10, None])
+def test_a_single_gradient_among_zeros_is_handed_through_whatever_the_budget(budget: Any) -> None:
+    x = np.ones(3)
+    for terms in (
+        [x, fanin.Zero((3,), "f8")],
+        [fanin.Zero((3,), "f8"), x, None, fanin.Zero((3,), "f4")],
+        [None, x, None],
+    ):
+        buf = fanin.InputBuffer(1, accumulate="exact", budget=budget)
+        for k, term in enumerate(terms):
+            buf.add(0, term, key=k)
+        assert buf.take()[0] is x

@@ -212,6 +212,22 @@ def test_a_donated_array_takes_the_sum_and_keeps_its_identity() -> None:
     assert view.tolist() == [3] * 4
 
 
+@pytest.mark.parametrize("keys", [(0, 1, 2), (0, 2, 4)])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_scaled_sum_of_donated_arrays_lies_and_counts_alike_on_both_paths(keys: tuple[int, ...], slots: int) -> None:
+    found = []
+    for general in (False, True):
+        with fanin.set_options(debug=general):
+            buf = fanin.InputBuffer(slots)
+            first, *others = [np.full(3, 2.0) for _ in keys]
+            for key, x in zip(keys, (first, *others), strict=True):
+                buf.add(0, x, key=key, donate=True)
+            total = buf.take(scale=2.0)[0]
+        assert total.tolist() == [12, 12, 12]
+        found.append((total is first, first[0], buf.counters["in_place"]))
+    assert found[0] == found[1] == (False, 2, 0)
+
+
 def test_a_read_only_array_is_never_written_even_donated() -> None:
     x = np.ones(4)
     x.flags.writeable = False
@@ -743,3 +759,42 @@ def test_a_sparse_gradient_is_parked_with_all_its_parts(kind: str) -> None:
     buf = fanin.InputBuffer(1)
     buf.add(0, x)
     assert f"1 parked, {x.data.nbytes + x.indices.nbytes + x.indptr.nbytes} B" in repr(buf)
+
+
+@pytest.mark.rule("A8")
+@pytest.mark.parametrize("keys", [(0, 1, 2, 3), (0, 2, 4, 6)])
+@pytest.mark.parametrize("budget", [0, 100, None, 10**9])
+def test_what_an_object_is_added_to_is_of_one_kind_and_structure_whatever_the_budget(
+    budget: Any, keys: tuple[int, ...]
+) -> None:
+    met: list[Any] = []
+
+    class Thing:
+        def __add__(self, other: Any) -> Any:
+            met.append(
+                (type(other).__name__, getattr(other, "nnz", None), np.asarray(getattr(other, "data", other)).sum())
+            )
+            return self
+
+        __radd__ = __add__
+
+    sp = pytest.importorskip("scipy.sparse")
+    eye, block = np.eye(2), np.ones((1, 1, 2))
+    rows: list[tuple[list[Any], Any]] = [
+        ([sp.coo_array(eye), sp.coo_array(eye)], ("coo_array", 2, 4)),
+        (
+            [sp.csr_array(eye), fanin.Sparse("bsr", (np.array([0, 0, 1]), np.array([0]), block), (2, 2))],
+            ("coo_array", 3, 4),
+        ),
+        ([sp.coo_matrix(eye), sp.coo_array(eye), sp.coo_array(eye)], ("coo_matrix", 2, 6)),
+        ([np.ones(2, "f2"), np.ones(2, "f2")], ("ndarray", None, 4)),
+        ([np.float32(1), 2.0], ("float32", None, 3)),
+    ]
+    for terms, want in rows:
+        buf = fanin.InputBuffer(1, budget=budget)
+        for key, x in zip(keys, [*terms, Thing()], strict=False):
+            buf.add(0, x, key=key)
+        buf.take()
+        (found,) = met
+        met.clear()
+        assert found == want

@@ -141,3 +141,56 @@ def test_ints_before_an_object_fit_the_sum_before_it_or_are_refused() -> None:
         with pytest.raises(ValueError, match="300, does not fit dtype int8"):
             buf.take()
         buf.clear()
+
+
+@pytest.mark.rule("A10", "A15")
+@pytest.mark.parametrize("budget", [0, 10, None])
+@pytest.mark.parametrize("where", ["cpu", "sim"])
+def test_a_sum_of_ints_that_leaves_its_dtype_is_refused_on_every_device(
+    a_world: Callable[..., Any], where: str, budget: Any
+) -> None:
+    w = a_world(where)
+
+    def value(total: Any) -> int:
+        w.synchronize()
+        return int(total.numpy() if hasattr(total, "numpy") else total)
+
+    rows: list[tuple[list[Any], dict[str, Any], int | None]] = [
+        ([2**62, 2**62], {}, None),
+        ([2**62, 2**62, -1], {}, 2**63 - 1),
+        ([True, 2**62, 2**62, -3], {}, 2**63 - 2),
+        ([100, 27], {"dtype": "int8"}, 127),
+        ([100, 27, True], {"dtype": "int8"}, None),
+        ([2**62] * 3, {"dtype": "uint64"}, 3 * 2**62),
+        ([2**62, True, 2**62], {"dtype": "float64"}, 2**63),
+    ]
+    refused = 0
+    for terms, declared, want in rows:
+        buf = fanin.InputBuffer([fanin.Slot(device=w.place(), **declared)], budget=budget)
+        for k, x in enumerate(terms):
+            buf.add(0, x, key=k)
+        if want is None:
+            refused += 1
+            for call in (buf.take, lambda buf=buf: buf[0]):
+                with pytest.raises(OverflowError, match="the sum of its Python ints does not fit"):
+                    call()
+            buf.add(0, -100, key=len(terms))
+            want = sum(terms) - 100
+        if want < 2**63 or declared:
+            assert value(buf.take()[0]) == want, (terms, declared)
+    assert refused == 2
+
+
+@pytest.mark.parametrize("where", ["cpu", "sim"])
+def test_a_sum_of_ints_that_a_failed_take_made_still_counts_in_full(a_world: Callable[..., Any], where: str) -> None:
+    w = a_world(where)
+    buf = fanin.InputBuffer([fanin.Slot(device=w.place())] * 2)
+    for x in (2**61, 2**61):
+        buf.add(0, x)
+    for _ in range(2):
+        buf.add(1, 2**62)
+    with pytest.raises(OverflowError, match="slot 1"):
+        buf.take()
+    buf.add(0, 2**62)
+    with pytest.raises(OverflowError, match="slot 0"):
+        buf.take(slot=0)

@@ -101,6 +101,34 @@ def test_an_overflow_between_two_numbers_of_one_index_is_found(a_world: Callable
     assert fanin.global_norm(buf) == math.inf
 
 
+@pytest.mark.parametrize("where", ["cpu", "sim"])
+def test_which_contribution_is_named_does_not_depend_on_the_budget(a_world: Callable[..., Any], where: str) -> None:
+    """One that stores an inf or NaN; a sum that overflows names none."""
+    w = a_world(where) if where != "cpu" else None
+    big = coo([60_000, 60_000, 1], "f2", [0, 0, 1])
+    inf = coo([np.inf, 1], "f2", [0, 1])
+    one = np.ones(2, "f2")
+    rows: list[tuple[list[Any], int | None]] = [
+        ([big, one], None),
+        ([one, big], None),
+        ([big, big], None),
+        ([big, inf, one], 1),
+        ([big, one, inf], 2),
+        ([inf, big], 0),
+        ([big, np.array([np.nan, 1], "f4")], 1),
+        ([np.full(2, 60_000, "f2")] * 2, None),
+    ]
+    for terms, want in rows:
+        for budget in (0, 10, 10**9):
+            buf = fanin.InputBuffer(1, budget=budget, stats=True)
+            for key, x in enumerate(terms):
+                far = w and (on(w, x) if isinstance(x, fanin.Sparse) else w.array(x))
+                buf.add(0, far if w else x, key=key)
+            buf.take()
+            stats = buf.stats(0)
+            assert (stats.nonfinite > 0, stats.first_bad_key) == (True, want), (terms, budget)
+
+
 @pytest.mark.rule("E11")
 def test_detect_finds_an_overflow_of_a_sparse_gradient() -> None:
     g = coo([60_000, 60_000], "f2")

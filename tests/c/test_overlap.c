@@ -20,6 +20,11 @@ typedef struct made {
 static uint64_t seed = 1;
 
 /* below: a number from 0 to n - 1. */
+static bool is_full; /* the whole size, not the sample */
+
+/* rounds: how many rounds the whole size's `all` are here. */
+static int rounds(int all) { return is_full ? all : all / 5; }
+
 static int64_t below(int64_t n) { return (int64_t)(fan_rng(&seed) % (uint64_t)n); }
 
 static const fan_region *region(made *m, uint64_t data, int64_t itemsize, int ndim)
@@ -157,24 +162,24 @@ static const fan_region *random_region(made *m, int64_t farthest)
 static void random_pairs_are_what_brute_force_says(void)
 {
     memset(seen, 0, sizeof seen);
-    for (int i = 0; i < 30000; i++) {
+    for (int i = 0; i < rounds(30000); i++) {
         made a, b;
         int64_t farthest = (int64_t[]){6, 20, 60}[below(3)];
         judge(random_region(&a, farthest), random_region(&b, farthest));
     }
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] &&
-          !seen[FAN_OVERLAP_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > rounds(5000) && seen[FAN_OVERLAP_YES] > rounds(5000) &&
+          !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
 }
 
 static void random_regions_overlap_themselves_where_brute_force_says_so(void)
 {
     memset(seen, 0, sizeof seen);
-    for (int i = 0; i < 30000; i++) {
+    for (int i = 0; i < rounds(30000); i++) {
         made a;
         judge_itself(random_region(&a, (int64_t[]){6, 20, 60}[below(3)]));
     }
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] &&
-          !seen[FAN_OVERLAP_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > rounds(5000) && seen[FAN_OVERLAP_YES] > rounds(5000) &&
+          !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
 }
 
 /* All pairs of one-axis regions with small numbers. */
@@ -217,12 +222,12 @@ static const fan_region *block(made *m)
 static void blocks_of_a_matrix_are_what_brute_force_says(void)
 {
     memset(seen, 0, sizeof seen);
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < rounds(20000); i++) {
         made a, b;
         judge(block(&a), block(&b));
     }
     printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_OVERLAP_DISJOINT], seen[FAN_OVERLAP_YES]);
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 3000 && seen[FAN_OVERLAP_YES] > 3000);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > rounds(3000) && seen[FAN_OVERLAP_YES] > rounds(3000));
 }
 
 /* 0 to 9 terms against a table that is made by adding one step at a time. */
@@ -230,7 +235,7 @@ static void equations_of_many_terms_are_solved(void)
 {
     static bool reached[1 << 13];
     long yes = 0, no = 0;
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; round < rounds(4000); round++) {
         made a, b;
         int n = (int)below(10), most = 0;
         memset(reached, 0, sizeof reached);
@@ -252,7 +257,7 @@ static void equations_of_many_terms_are_solved(void)
             no += !is;
         }
     }
-    CHECK(yes > 5000 && no > 5000);
+    CHECK(yes > rounds(5000) && no > rounds(5000));
 }
 
 /* ---- hard ones ---- */
@@ -526,7 +531,7 @@ static void lists_are_what_their_pairs_are(void)
 {
     static made all[64];
     memset(seen, 0, sizeof seen);
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < rounds(400); i++) {
         size_t n = (size_t)below(i % 4 ? 20 : 60);
         if (i % 2)
             family(all, n);
@@ -535,7 +540,7 @@ static void lists_are_what_their_pairs_are(void)
                 random_region(&all[k], 40);
         judge_list(all, n);
     }
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 1000 && seen[FAN_OVERLAP_YES] > 1000);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > rounds(1000) && seen[FAN_OVERLAP_YES] > rounds(1000));
 }
 
 /* bytes_at: n bytes from `from` on, `step` apart. */
@@ -701,7 +706,7 @@ static void a_layout_is_the_same_where_brute_force_says_so(void)
 {
     static made was[64], now[64];
     long same = 0, other = 0, words[16] = {0};
-    for (int round = 0; round < 6000; round++) {
+    for (int round = 0; round < rounds(6000); round++) {
         size_t n = 1 + (size_t)below(12);
         fan_layout *l = NULL;
         if (round % 2)
@@ -728,8 +733,9 @@ static void a_layout_is_the_same_where_brute_force_says_so(void)
         other += !is;
         fan_layout_free(l);
     }
-    CHECK(same > 500 && other > 500);
-    CHECK(words[FAN_CHANGE_APART] > 50 && words[FAN_CHANGE_OFFSET] > 50 && words[FAN_CHANGE_OVERLAP] > 50);
+    CHECK(same > rounds(500) && other > rounds(500));
+    CHECK(words[FAN_CHANGE_APART] > rounds(50) && words[FAN_CHANGE_OFFSET] > rounds(50));
+    CHECK(words[FAN_CHANGE_OVERLAP] > rounds(50));
 }
 
 /* Columns of one matrix whose memory is that of another by now, and columns that went each its own way: only the first
@@ -853,7 +859,8 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    is_full = check_is_full(argc, argv);
+    seed = argc > 1 && !is_full ? strtoull(argv[1], NULL, 10) : 1;
     printf("seed %llu\n", (unsigned long long)seed);
     for (size_t i = 0; i < sizeof groups / sizeof *groups && !check_failed; i++)
         if (argc < 3 || strcmp(argv[2], groups[i].of) == 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -10,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tty
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ import fanin
 from fanin.cli import main
 from kit.sample import every
 from kit.support import ROOT, run_python
+from kit.warm import NUMPY, run_warm
 
 CHECK_ME = ROOT / "examples" / "06_check_me.py"
 
@@ -34,7 +38,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_has_examples_everywhere_and_fits_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_python(["-m", "fanin", "--help"]).stdout
+    whole = run_warm(["-m", "fanin", "--help"]).stdout
     assert all(re.search(rf"^    {command} +\w+", whole, re.MULTILINE) for command in COMMANDS), whole
     monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
@@ -66,25 +70,15 @@ def test_what_cannot_be_said_is_refused_with_usage(words: list[str], capsys: pyt
 
 
 def test_what_cannot_be_said_ends_the_process_with_2_and_no_traceback() -> None:
-    done = run_python(["-m", "fanin", "dance"], check=False)
+    done = run_warm(["-m", "fanin", "dance"], check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: fanin")
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    code = "import sys, os; from fanin.cli import main; os.close(0); sys.exit(main(['info']))"
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert done.returncode == 141
-    assert done.stderr == ""
-
-
 @pytest.mark.parametrize(
     "words",
-    every(2, [["info"], ["--version"], ["--help"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]),
+    every(4, [["info"], ["--version"], ["--help"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]),
 )
 def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None:
     run = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "fanin", *words]
@@ -94,7 +88,7 @@ def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None
     assert both.returncode == 0
     reader, writer = os.pipe()
     os.close(reader)
-    gone = subprocess.run(run, stdout=writer, stderr=subprocess.PIPE, text=True)
+    gone = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *run], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (gone.returncode, gone.stderr) == (141, "")
     with open("/dev/full", "w") as full:
@@ -120,37 +114,23 @@ def test_no_command_brings_in_what_it_does_not_need() -> None:
         "import sys; from fanin.cli import main; main(['info']);"
         "print([m for m in ('threadpoolctl', 'scipy', 'torch') if m in sys.modules])"
     )
-    assert run_python(code).stdout.endswith("[]\n")
+    assert run_warm(code, imports=NUMPY).stdout.endswith("[]\n")
 
 
-def terminal(*words: str) -> tuple[int, str]:
-    """Runs a command with a terminal for its output."""
-    master, slave = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    env.pop("NO_COLOR", None)
-    with subprocess.Popen(
-        [sys.executable, "-m", "fanin", *words], stdout=slave, stderr=slave, stdin=slave, env=env
-    ) as child:
-        os.close(slave)
-        got = b""
-        while True:
-            try:
-                got += os.read(master, 4096)
-            except OSError:  # the other end is closed
-                break
-        code = child.wait()
-    os.close(master)
-    return code, got.decode()
-
-
-def test_colours_are_for_terminals() -> None:
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     words = ["check", str(CHECK_ME), "--scenario", "scratch_memory_is_shared"]
-    code, text = terminal(*words)
-    assert code == 1
-    assert "\x1b[31m" in text
-    done = run_python(["-m", "fanin", *words], check=False)
-    assert done.returncode == 1
-    assert "\x1b" not in done.stdout + done.stderr
+    controller, terminal = pty.openpty()
+    tty.setraw(terminal)
+    with open(terminal, "w") as shown, contextlib.redirect_stdout(shown):
+        code = main(words)
+        shown.flush()
+        assert code == 1 and b"\x1b[31m" in os.read(controller, 4096)
+    os.close(controller)
+    with contextlib.redirect_stdout(io.StringIO()) as plain:
+        assert main(words) == 1
+    assert "race" in plain.getvalue() and "\x1b" not in plain.getvalue()
 
 
 # info

@@ -20,7 +20,7 @@ def digests(text: str) -> list[str]:
 
 
 def test_the_weights_are_the_same_on_1_2_and_3_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--ranks", "3", "--steps", "4"]) == 0
+    assert main(["demo", "--ranks", "3", "--steps", "2"]) == 0
     out = capsys.readouterr().out
     assert len(digests(out)) == 3 and len(set(digests(out))) == 1
     assert "1 rank, threads" in out and "3 ranks, threads" in out and "loss: " in out and "the same bits" in out
@@ -42,7 +42,7 @@ def test_sums_in_the_order_of_ranks_are_found(
             return super().accumulate(None)
 
     monkeypatch.setattr(dist, "Reducer", ByRank)
-    assert main(["demo", "--ranks", "2", "--steps", "4"]) == 1
+    assert main(["demo", "--ranks", "2", "--steps", "2"]) == 1
     out = capsys.readouterr().out
     assert len(set(digests(out))) == 2 and "the weights differ" in out
 

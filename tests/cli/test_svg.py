@@ -14,7 +14,8 @@ from fanin import _layers, _svg
 from fanin._layers import Arrow, Box
 from fanin._svg import Canvas, Svg, number, printable, shortened, svg_path, text_width, wrapped
 from kit.pictures import Read, left_and_right, outside
-from kit.support import run_python
+from kit.sample import sizes
+from kit.warm import NUMPY, run_warm
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_another_ending_is_refused(path: str) -> None:
 
 def test_pictures_import_nothing_but_the_standard_library() -> None:
     code = "import sys, numpy; before = set(sys.modules); import fanin._layers, fanin._trace.plot, fanin.graph.picture"
-    new = run_python(f"{code}; print(*(set(sys.modules) - before))").stdout.split()
+    new = run_warm(f"{code}; print(*(set(sys.modules) - before))", imports=NUMPY).stdout.split()
     assert "fanin._svg" in new
     assert {name.partition(".")[0] for name in new} <= sys.stdlib_module_names | {"fanin", "numpy"}
 
@@ -154,7 +155,7 @@ def layered(boxes: int, arrows: list[Arrow]) -> Read:
 def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet() -> None:
     draw = random.Random(10)
     passed = 0
-    for _ in range(60):
+    for _ in range(30):
         count = draw.randrange(1, 30)
         pairs = [tuple(sorted(draw.sample(range(count), 2))) for _ in range(draw.randrange(40) if count > 1 else 0)]
         arrows = [Arrow(a, b, str(k) if k % 3 == 0 else "") for k, (a, b) in enumerate(pairs)]
@@ -174,9 +175,10 @@ def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet() -> None:
     assert passed > 100, "seed 10"
 
 
-def test_a_graph_of_thousands_of_nodes_is_drawn() -> None:
+@pytest.mark.parametrize("n", sizes(600, 3000))
+def test_a_graph_of_thousands_of_nodes_is_drawn(n: int) -> None:
     """A chain to each of whose nodes a leaf leads: with as many arrows over all layers, these are drawn straight."""
-    arrows = [Arrow(i, i + 1) for i in range(2999)] + [Arrow(i, 3000) for i in range(3000)]
-    picture = layered(3001, arrows)
+    arrows = [Arrow(i, i + 1) for i in range(n - 1)] + [Arrow(i, n) for i in range(n)]
+    picture = layered(n + 1, arrows)
     assert len(picture.shapes("arrows", "path")) == len(arrows)
-    assert not _layers.few(_layers.layers_of(3001, arrows), arrows)
+    assert not _layers.few(_layers.layers_of(n + 1, arrows), arrows)

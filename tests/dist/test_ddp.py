@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import fanin
 from dist.test_gloo import on_processes
+from kit.support import run_python
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
@@ -319,6 +321,81 @@ def test_a_rank_that_is_killed_in_a_pass_is_an_error_on_the_others(tmp_path: Pat
 def test_options_that_do_not_fit_are_refused_when_a_hook_is_made(options: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         fanin.torch.ddp_hook(**options)
+
+
+#: A pass that ends while the sum of its bucket waits for another rank, which never comes; then the program ends.
+LEFT_BEHIND = """
+import threading, torch, fanin
+from fanin.dist.group import Group
+
+class Engine:
+    rank, size, name = 0, 2, "an engine whose other rank never comes"
+    def exchange(self, data):
+        sends.set()
+        return self
+    def wait(self, timeout):
+        threading.Event().wait()
+    def abort(self, reason): pass
+    def close(self): pass
+
+class Bucket:
+    def __init__(self, x): self.x = x
+    def buffer(self): return self.x
+    def gradients(self): return [self.x]
+    def index(self): return 0
+    def is_last(self): return True
+
+sends, group = threading.Event(), Group(Engine(), timeout=None)
+hook = fanin.torch.ddp_hook()
+p = torch.zeros(3, requires_grad=True)
+p.register_hook(lambda g: futures.append(hook(group, Bucket(g))))
+futures = []
+p.sum().backward()
+sends.wait()
+assert not futures[0].done()
+print("the program ends")
+"""
+
+
+def test_a_sum_that_waits_for_ever_keeps_no_process_from_its_end() -> None:
+    assert run_python(LEFT_BEHIND).stdout == "the program ends\n"
+
+
+def test_a_thread_that_cannot_start_is_the_error_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failing = threading.Thread.start, [True, True]
+
+    def no_start(thread: threading.Thread) -> None:
+        if thread.name == "fanin.torch" and threading.current_thread().name == "rank 0" and failing:
+            failing.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    class Bucket:
+        def __init__(self, x: Any) -> None:
+            self.buffer, self.gradients = lambda: x, lambda: [x]
+            self.index, self.is_last = lambda: 0, lambda: True
+
+    def rank(group: Any) -> Any:
+        hook = fanin.torch.ddp_hook(scale=1)
+        p = torch.zeros(3, requires_grad=True)
+        made: list[Any] = []
+
+        def as_ddp(g: Any) -> None:
+            """At the end of its pass DDP waits for its buckets."""
+            made.append(hook(group, Bucket(g.clone())))
+            torch.autograd.Variable._execution_engine.queue_callback(made[-1].wait)
+
+        p.register_hook(as_ddp)
+        with pytest.raises(RuntimeError) as e:
+            p.sum().backward()
+        p.sum().backward()
+        return e.value, made[-1].wait().tolist()
+
+    monkeypatch.setattr(threading.Thread, "start", no_start)
+    (own, first), (others, second) = fanin.dist.threads(2, rank, timeout=None)
+    assert failing == [] and first == second == [2, 2, 2]
+    assert str(own) == "can't start new thread"
+    assert isinstance(others, fanin.PeerError) and others.rank == 0 and "backward pass raised" in str(others)
 
 
 def test_a_hook_needs_a_process_group_and_nccl_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

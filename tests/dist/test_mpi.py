@@ -345,6 +345,42 @@ with pytest.raises(RuntimeError, match="closed: .*was freed"):
     )
 
 
+def test_objects_of_mpi_that_are_no_communicators_are_refused_by_name() -> None:
+    mpiexec(
+        1,
+        """
+with pytest.raises(TypeError, match="an mpi4py communicator, got a mpi4py.Group: give MPI.COMM_WORLD.Create_group"):
+    dist.group(comm.Get_group())
+with pytest.raises(TypeError, match="an mpi4py communicator, got a mpi4py.Info$"):
+    dist.group(MPI.INFO_NULL)
+assert dist.add_n([np.ones(1)], dist.group(comm.Create_group(comm.Get_group()))).tolist() == [1]
+""",
+    )
+
+
+@pytest.mark.parametrize("before", ["", "dist.group(timeout=None).close()", "dist.group(timeout=None)"])
+def test_a_group_is_refused_after_mpi_has_ended_and_the_process_goes_on(before: str) -> None:
+    program = f"""
+{before}
+MPI.Finalize()
+with pytest.raises((RuntimeError, fanin.PeerError), match="MPI was finalized|the engine was closed"):
+    dist.group().barrier()
+print("goes on")
+"""
+    assert "goes on" in mpiexec(1, program)
+
+
+def test_a_group_is_refused_before_mpi_is_initialised() -> None:
+    program = """
+with pytest.raises(RuntimeError, match="MPI is not initialised yet: expected a call between"):
+    dist.group()
+MPI.Init_thread(MPI.THREAD_MULTIPLE)
+assert dist.add_n([np.ones(1)]).tolist() == [1]
+print("goes on")
+"""
+    assert "goes on" in mpiexec(1, program, f"import mpi4py\nmpi4py.rc.initialize = False\n{BEGIN}")
+
+
 @pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
 def test_an_mpi_without_threads_is_refused_by_name(level: str) -> None:
     mpiexec(

@@ -203,6 +203,41 @@ def test_several_workers_and_sparse_gradients_give_the_same_sums() -> None:
     assert outcomes(2, rank) == [[24.0, 24.0, 6.0, 24.0, 24.0, 24.0]] * 2
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+@pytest.mark.parametrize(("array", "gradient"), [("f2", "f4"), ("f8", "f4"), ("i4", "f4"), ("?", "c8"), ("f4", "f2")])
+def test_the_sum_of_a_leaf_has_the_dtype_that_it_declares_for_gradients(
+    array: str, gradient: str, order: Any, ranks: int
+) -> None:
+    def rank(group: Group) -> Any:
+        w, v = fanin.Leaf(np.ones(3, array), grad_dtype=gradient), fanin.Leaf(np.ones(3, "f4"))
+        reducer = Reducer([w, v], group, order=order)
+        for _ in range(2):
+            terms = [(leaf, 0, np.array([1, 2, 3], gradient)) for leaf in (w, v) if leaf is w or gradient != "c8"]
+            fanin.backward([*terms, (v, 0, np.ones(3, "f4"))], reducer=reducer)
+        return w.grad, reducer.explain(w), reducer.norm() > 0
+
+    for grad, text, has_norm in outcomes(ranks, rank):
+        assert grad.dtype == gradient and grad.tolist() == [2 * ranks, 4 * ranks, 6 * ranks]
+        assert np.dtype(gradient).name in text and has_norm
+
+
+def test_a_rank_alone_hands_a_gradient_of_a_declared_dtype_through() -> None:
+    def rank(group: Group) -> Any:
+        w = fanin.Leaf(np.ones(3, "f2"), grad_dtype="f4")
+        made: list[int] = []
+
+        def function(g: Any) -> Any:
+            new = g * 2
+            made.append(new.ctypes.data)
+            return new
+
+        fanin.backward([(fanin.Node(function, edges=[(w, 0)]), 0, np.ones(3, "f4"))], reducer=Reducer([w], group))
+        return w.grad.ctypes.data == made[0], w.grad.tolist()
+
+    assert outcomes(1, rank) == [(True, [2, 2, 2])]
+
+
 def test_leaves_that_the_reducer_does_not_have_accumulate_on_their_rank() -> None:
     def rank(group: Group) -> Any:
         a, b = leaves_of(2)
@@ -323,6 +358,7 @@ def test_options_that_differ_are_an_error_on_every_rank(other: Any) -> None:
 REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer([np.ones(2)], g), TypeError, "expected a fanin.Leaf"),
     (lambda g: Reducer([fanin.Leaf(like=((2,), "f4", None), accumulate=print)], g), TypeError, "like="),
+    (lambda g: Reducer([fanin.Leaf(np.ma.ones(2))], g), TypeError, "leaf of an array, got one of .*MaskedArray, which"),
     (lambda g: Reducer([], g), ValueError, "expected leaves, got none"),
     (lambda g: Reducer(leaves_of(1) * 2, g), ValueError, "each leaf once"),
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]

@@ -244,10 +244,26 @@ def test_what_differs_is_an_error_on_every_rank_that_names_the_rank_and_the_next
             raise e
 
 
+class OfItsOwn:
+    """An object with a shape, a dtype and a + of its own."""
+
+    shape, dtype = (3,), np.dtype("f8")
+
+    def __add__(self, other: object) -> object:
+        return self
+
+
 #: (the call of rank 2, what it raises there)
 FAILS: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: dist.add_n([object()], g), TypeError, "expected an array, got an object"),
     (lambda g: dist.add_n([np.ones(3, "M8[s]")], g), fanin.DTypeError, "datetime"),
+    (
+        lambda g: dist.add_n([None, np.ma.ones(3)], g),
+        TypeError,
+        r"arrays\[0\]: .*MaskedArray, which sums by its own \+",
+    ),
+    (lambda g: dist.add_n([np.zeros((1, 3)).view(np.matrix)], g), TypeError, r"matrix.*: give np.asarray\(x\)"),
+    (lambda g: dist.add_n([OfItsOwn()], g), TypeError, r"arrays\[0\]: .*OfItsOwn, which sums by its own \+"),
     (lambda g: dist.add_n([np.ones(3), np.ones(4)], g), ValueError, r"arrays\[1\]"),
     (lambda g: dist.add_n([np.ones(3)], g, "sorted"), ValueError, 'expected order="key"'),
     (lambda g: dist.add_n([np.ones(3)], g, into="none"), TypeError, "into="),

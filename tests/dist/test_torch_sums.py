@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
+import io
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +259,52 @@ def test_a_sum_is_added_to_a_sparse_gradient_of_before() -> None:
         return table.weight.grad[:, 0].tolist()
 
     assert on_ranks(rank) == [[0.0, 3.0, 2.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_gradient_is_pickled_and_copied_without_the_other_leaves_of_its_bucket(n: int, dtype: str) -> None:
+    def rank(group: Any) -> Any:
+        made = [torch.zeros(s, dtype=getattr(torch, dtype), requires_grad=True) for s in ((3,), (2, 2), (), (9000,))]
+        reducer = dist.Reducer(made, group)
+        fanin.torch.backward(sum((p.abs() ** 2 + p.real).sum() for p in made), reducer=reducer)
+        for p in made:
+            file = io.BytesIO()
+            torch.save(p.grad, file)
+            own = p.numel() * p.element_size()
+            assert len(pickle.dumps(p.grad)) < own + 1000 and file.tell() < own + 2000
+            assert copy.deepcopy(p.grad).untyped_storage().nbytes() == own and p.grad.shape == p.shape
+            p.grad.detach_()
+            p.grad.zero_()
+        return reducer.norm()
+
+    assert on_ranks(rank, n) == [0.0] * n
+
+
+def test_what_has_no_memory_and_subclasses_are_refused_by_name() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    for x, words in (
+        (torch.ones(2, device="meta"), r"arrays\[0\]: expected an array, got a torch.Tensor without memory of its own"),
+        (torch.ones(2).as_subclass(Sub), r"Sub, which sums by its own \+"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            on_ranks(lambda group, x=x: dist.add_n([x], group), 1)
+
+
+@pytest.mark.parametrize("into", ["all", "shard"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tensors", [True, False])
+def test_a_rank_without_arrays_gets_a_sum_of_the_other_ranks_library(tensors: bool, dtype: str, into: Any) -> None:
+    def rank(group: Any) -> Any:
+        x = torch.ones(600, dtype=getattr(torch, dtype))
+        one = x if tensors else x.float().numpy()
+        made = dist.add_n([one] if group.rank else [], group, into=into)
+        return type(made).__name__, str(made.dtype), float(made[0])
+
+    name = f"torch.{dtype}" if tensors else "float32"
+    assert on_ranks(rank, 2) == [("Tensor" if tensors else "ndarray", name, 1.0)] * 2
 
 
 @pytest.mark.parametrize("order", ["exact", "key", "rank"])

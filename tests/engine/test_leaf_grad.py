@@ -11,7 +11,7 @@ import pytest
 
 import fanin
 from fanin.sim import Machine
-from kit.prepared import run_prepared
+from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -99,8 +99,25 @@ print(refused[:1])
 @pytest.mark.rule("E15", "L5")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector no longer runs in the midst of a call")
 def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
-    said = run_prepared(LET_GO).stdout
+    said = run_warm(LET_GO).stdout
     assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
+
+
+@pytest.mark.parametrize("wide", [None, "float64"])
+@pytest.mark.parametrize(("strides", "overlaps"), [((8, 8), True), ((0, 8), True), ((8, 16), False), ((32, 8), False)])
+def test_a_gradient_that_is_set_has_memory_of_its_own_for_each_element(
+    strides: tuple[int, ...], overlaps: bool, wide: str | None
+) -> None:
+    leaf = fanin.Leaf(np.zeros((2, 2)), accumulate=wide)
+    grad = np.lib.stride_tricks.as_strided(np.zeros(9), (2, 2), strides)
+    if overlaps:
+        with pytest.raises(ValueError, match=r"grad: expected an array whose elements .* overlaps itself: set a copy"):
+            leaf.grad = grad
+        assert leaf.grad is None
+    else:
+        leaf.grad = grad
+    fanin.backward([(leaf, 0, np.ones((2, 2)))])
+    assert leaf.grad.tolist() == [[1.0, 1.0]] * 2
 
 
 def test_a_gradient_that_is_set_lies_on_the_leafs_device_and_machine() -> None:

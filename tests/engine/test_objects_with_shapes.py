@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,9 +124,82 @@ class Broadcasts:
         return Broadcasts(self.x + other.x)
 
 
-def test_two_objects_of_one_slot_whose_shapes_differ_are_refused_with_both() -> None:
-    buffer = fanin.InputBuffer(1)
-    with pytest.raises(ValueError, match=r"shape \(3, 1\) as those before, got .*Broadcasts of shape \(2,\)"):
-        for shape in ((3, 1), (2,)):
-            buffer.add(0, Broadcasts(np.ones(shape)))
-        buffer.take()
+class NoSum:
+    """An object whose + has no result."""
+
+    def __add__(self, other: object) -> None:
+        return None if isinstance(other, NoSum) else NotImplemented
+
+
+#: How a slot sums two that do not match, for each: the first, the second, and the words of the refusal.
+UNLIKE: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "two shapes": (
+        Broadcasts(np.ones((3, 1))),
+        Broadcasts(np.ones(2)),
+        ValueError,
+        r"expected a gradient of shape \(3, 1\) as those before, got .*Broadcasts of shape \(2,\) \(A9\)",
+    ),
+    "two classes": (
+        NoSum(),
+        np.ones(2),
+        TypeError,
+        "NoSum and .*ndarray have no sum: neither class adds the other",
+    ),
+    "a sum that is None": (NoSum(), NoSum(), TypeError, r"by \+ is None; expected the sum"),
+}
+
+
+@pytest.mark.parametrize("keys", [None, (0, 1)])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("budget", [0, None])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_two_that_do_not_match_are_refused_with_the_slot_and_nothing_is_lost(
+    name: str, budget: Any, create_graph: bool, keys: Any
+) -> None:
+    """With budget 0 by `add`, else by `take`."""
+    first, second, kind, words = UNLIKE[name]
+    buffer = fanin.InputBuffer(2, budget=budget, create_graph=create_graph, name="grads")
+    given = [{} if keys is None else {"key": k} for k in keys or (0, 0)]
+    at = r"grads: slot 1: " if keys is None else r"grads: slot 1, key 1: "
+    refused = partial(buffer.add, 1, second, **given[1]) if budget == 0 else buffer.take
+    buffer.add(1, first, **given[0])
+    if budget is None:
+        buffer.add(1, second, **given[1])
+    for _ in range(2):  # the same error again
+        with pytest.raises(kind, match=f"^{at}.*{words}") as e:
+            refused()
+        error: Any = e.value
+        assert (error.object, error.slot, getattr(error, "key", None)) == ("grads", 1, keys and 1)
+    if budget == 0:  # what came before is there
+        assert buffer.take()[1] is first
+    else:
+        buffer.clear()
+    buffer.add(1, second, **given[1])
+    assert buffer.take()[1] is second
+
+
+@pytest.mark.parametrize("budget", [0, None])
+def test_a_buffer_that_records_sums_objects_to_the_declared_shape_and_loses_nothing_by_a_refusal(budget: Any) -> None:
+    buffer = fanin.InputBuffer([fanin.Slot(shape=(3,))], budget=budget, create_graph=True, name="grads")
+    refused = r"^grads: slot 0, key 1: expected a gradient of shape \(3,\) .*got \(7, 5\) \(A9\)"
+    buffer.add(0, Summing(np.ones((4, 3))), key=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=refused):
+            buffer.add(0, Summing(np.ones((7, 5))), key=1)
+    buffer.add(0, Summing(np.full((2, 1, 3), 10.0)), key=1)
+    total = buffer.take()[0]
+    assert isinstance(total, Summing) and total.shape == (3,) and total.array.tolist() == [24, 24, 24]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_pass_names_the_node_whose_two_objects_do_not_match_and_the_next_pass_is_right(create_graph: bool) -> None:
+    shapes = [(3, 1), (2,)]
+    leaf = fanin.Leaf(Broadcasts(np.zeros(2)))
+    node = fanin.Node(lambda g: g, edges=[(leaf, 0)], name="sum")
+    both = fanin.Node(lambda g: [Broadcasts(np.ones(s)) for s in shapes], edges=[(node, 0), (node, 0)], name="both")
+    with pytest.raises(ValueError, match=r"slot 0, key 1: expected .*\(3, 1\) as those before(.|\n)*in sum"):
+        fanin.backward([(both, 0, 1.0)], create_graph=create_graph, keep_graph=True)
+    assert leaf.grad is None
+    shapes[0] = (2,)
+    fanin.backward([(both, 0, 1.0)], create_graph=create_graph)
+    assert leaf.grad.x.tolist() == [2, 2]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kit import hooks
-from kit.prepared import run_prepared
+from kit.warm import run_warm
 
 COMMON = """
 import gc, os, signal, sys, threading, warnings
@@ -18,7 +18,7 @@ from kit.at import until_at
 
 
 def test_a_forked_child_goes_on_with_buffers_of_its_own_and_of_its_parent() -> None:
-    done = run_prepared(
+    done = run_warm(
         COMMON
         + """
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -56,9 +56,10 @@ print(buf.take()[0].tolist())
     ],
 )
 def test_the_process_ends_well_with_work_pending(ending: str) -> None:
-    done = run_prepared(
+    done = run_warm(
         COMMON
         + f"""
+gc.unfreeze()  # at its end a new process has all of this to collect
 keep = []
 buf = fanin.InputBuffer(2)
 buf.add(0, np.ones(3)); buf.add(0, np.ones(3)); buf.add(1, np.ones(2))
@@ -72,7 +73,7 @@ keep.append((buf, memoryview(np.ones(3))))
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="memory is counted in development builds alone: FANIN_DEV=1")
 def test_an_abandoned_pass_in_a_reference_cycle_is_freed() -> None:
-    done = run_prepared(
+    done = run_warm(
         COMMON
         + """
 import weakref
@@ -126,4 +127,4 @@ assert buf.take() == [None]
 print("usable")
 """
     )
-    assert run_prepared(code).stdout.split() == ["interrupted", "False", "usable"]
+    assert run_warm(code).stdout.split() == ["interrupted", "False", "usable"]

@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 NAMES = [d.name for d in DTYPES]
+FLOAT_NAMES = [d.name for d in FLOATS]
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 WIDE = 3000  # places along the long axes of expanded gradients
 
@@ -261,7 +262,7 @@ class Case:
         return next((x.shape for x in self.terms if x.kind not in ("none", "object", "again")), ())
 
 
-@lru_cache(5000)
+@lru_cache(30_000)
 def compiled(text: str) -> Any:
     return compile(text, "<way>", "exec")
 
@@ -298,7 +299,8 @@ def few(draw: random.Random, dtype: str, count: int) -> tuple[Any, ...]:
     d = np.dtype(dtype)
     some: list[Any] = [True, False] if d.kind == "b" else [1, 2, 3, 100, 120, 127] if d.kind in "ui" else []
     if not some:
-        made = np.array([draw.choice([1.0, 3.0, 0.1, 1 / 3, 200.0, 2049.0, 60000.0]) for _ in range(count)])
+        reals = [1.0, 3.0, 0.1, 1 / 3, 200.0, 2049.0, 60000.0] + [1e200, 1e-200] * (d.name in ("float64", "complex128"))
+        made = np.array([draw.choice(reals) for _ in range(count)])
         with np.errstate(all="ignore"):
             made = made.astype(d)
         return tuple((made.astype(np.float64) if d in LOW else made).tolist())
@@ -359,8 +361,6 @@ class Drawing:
         family = draw.choice(["fanin", "fanin", *(["scipy array", "scipy matrix"] if len(shape) == 2 else [])])
         if "torch" in self.families and draw.random() < 0.5:
             family = "torch"
-        if self.flavour == "objects":
-            family = "fanin"  # the text of an object's sum names the class beside it
         if format in ("bsr", "bsc"):
             block = tuple(draw.choice([k for k in (1, 2) if n % k == 0 and n]) if n else 1 for n in shape)
         elif format == "coo" and len(shape) > 1 and family in ("fanin", "torch") and draw.random() < 0.4:
@@ -455,7 +455,7 @@ def case(draw: random.Random, families: tuple[str, ...] = ("numpy",), flavours: 
     flavour = draw.choice(
         [f for f, (often, _) in FLAVOURS.items() for _ in range(often) if f in (flavours or FLAVOURS)]
     )
-    pool = draw.choice([NAMES, NAMES, [d.name for d in FLOATS], ["float32"], ["float64"], ["float16", "float32"]])
+    pool = draw.choice([NAMES, NAMES, FLOAT_NAMES, ["float32"], ["float64"], ["float16", "float32"]])
     dtypes = draw.sample(pool, min(len(pool), draw.choice([1, 1, 2, 3])))
     shape: Shape = () if flavour == "scalars" else draw.choice([s for s in SHAPES if s])
     if flavour == "expanded" and draw.random() < 0.25:

@@ -121,7 +121,8 @@ class Given:
         return next((i for i, y in enumerate(self.things) if y is x and not isinstance(x, numbers)), None)
 
     def image(self) -> list[bytes]:
-        return [x.tobytes() for x in self.memory]
+        """What is in the memory, every NaN the same: a sum may have been written there by out=."""
+        return [bits(x) if x.dtype in DTYPES else x.tobytes() for x in self.memory]
 
     # What recipes make
 
@@ -238,11 +239,11 @@ def compressed(index: Array, lines: int) -> tuple[Array, Array, Array]:
 
 
 def parts_of(x: Any) -> list[Any]:
-    """The memory behind x: of an array, all that it is a view of."""
+    """The memory behind x: of an array, all that it is a view of, as numbers of its dtype."""
     if isinstance(x, np.generic):
         return []
     if isinstance(x, np.ndarray):
-        while isinstance(x.base, np.ndarray):
+        while isinstance(x.base, np.ndarray) and x.base.dtype == x.dtype:
             x = x.base
         return [x]
     return [*getattr(x, "parts", ()), *(getattr(x, n, None) for n in ("data", "indices", "indptr", "row", "col"))]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -71,17 +71,22 @@ class Way:
 Lines = list[str]
 
 
+def anything(case: Case) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row: how a list enters. `lines` writes the adds, `fits` limits the lists, `whole`: it makes the result, too."""
 
     lines: Callable[[Case, Way], Lines]
     keyed: bool = False
-    fits: Callable[[Case], bool] = lambda case: True
+    fits: Callable[[Case], bool] = anything
     whole: bool = False
     words: tuple[str, ...] = WORDS  # what can be wanted of it, and
     flavours: tuple[str, ...] = tuple(FLAVOURS)  # of which lists: each such cell must be met
     same: bool = True  # one contribution comes back as itself
+    written: bool = False  # its sum can be written, so that no element is that of another
     python: bool = True  # it gives the very objects in and out, and takes every option of the buffer
     places: tuple[str, ...] = PLACES
     holds: tuple[str, ...] = tuple(HOLDS)
@@ -135,7 +140,7 @@ def add_in_two(case: Case, way: Way) -> Lines:
     lines = []
     for order in (way.order[:half], way.order[half:]):
         if order:
-            lines += add_many(case, Way(**{**way.__dict__, "order": order}))
+            lines += add_many(case, replace(way, order=order))
     return lines
 
 
@@ -247,12 +252,13 @@ SUMMED = {
     "holds": ("kept", "alone"),
     "words": ("nothing", "exact", "wider", "scale", "out", "stats"),
     "same": False,
+    "written": True,
 }
 LENT = {
     "fits": own_shape,
     "places": ("host",),
     "holds": ("kept",),
-    "words": ("shape", "dtype", "scale", "out", "writable", "stats"),
+    "words": ("shape", "dtype", "scale", "stats"),
     "flavours": ("dense", "expanded"),
 }
 IN_A_PASS = {
@@ -283,6 +289,10 @@ ENTRIES: dict[str, Entry] = {
     "C many, keys": Entry(c_many, keyed=True, **IN_C),
     "C handle, keys": Entry(c_handle, keyed=True, **HANDLE),
 }
+
+
+#: What a list must have for a row.
+CONDITIONS = {row.fits for row in ENTRIES.values()}
 
 
 def cells(place: str) -> set[tuple[str, str, str]]:

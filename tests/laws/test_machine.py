@@ -37,7 +37,7 @@ from hypothesis.stateful import (
 import fanin
 from kit.recipes import KINDS, SCALARS, SHAPES, Given, joined, recipe
 from kit.sample import sizes
-from kit.values import DTYPES, LOW, show
+from kit.values import DTYPES, LOW, bits, show
 from reference import buffer as reference
 from reference import numbers as reference_numbers
 
@@ -277,6 +277,8 @@ class Twins(RuleBasedStateMachine):
     def memory_is_the_same_in_both_worlds(self) -> None:
         if hasattr(self, "worlds"):
             mine, theirs = (w.image() for w in self.worlds)
+            if mine != theirs:  # a NaN may have another sign
+                mine, theirs = ([bits(x) for x in w.memory] for w in self.worlds)
             assert mine == theirs, "the candidate wrote into what its caller holds, or left undone what it should write"
 
 
@@ -299,10 +301,17 @@ def run(candidate: Any, seed: int, how: settings) -> Counter[str]:
     return machine.seen  # type: ignore[no-any-return]
 
 
-def drive(candidate: Any, seed: int, examples: int, steps: int = 50) -> Counter[str]:
-    """The same without hypothesis: ten times as fast, evenly spread, and nothing is made smaller."""
+#: So many programs see all that is in HAPPENED, and find each planted fault.
+SAMPLE = 100
+
+
+def drive(candidate: Any, seed: int, examples: int = SAMPLE, first: int = 0, steps: int = 50) -> Counter[str]:
+    """The same without hypothesis: ten times as fast, evenly spread, and nothing is made smaller.
+
+    `first`: the example that is run before those ahead of it.
+    """
     machine: Any = type("Twins", (Twins,), {"candidate": staticmethod(candidate), "seen": Counter()})
-    for example in range(examples):
+    for example in [*range(first, examples), *range(first)]:
         draw, said = random.Random(f"{seed} {example}"), []
         twins = machine()
         twins.say = said.append
@@ -372,7 +381,7 @@ def happened(seen: Counter[str]) -> None:
 def test_the_core_does_what_the_description_says(by: str) -> None:
     seed = random.SystemRandom().randrange(2**32) if SEED == "random" else int(SEED)
     print(f"FANIN_SEED={seed}")
-    seen = drive(fanin.InputBuffer, seed, examples=200) if by == "draws" else run(fanin.InputBuffer, seed, QUICK)
+    seen = drive(fanin.InputBuffer, seed) if by == "draws" else run(fanin.InputBuffer, seed, QUICK)
     happened(seen)
     print(dict(sorted(seen.items())))
 
@@ -594,11 +603,23 @@ FAULTS = [
 ]
 
 
+#: Where those are found that few programs find.
+FIRST = {
+    rounds_twice: 50,
+    widens_too_early: 14,
+    adds_to_zero_first: 60,
+    adds_zeros_where_nothing_is_stored: 40,
+    scales_after_rounding: 37,
+    rounds_on_the_way_to_out: 14,
+    broadcasts_in_silence: 10,
+}
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_a_planted_fault_is_found(fault: Callable[[Any], None]) -> None:
     candidate = copy_of_reference(fault)
     with pytest.raises(AssertionError):
-        drive(candidate, seed=2, examples=1500)
+        drive(candidate, seed=2, first=FIRST.get(fault, 0))
 
 
 @pytest.mark.full

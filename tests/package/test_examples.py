@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 
 import pytest
 
 from kit.ranks import NO_MPI, under_mpiexec
 from kit.support import ROOT, compiler, run_python
+from kit.warm import run_warm
 
 EXAMPLES = ROOT / "examples"
 
@@ -236,10 +238,10 @@ ValueError: of two shapes: True
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_native_example_is_built_and_prints_what_it_should(name: str) -> None:
-    done = run_python(["-W", "error", str(EXAMPLES / "native" / name)])
+    done = run_warm(["-W", "error", str(EXAMPLES / "native" / name)])
     if done.stdout.startswith("this example needs "):
         pytest.skip(done.stdout.strip())
-    prints(f"native/{name}", NATIVE[name])
+    is_printed(NATIVE[name], done)
 
 
 @pytest.mark.tools
@@ -263,9 +265,11 @@ def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None
 
 
 def prints(name: str, text: str, *launcher: str) -> None:
-    done = run_python(
-        ["-W", "error", *launcher, str(EXAMPLES / name)], env={"OMP_NUM_THREADS": "1"} if launcher else {}
-    )
+    words = ["-W", "error", *launcher, str(EXAMPLES / name)]
+    is_printed(text, run_python(words, env={"OMP_NUM_THREADS": "1"}) if launcher else run_warm(words))
+
+
+def is_printed(text: str, done: subprocess.CompletedProcess[str]) -> None:
     pattern = re.escape(text).replace(re.escape("..."), ".*?")
     assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
     assert done.stderr == ""

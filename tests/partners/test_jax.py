@@ -125,3 +125,17 @@ def test_arrays_that_their_maker_drops_are_summed_early(keep: bool) -> None:
         else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one)
     ), now
     assert bool((buf.take()[0] == sum(range(40))).all())
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_cotangents_of_integers_are_no_gradients(transform: Any) -> None:
+    pull = transform(lambda x, i: jax.vjp(lambda x, i: (x * i).sum(), x, i)[1](jnp.ones(())))
+    edges = [(w, 0) for w in (fanin.Leaf(jnp.zeros(3)), fanin.Leaf(jnp.zeros(3)))]
+    absent = pull(jnp.ones(3), jnp.arange(3))[1]
+    assert absent.dtype == jax.dtypes.float0
+    for _ in range(2):
+        node = fanin.Node(lambda g: pull(jnp.ones(3), jnp.arange(3)), edges=edges)
+        fanin.backward([(node, 0, jnp.ones(()))])
+    assert np.array_equal(edges[0][0].grad, [0, 2, 4]) and edges[1][0].grad is None
+    assert through(absent, absent) is None
+    assert np.array_equal(through(absent, jnp.ones(3)), np.ones(3))

@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
-from fanin._core import DTypeError
 
+from fanin._core import DTypeError
 from fanin._interop.protocols import DType
 from fanin._words import counted, type_of
 from fanin.slots import Slot, Sparse, Zero
@@ -37,10 +37,12 @@ from reference.numbers import (
     accumulation,
     compact,
     dtype_of,
+    each,
     entries_of,
     entries_to,
     expanded,
     kind,
+    name_of,
     need,
     plus,
     promotion,
@@ -139,8 +141,8 @@ def entries_in(value: object) -> Entries:
 
 def importable(dtype: DType) -> str:
     """The name of an array's dtype."""
-    need(dtype.name in NAMES and dtype.isnative, DTypeError, f"arrays of {dtype.str} are not summed")
-    return dtype.name
+    need(name_of(dtype) in NAMES and dtype.isnative, DTypeError, f"arrays of {dtype.str} are not summed")
+    return name_of(dtype)
 
 
 def is_array(x: object) -> bool:
@@ -159,7 +161,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         weak = type(x).__name__
         need(weak != "int" or -(2**63) <= x < 2**63, OverflowError, f"the integer {x} does not fit int64")
         return Gradient(x, "dense", (), weak, np.array(x, WEAK.get(weak, weak)), "python")
-    if is_array(x) and not (anything and not (x.dtype.name in NAMES and x.dtype.isnative)):
+    if is_array(x) and not (anything and not (name_of(x.dtype) in NAMES and x.dtype.isnative)):
         scalar = not isinstance(x, np.ndarray)
         value = np.array(x) if scalar else x.view(np.ndarray)
         return Gradient(x, "dense", value.shape, importable(value.dtype), value, "numpy" if scalar else "")
@@ -178,9 +180,10 @@ def read(x: Any, anything: bool = False) -> Gradient:
     return Gradient(x, "object", value=x)
 
 
-def copy_of(x: Any) -> Any:
+def copy_of(x: Any, whole: bool = False) -> Any:
+    """Memory of our own, without what an expanded array merely repeats, unless it is to be `whole`."""
     if isinstance(x, np.ndarray):
-        return np.array(x, subok=False)
+        return np.array(x, order="C" if expanded(x) else "K", subok=False) if whole else each(np.array, x)
     if hasattr(x, "parts"):
         return type(x)(x.format, tuple(map(np.array, x.parts)), x.shape)
     if hasattr(x, "tocoo"):
@@ -200,21 +203,21 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
     cast = ORDER.index(kind(old)) <= ORDER.index(kind(new))
     if isinstance(g.source, int) and g.type == "int" and kind(new) in "ui":
         cast = np.iinfo(new).min <= g.source <= np.iinfo(new).max
-    need(cast, ValueError, f"expected dtype {new.name}, got {g.type} {g.source if g.scalar else ''}")
+    need(cast, ValueError, f"expected dtype {name_of(new)}, got {g.type} {g.source if g.scalar else ''}")
     if shape is not None and g.shape != shape:
         fits = slot.shape is not None and len(shape) <= len(g.shape)
         fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], g.shape[::-1], strict=False))
         need(fits, ValueError, f"expected shape {shape}, got {g.shape}")
         if g.form == "zero":
-            return replace(g, shape=shape, type=new.name, intact=False)
+            return replace(g, shape=shape, type=name_of(new), intact=False)
         acc = accumulation(new, None)
         value = g.cast(new)
         total = entries_to(value, g.shape, shape) if isinstance(value, Entries) else sum_to(value, shape)
-        value = rounded(total, acc)
-        return replace(g, form="dense", shape=shape, type=new.name, value=value, intact=False)
+        value = rounded(np.asarray(total, order="C"), acc)  # D16
+        return replace(g, form="dense", shape=shape, type=name_of(new), value=value, intact=False)
     if slot.dtype is None or g.form == "zero" or new == old:
-        return g if slot.dtype is None else replace(g, type=new.name, intact=new == old)
-    return replace(g, type=new.name, value=g.cast(new), intact=False)
+        return g if slot.dtype is None else replace(g, type=name_of(new), intact=new == old)
+    return replace(g, type=name_of(new), value=g.cast(new), intact=False)
 
 
 # ---------------------------------------------------------------- 3. A running sum, and one gradient more
@@ -230,6 +233,7 @@ class Sum:
     value: object = None  # an array or Entries in the accumulation dtype; an object
     stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
     terms: tuple[Gradient, ...] = ()  # the defined terms of the sum
+    starts: DType | None = None  # of one term: the dtype that it is rounded to when there is another (D3)
     ahead: tuple[Gradient, ...] = ()  # later ones whose dtypes count already, because a Python int needs them (D5)
 
     @property
@@ -260,10 +264,12 @@ class Sum:
         if g.form == "zero":
             return me  # its dtype counts for what follows, and at the end
         acc = self.slot.accumulate or accumulation(me.dtype, None)
-        old, stored = self.widened(acc)
-        new = g.cast(acc)
         if plan.action == "hand":
-            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
+            own = accumulation(dtype_of(WEAK.get(g.type, g.type)), None)
+            new = g.cast(self.slot.accumulate or np.promote_types(own, acc))
+            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0, starts=acc)
+        old, stored = self.started().widened(acc)
+        me, new = replace(me, starts=None), g.cast(acc)
         if isinstance(old, Entries) and isinstance(new, Entries):
             if plan.action == "merge coo":
                 old, new = old.as_coo(), new.as_coo()
@@ -276,6 +282,13 @@ class Sum:
         if isinstance(old, Entries):
             return replace(me, value=old.before(array_in(new)))
         return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
+
+    def started(self) -> Sum:
+        """With a first term that is rounded to the dtype of the sum as it came."""
+        if self.starts is None:
+            return self
+        value = self.value.map(rounded, self.starts) if isinstance(self.value, Entries) else self.value
+        return replace(self, value=rounded(value, self.starts) if isinstance(value, np.ndarray) else value)
 
     def widened(self, acc: DType) -> tuple[object, int]:
         """The value in another accumulation dtype, and how many entries a sparse one has after its last coalesce."""
@@ -331,6 +344,8 @@ class Sum:
         for g in self.main[:n]:
             ints = ints or kind(g.array.dtype) != "b"
             total = total + int(g.array) if ints else int(total or g.array)
+        if not ints:
+            return False
         if scale is not None and follows is None:
             total *= int(scale)
         return not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
@@ -365,7 +380,7 @@ class Sum:
         self.check(scale)
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
         if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
-            return copy_of(g.source) if own and not self.recording else g.source  # A14
+            return copy_of(g.source, whole=True) if own and not self.recording else g.source  # A14
         if isinstance(g.source, Zero):
             return type(g.source)(g.shape, dtype)
         value = self.finished(scale)
@@ -373,11 +388,8 @@ class Sum:
             return value.like(g.source, g.shape)
         if all(g.scalar for g in self.main):
             return value.item() if all(g.scalar == "python" for g in self.main) else value[()]
-        if expanded(value) and not own:
-            return np.broadcast_to(np.array(compact(value, expanded(value))), value.shape)
-        fresh = np.empty_like(next(g.array for g in self.main if g.form == "dense"), value.dtype)  # D16
-        fresh[...] = value
-        return fresh
+        dense = next(g.array for g in self.main if g.form == "dense")
+        return laid_out(value, dense, set() if own else expanded(value))
 
     def place(self) -> Array | None:
         """The memory of a donated first gradient, where it is reusable: the sum is written there."""
@@ -390,6 +402,14 @@ class Sum:
         fits = fits and g.array.dtype == array_in(self.value).dtype == self.dtype
         shared = any(np.shares_memory(x, y) for o in others for x in o.memory for y in g.memory)  # D43
         return g.array if fits and not shared else None
+
+
+def laid_out(value: Array, first: Array, axes: set[int]) -> Array:
+    """D16: value in fresh memory, with the axis order of `first`; expanded along `axes` (A13)."""
+    base, like = compact(value, axes), compact(first, axes)
+    fresh = np.empty_like(like, value.dtype, order="C" if expanded(like) else "K")
+    fresh[...] = base
+    return np.broadcast_to(fresh, value.shape) if axes else fresh
 
 
 def before_objects(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -495,7 +515,8 @@ class InputBuffer:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             if g.type and not self.create_graph:
-                accumulation(promotion(me.types() | {g.type}), declared.accumulate)
+                accumulation(dtype_of(WEAK.get(g.type, g.type)), declared.accumulate)
+                promotion(me.types() | {g.type})
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{where}, key {key}: {e}") from None

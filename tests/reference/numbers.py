@@ -16,8 +16,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from fanin._core import DTypeError
 
+from fanin._core import DTypeError
 from fanin._interop.protocols import DType, NDArray
 from fanin.slots import Sparse
 
@@ -42,6 +42,8 @@ ORDER = "buifc"  # D6: casts go to the right, or stay
 
 def dtype_of(name: Any) -> DType:
     """The dtype of a name, a NumPy or a torch dtype; DTypeError for those without sums, ValueError for no dtype."""
+    if isinstance(name, str | np.dtype) and name in SUMMED:
+        return SUMMED[name]
     text = str(name).removeprefix("torch.")
     if text in LOW[1:]:
         need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
@@ -54,8 +56,19 @@ def dtype_of(name: Any) -> DType:
     return dtype
 
 
+SUMMED: dict[Any, DType] = {}
+SUMMED |= {name: dtype_of(name) for name in NAMES}
+SUMMED |= {dtype: dtype for dtype in SUMMED.values()}
+
+
+@cache
+def name_of(dtype: DType) -> str:
+    """Its name, which NumPy makes anew each time."""
+    return dtype.name
+
+
 def kind(dtype: DType) -> str:
-    return "f" if dtype.name in LOW else dtype.kind
+    return "f" if name_of(dtype) in LOW else dtype.kind
 
 
 def promotion(types: Collection[str]) -> DType:
@@ -77,7 +90,7 @@ def promoted(types: frozenset[str]) -> DType:
         dtype = dtype_of((low or [WEAK[t] for t in weak])[0])
     for t in weak:
         if kind(dtype) in {"int": "b", "float": "bui", "complex": "buif"}[t]:
-            single = t == "complex" and dtype.name in (*LOW, "float32")
+            single = t == "complex" and name_of(dtype) in (*LOW, "float32")
             dtype = np.dtype("complex64" if single else WEAK[t])
     return dtype
 
@@ -85,9 +98,9 @@ def promoted(types: frozenset[str]) -> DType:
 def accumulation(dtype: DType, wish: DType | None) -> DType:
     """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, and be of its kind."""
     if wish is None:
-        return np.dtype(np.float32) if dtype.name in LOW else dtype
+        return np.dtype(np.float32) if name_of(dtype) in LOW else dtype
     kin = kind(dtype).replace("u", "i") == kind(wish).replace("u", "i")
-    holds = kin and promotion({dtype.name, wish.name}) == wish
+    holds = kin and promotion({name_of(dtype), name_of(wish)}) == wish
     need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
     return wish
 
@@ -125,9 +138,9 @@ def rounded(x: Array, dtype: DType) -> Array:
     def convert(x: Array) -> Array:
         if x.dtype == np.bool_:
             x = x.view(np.uint8) != 0  # whatever the byte is
-        if x.dtype.name in LOW:
+        if name_of(x.dtype) in LOW:
             x = x.astype(np.float32)
-        if dtype.name in LOW[1:] and x.dtype != np.float32:
+        if name_of(dtype) in LOW[1:] and x.dtype != np.float32:
             x = to_odd(x)
         return x.astype(dtype)
 
@@ -146,7 +159,7 @@ def put_plus(into: Array, index: Array | tuple[Array, ...], values: Array) -> No
 
 def scale_dtype(scale: Any, dtype: DType) -> DType:
     """D10: the dtype in which a sum is multiplied: its own, unless that has no such factor, or not all of its bits."""
-    if kind(dtype) not in "fc" or dtype.name in ("float64", "complex128"):
+    if kind(dtype) not in "fc" or name_of(dtype) in ("float64", "complex128"):
         return dtype
     one: DType = np.dtype(np.float32) if dtype.kind == "c" else dtype
     parts = [float(x) for x in (scale.real, scale.imag)] if dtype.kind == "c" else [float(scale)]
@@ -293,7 +306,7 @@ class Entries:
             parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
         if isinstance(source, Sparse):
             return type(source)(self.format, parts, shape)
-        if self.values.dtype.name in LOW:
+        if name_of(self.values.dtype) in LOW:
             return Sparse(self.format, parts, shape)  # which SciPy does not have
         family = "matrix" if type(source).__name__.endswith("_matrix") else "array"
         make = getattr(sys.modules["scipy.sparse"], f"{self.format}_{family}")

@@ -13,10 +13,9 @@ fractions, rounded once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from fanin._interop.protocols import DType
 from fanin.slots import Slot
 from reference.buffer import Gradient, InputBuffer, Sum, array_in, entries_in
-from reference.numbers import Array, Entries, accumulation, kind, rounded, scaled
+from reference.numbers import LOW, Array, Entries, accumulation, each, kind, rounded, scaled
 
 # ---------------------------------------------------------------- 1. A sum as it comes back
 
@@ -37,9 +36,9 @@ class Figures:
     sumsq: float
     absmax: float
     nonfinite: int
-    #: the place in the list of the first contribution with an inf or NaN; None: there is none. Whether a sparse one has
-    #: an inf that only its own repeated indices make is left open: there are two places then
-    first_bad: set[int | None]
+    norm: float
+    #: the place in the list of the first contribution that stores an inf or NaN; None: there is none (D35)
+    first_bad: int | None
 
 
 @dataclass(frozen=True)
@@ -82,19 +81,18 @@ def expected(
         plain = value if one else value.coalesced()
         sparse = terms[same] if same is not None else plain.like(first.source, first.shape)
         figures = figures_of(merged.values, total, terms, (value.values.size,))
-        return Expected(sparse, same, dtype, figures, merged.like(first.source, first.shape))
+        return Expected(sparse, same, dtype, figures, merged=merged.like(first.source, first.shape))
     figures = figures_of(array_in(value), total, terms)
     if isinstance(total.value, Entries):
         entries = running(total)
         figures = replace(figures, count=(*figures.count, entries.values.size, entries.coalesced().values.size))
     if same is not None:
-        return Expected(terms[same], same, dtype, figures, np.asarray(terms[same]).strides)
+        return Expected(terms[same], same, dtype, figures, strides=np.asarray(terms[same]).strides)
     if out is None and all(g.scalar for g in total.main):
         python = all(g.scalar == "python" for g in total.main)
         return Expected(value.item() if python else value[()], None, dtype, figures)
-    reduced = any(shape_of(g) != g.shape for g in total.main)  # whether its axes are expanded is left open
-    strides = None if out is not None or reduced else np.asarray(total.result(scale, own=writable)).strides
-    return Expected(value, None, dtype, figures, strides)
+    strides = None if out is not None else np.asarray(total.result(scale, own=writable)).strides
+    return Expected(value, None, dtype, figures, strides=strides)
 
 
 def running(total: Sum) -> Entries:
@@ -179,7 +177,10 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
     cast = [converted(g, dtype) for g in total.main]
     shape = total.main[0].shape
     found: dict[tuple[int, ...], list[Any]] = {}
+    rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     entries = [x for x in cast if isinstance(x, Entries)]
+    if not entries:
+        return each(lambda *arrays: exact_elements(arrays, *rule), *cast)
     for x in cast:
         if isinstance(x, Entries):
             whole = x if out is None and len(entries) == len(cast) and one_kind(entries) else x.as_coo()
@@ -188,7 +189,6 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
         else:
             for index in np.ndindex(shape):
                 found.setdefault(index, []).append(x[index])
-    rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     if len(entries) < len(cast) or out is not None:
         total_array = np.zeros(shape, into)
         for index, some in found.items():
@@ -210,16 +210,27 @@ def one_kind(entries: list[Entries]) -> bool:
 
 
 def converted(g: Gradient, dtype: DType) -> Array | Entries:
-    """In the sum's dtype; what was summed to a shape in that which its sum has (D7), Python's numbers as they are."""
-    if g.scalar == "python":
+    """In the sum's dtype, but for a Python float, and a low float that was summed to a shape (D7): these are as they
+    are.
+    """
+    if g.scalar == "python" and kind(g.array.dtype) in "fc":
         return g.array
     reduced = isinstance(g.value, np.ndarray) and shape_of(g) != g.shape
-    return rounded(g.array, accumulation(dtype, None)) if reduced else g.cast(dtype)
+    if reduced and g.type in LOW:
+        return rounded(g.array, accumulation(dtype, None))
+    return g.cast(dtype)
 
 
 def shape_of(g: Gradient) -> tuple[int, ...]:
     """That of the contribution as it came."""
     return tuple(getattr(g.source, "shape", ()))
+
+
+def exact_elements(arrays: Sequence[Array], into: DType, scale: Any, real_sum: bool) -> Array:
+    total = np.zeros(arrays[0].shape, into)
+    for index in np.ndindex(total.shape):
+        total[index] = exact_element([x[index] for x in arrays], into, scale, real_sum)
+    return total
 
 
 def exact_element(some: Sequence[Any], into: DType, scale: Any, real_sum: bool) -> Any:
@@ -250,15 +261,13 @@ def figures_of(value: Array, total: Sum, terms: Sequence[Any], stored: tuple[int
     dense = np.asarray(value)
     size = np.abs(dense.astype(np.complex128 if dense.dtype.kind == "c" else np.float64)).reshape(-1)
     finite = size[np.isfinite(size)]
+    absmax, nonfinite = float(max(finite, default=0)), len(size) - len(finite)
     with np.errstate(all="ignore"):
-        squares = math.fsum(x * x for x in map(float, finite)) if (finite < 1e150).all() else math.inf
-    nonfinite = len(size) - len(finite)
-    bad = {place_of(first_bad(total, merged), terms) if nonfinite else None for merged in (False, True)}
-    return Figures((dense.size, *stored), squares, float(max(finite, default=0)), nonfinite, bad)
-
-
-def first_bad(total: Sum, merged: bool) -> object:
-    return next((g.source for g in total.main if not_finite(g, merged)), None)
+        squares = math.fsum(x * x for x in map(float, finite)) if absmax < 1e150 else math.inf
+    norm = math.hypot(*map(float, finite))
+    one = len(total.main) == 1  # which is measured as the sum is
+    bad = next((g.source for g in total.main if not_finite(g, one)), None) if nonfinite else None
+    return Figures((dense.size, *stored), squares, absmax, nonfinite, norm, place_of(bad, terms))
 
 
 def not_finite(g: Gradient, merged: bool) -> bool:
@@ -275,21 +284,25 @@ def not_finite(g: Gradient, merged: bool) -> bool:
 # ---------------------------------------------------------------- 4. Errors
 
 
-def refusals(terms: Sequence[Any], slot: Slot, kind: type[BaseException]) -> set[int]:
-    """The places of the contributions that an error of this type may name: those that are refused alone or beside one
-    other. Which of two comes last is the way's own affair.
+def refused(terms: Sequence[Any], slot: Slot, kind: type[BaseException], named: Iterable[int]) -> bool:
+    """Whether an error of this type may name one of the contributions at these places: one that is refused alone or
+    beside one other. Which of two comes last is the way's own affair.
     """
-    found: set[int] = set()
-    for chosen in subsets(len(terms)):
+    for chosen in beside(len(terms), named):
         try:
             total_of([terms[i] for i in chosen], slot, None, None)
         except Exception as e:
-            found |= set(chosen) if type(e) is kind else set()
-    return found
+            if type(e) is kind:
+                return True
+    return False
 
 
-def subsets(n: int) -> Iterable[tuple[int, ...]]:
-    yield from ((i,) for i in range(n))
-    for i, j in combinations(range(n), 2):
-        yield i, j
-        yield j, i
+def beside(n: int, places: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Each place alone, and with each other one, in both orders."""
+    some = list(places)
+    yield from ((i,) for i in some)
+    for i in some:
+        for j in range(n):
+            if i != j:
+                yield i, j
+                yield j, i

@@ -527,12 +527,33 @@ def test_accumulate_must_hold_the_sum(make_buffer: Any, lib: Any, total: Total) 
 
 @pytest.mark.rule("A11", "A15")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_what_accumulate_must_hold_is_the_whole_sum_and_no_prefix(make_buffer: Any, budget: Any) -> None:
-    b = make_buffer(1, accumulate="float64", budget=budget)
-    for key, x in ((3, row(0.5)), (0, row(100, dtype=np.int8)), (1, row(100, dtype=np.int8)), (2, row(2.0**24))):
-        b.add(0, x, key=key)
-    assert b[0].dtype == f32
-    assert b.take(out=[np.zeros(1)])[0].tolist() == [2**24 + 200.5]
+def test_accumulate_must_hold_each_contribution_in_every_order(make_buffer: Any, lib: Any, budget: Any) -> None:
+    pairs: list[tuple[str, Any, Any]] = [  # a contribution that it holds, and one that it does not
+        ("float64", f64(1), 1),
+        ("float64", row(1), row(100, dtype=np.int8)),
+        ("float32", row(1), 1.5),
+        ("complex128", row(1j, dtype=np.complex64), row(1)),
+        ("float64", f32(1), lib.Zero((), "int8")),
+        ("int16", row(1, dtype=np.int16), row(True, dtype=np.bool_)),
+    ]
+    for accumulate, *terms in pairs:
+        for order in ([0, 1], [1, 0]):
+            b = make_buffer(1, accumulate=accumulate, budget=budget)
+            refused = []
+            for key in order:
+                try:
+                    b.add(0, terms[key], key=key)
+                except ValueError:
+                    refused.append(key)
+            assert refused == [1], (accumulate, terms, order)
+            assert np.shape(b.take()[0]) == np.shape(terms[0])
+    held = (("float64", 1.5, f32(1)), ("int64", 1, np.int8(1)), ("float32", row(1, dtype=f16), row(1, dtype=BFLOAT16)))
+    for accumulate, *terms in held:
+        for order in ([0, 1], [1, 0]):
+            b = make_buffer(1, accumulate=accumulate, budget=budget)
+            for key in order:
+                b.add(0, terms[key], key=key)
+            assert b.take()[0] == terms[0] + 1
 
 
 @pytest.mark.rule("A10", "A11")

@@ -17,7 +17,10 @@ typedef enum fan_origin {
     FAN_FROM_FOREIGN /* and above: index of a kind that _interop.arrays registered: torch, jax, scipy classes .. */
 } fan_origin;
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
- * `has_combine`: containers are objects. -1 with an exception set. */
+ * `has_combine`: containers are objects. -1 with an exception set.
+ * fan_is_no_gradient: whether an object means that there is no gradient: None, or JAX's float0, the type of cotangents
+ * of integers. */
+bool fan_is_no_gradient(PyObject *o);
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 

@@ -112,6 +112,11 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
     return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE && fan_dtype_can_cast(one, two));
 }
 
+static PyObject *is_no_gradient(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    return PyBool_FromLong(fan_is_no_gradient(o));
+}
+
 /* table_arg: an exchange table that is known; NULL with TypeError. */
 static const fan_dl_api *table_arg(PyObject *capsule)
 {

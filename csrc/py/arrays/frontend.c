@@ -70,11 +70,24 @@ static PyObject *shown(const fan_value *v)
     return FAN_CHECK(fan_value_copy(&fan_python, v, &copy, &err)) < 0 ? NULL : fan_export(&copy);
 }
 
+/* combine_result: the sum that _interop.arrays.combine made, or its refusal (Conformed and Refused in
+ * _interop/records.py). */
+static fan_status combine_result(PyObject *record, fan_value *out, fan_error *err)
+{
+    if (PyTuple_GET_SIZE(record) == 1)
+        return fan_import_object(PyTuple_GET_ITEM(record, 0), out) < 0 ? fan_from_python(err) : FAN_OK;
+    bool is_value = PyTuple_GET_ITEM(record, 0) == PyExc_ValueError;
+    const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(record, 1));
+    if (!text)
+        return fan_from_python(err);
+    return fan_fail(err, is_value ? FAN_ERR_VALUE : FAN_ERR_TYPE, "%s", text);
+}
+
 static fan_status combine(void *function, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err)
 {
     PyObject *arrays, *a = NULL, *b = NULL, *sum = NULL;
     fan_gil gil;
-    fan_status status = FAN_OK;
+    fan_status status;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is being shut down");
     arrays = fan_arrays();
@@ -82,8 +95,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     b = a ? shown(new_) : NULL;
     if (b)
         sum = PyObject_CallMethod(arrays, "combine", "OOO", function ? (PyObject *)function : Py_None, a, b);
-    if (!sum || fan_import_object(sum, out) < 0)
-        status = fan_from_python(err);
+    status = sum ? combine_result(sum, out, err) : fan_from_python(err);
     Py_XDECREF(sum);
     Py_XDECREF(a);
     Py_XDECREF(b);

@@ -121,6 +121,19 @@ static bool is_not_summed(PyObject *o)
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
 }
 
+bool fan_is_no_gradient(PyObject *o)
+{
+    if (o == Py_None)
+        return true;
+    if (!PyArray_Check(o) || PyArray_DESCR((PyArrayObject *)o)->type_num != NPY_VOID)
+        return false;
+    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)o);
+    PyObject *names = PyDataType_NAMES(descr); /* borrowed; not a tuple: there are no fields */
+    if (PyDataType_ELSIZE(descr) != 0 || !names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != 1)
+        return false;
+    return PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "float0") == 0;
+}
+
 int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;

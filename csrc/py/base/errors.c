@@ -119,14 +119,27 @@ static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slo
     set_field(e, "reason", reason);
 }
 
+void fan_exception_note(PyObject *e, PyObject *note)
+{
+    PyObject *notes = e && note ? PyObject_GetAttrString(e, "__notes__") : NULL, *done = NULL;
+    PyErr_Clear(); /* only the exception itself counts, here and below */
+    bool has = notes && PySequence_Contains(notes, note) == 1;
+    PyErr_Clear();
+    if (e && note && !has)
+        done = PyObject_CallMethod(e, "add_note", "O", note);
+    PyErr_Clear();
+    Py_XDECREF(done);
+    Py_XDECREF(notes);
+    Py_XDECREF(note);
+}
+
 /* note_place: adds to the live exception, which another library raised, what it was about. */
 static void note_place(const fan_error *err)
 {
     PyObject *e = fan_exception_take();
-    PyObject *done = e ? PyObject_CallMethod(e, "add_note", "N", text_of(err->text)) : NULL;
-    if (e && !done)
-        PyErr_Clear();
-    Py_XDECREF(done);
+    PyObject *note = e ? text_of(err->text) : NULL;
+    PyErr_Clear();
+    fan_exception_note(e, note);
     fan_exception_put(e);
 }
 

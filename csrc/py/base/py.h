@@ -208,6 +208,9 @@ fan_status fan_check_signals(fan_error *err);
  * meanwhile. */
 PyObject *fan_exception_take(void);
 void fan_exception_put(PyObject *e);
+/* fan_exception_note: adds a note to an exception that has not the same one; takes the reference to a str, NULL: none.
+ * Where that fails, the exception stays as it is. */
+void fan_exception_note(PyObject *e, PyObject *note);
 /* fan_error_context: a prefix for messages, "grads: slot 2 (w1), key 3: ". Push and pop on one thread. */
 typedef struct fan_error_context {
     const char *buffer;

@@ -55,6 +55,8 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     int bad;
     c->key = -1;
     w.stream = c->stream;
+    if (fan_is_no_gradient(gradient))
+        gradient = Py_None;
     fan_error_context_push(&w);
     bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
     w.key = c->key;

@@ -8,12 +8,8 @@
 /* note: adds to the live exception which array it is about. */
 static void note(Py_ssize_t i)
 {
-    PyObject *e = fan_exception_take(), *done = NULL;
-    if (e)
-        done = PyObject_CallMethod(e, "add_note", "N", PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
-    if (!done)
-        PyErr_Clear();
-    Py_XDECREF(done);
+    PyObject *e = fan_exception_take();
+    fan_exception_note(e, PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
     fan_exception_put(e);
 }
 
@@ -21,7 +17,8 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *array = PyTuple_GET_ITEM(arrays, i);
+        PyObject *given = PyTuple_GET_ITEM(arrays, i);
+        PyObject *array = fan_is_no_gradient(given) ? Py_None : given;
         int64_t key = -1;
         int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
         if (added == 0)

@@ -30,7 +30,7 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
     char name[128];
     int bad = dtype == FAN_DT_NONE ? 0 : fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     fan_c_show(bad ? NULL : a, out);
-    if (a || bad || o == Py_None)
+    if (a || bad || fan_is_no_gradient(o))
         return bad;
     if (fan_import(o, false, true, &v) < 0)
         return -1;

@@ -79,38 +79,102 @@ PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
 #define MOST_NOTES 16
 #define FOLDED ".. and %u notes more, of the passes around these"
 
-/* add_note: takes the reference to a str; NULL or "": none. Skips a note that exists and limits their number: endless
- * nested passes would add a thousand. */
-static void add_note(PyObject *e, PyObject *note)
+/* An attribute of an exception: when passes added their notes (fan_mark_new). An exception that is raised again has
+ * those of passes that were over when this one began. */
+#define STAMPS "__fanin_notes__"
+
+/* note_stamps: The dict of an exception from notes to their stamps; new reference; NULL: none can be kept. */
+static PyObject *note_stamps(PyObject *e)
 {
-    bool any = note && e && PyUnicode_GET_LENGTH(note);
-    PyObject *said = any ? PyObject_GetAttrString(e, "__notes__") : NULL, *none = NULL;
-    bool list = said && PyList_Check(said);
-    PyErr_Clear(); /* only the error itself counts, here and below */
-    if (any && !(list && PySequence_Contains(said, note) == 1)) {
+    PyObject *stamps = PyObject_GetAttrString(e, STAMPS);
+    PyErr_Clear();
+    if (stamps && PyDict_CheckExact(stamps))
+        return stamps;
+    Py_XDECREF(stamps);
+    stamps = PyDict_New();
+    if (stamps && PyObject_SetAttrString(e, STAMPS, stamps) < 0)
+        Py_CLEAR(stamps);
+    PyErr_Clear();
+    return stamps;
+}
+
+static void note_stamp(PyObject *stamps, PyObject *note)
+{
+    PyObject *now = stamps && note ? PyLong_FromUnsignedLongLong(fan_mark_new()) : NULL;
+    if (now)
+        (void)PyDict_SetItem(stamps, note, now);
+    Py_XDECREF(now);
+    PyErr_Clear();
+}
+
+/* notes_forget: removes the notes that passes added before `began`. */
+static void notes_forget(PyObject *notes, PyObject *stamps, uint64_t began)
+{
+    PyObject *all = PyDict_Items(stamps);
+    for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(all); i++) {
+        PyObject *note = PyTuple_GET_ITEM(PyList_GET_ITEM(all, i), 0);
+        PyObject *stamp = PyTuple_GET_ITEM(PyList_GET_ITEM(all, i), 1);
+        unsigned long long added = PyLong_Check(stamp) ? PyLong_AsUnsignedLongLong(stamp) : 0;
+        if (added > began)
+            continue;
+        Py_ssize_t at = PySequence_Index(notes, note);
+        if (at >= 0)
+            (void)PySequence_DelItem(notes, at);
         PyErr_Clear();
-        if (list && PyList_GET_SIZE(said) >= MOST_NOTES) {
-            PyObject *text;
-            unsigned n = 0;
-            Py_ssize_t at = PyList_GET_SIZE(said);
-            while (at > 0 && n == 0) {
-                PyObject *one = PyList_GET_ITEM(said, --at);
-                const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
-                if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
-                    n = 0;
-            }
-            text = PyUnicode_FromFormat(FOLDED, n + 1);
-            if (text && n)
-                (void)PyList_SetItem(said, at, Py_NewRef(text));
-            else if (text)
-                (void)PyList_Append(said, text);
-            Py_XDECREF(text);
-        } else
-            none = PyObject_CallMethod(e, "add_note", "O", note);
+        (void)PyDict_DelItem(stamps, note);
+        PyErr_Clear();
     }
     PyErr_Clear();
-    Py_XDECREF(none);
-    Py_XDECREF(said);
+    Py_XDECREF(all);
+}
+
+/* notes_fold: counts one note more in the note that counts, which is added if there is none. */
+static void notes_fold(PyObject *notes, PyObject *stamps)
+{
+    PyObject *text;
+    unsigned n = 0;
+    Py_ssize_t at = PyList_GET_SIZE(notes);
+    while (at > 0 && n == 0) {
+        PyObject *one = PyList_GET_ITEM(notes, --at);
+        const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
+        if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
+            n = 0;
+    }
+    text = PyUnicode_FromFormat(FOLDED, n + 1);
+    if (text && n) {
+        if (stamps)
+            (void)PyDict_DelItem(stamps, PyList_GET_ITEM(notes, at));
+        PyErr_Clear();
+        (void)PyList_SetItem(notes, at, Py_NewRef(text));
+    } else if (text) {
+        (void)PyList_Append(notes, text);
+    }
+    note_stamp(stamps, text);
+    Py_XDECREF(text);
+}
+
+/* add_note: A note of pass p; takes the reference to a str; NULL or "": none. Forgets notes of earlier passes, skips a
+ * note that exists, and limits their number: endless nested passes would add a thousand. */
+static void add_note(const fan_backward *p, PyObject *e, PyObject *note)
+{
+    bool any = note && e && PyUnicode_GET_LENGTH(note);
+    PyObject *notes = any ? PyObject_GetAttrString(e, "__notes__") : NULL;
+    PyErr_Clear(); /* only the error itself counts, here and below */
+    PyObject *stamps = any ? note_stamps(e) : NULL;
+    bool list = notes && PyList_Check(notes);
+    if (list && stamps)
+        notes_forget(notes, stamps, fan_backward_id(p));
+    bool exists = list && PySequence_Contains(notes, note) == 1;
+    PyErr_Clear();
+    if (any && !exists && list && PyList_GET_SIZE(notes) >= MOST_NOTES) {
+        notes_fold(notes, stamps);
+    } else if (any && !exists) {
+        fan_exception_note(e, Py_NewRef(note));
+        note_stamp(stamps, note);
+    }
+    PyErr_Clear();
+    Py_XDECREF(stamps);
+    Py_XDECREF(notes);
     Py_XDECREF(note);
 }
 
@@ -125,15 +189,17 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     if (n && fan_node_object(n)->name)
         PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
     if (n)
-        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_name(n, name, sizeof name),
-                                         own[0] || call_site ? " (" : "", own,
-                                         !call_site ? ""
-                                         : own[0]   ? ", made at "
-                                                    : "made at ",
-                                         call_site, "", own[0] || call_site ? ")" : "", ran, all));
+        add_note(p, e,
+                 PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_name(n, name, sizeof name),
+                                      own[0] || call_site ? " (" : "", own,
+                                      !call_site ? ""
+                                      : own[0]   ? ", made at "
+                                                 : "made at ",
+                                      call_site, "", own[0] || call_site ? ")" : "", ran, all));
     else
-        add_note(e, PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                         fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
+        add_note(p, e,
+                 PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                      fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
     return e;
 }
 
@@ -144,8 +210,21 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
     PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
     PyObject *lost = PyUnicode_FromString("");
     fan_backward_lost(p, &(fan_text){text_append, &lost});
-    add_note(e, lost);
+    add_note(p, e, lost);
     fan_exception_put(e);
+}
+
+/* note_other: adds to an exception that another one was raised beside it, with its notes. */
+static void note_other(PyObject *e, PyObject *other)
+{
+    PyObject *notes = PyObject_GetAttrString(other, "__notes__");
+    PyErr_Clear();
+    PyObject *text = PyUnicode_FromFormat("beside it: %R, %S", other, notes ? notes : Py_None);
+    PyObject *stamps = note_stamps(e);
+    note_stamp(stamps, text);
+    fan_exception_note(e, text);
+    Py_XDECREF(stamps);
+    Py_XDECREF(notes);
 }
 
 /* An exception that is no Exception, such as KeyboardInterrupt, goes before one that is; else the first. */
@@ -154,14 +233,8 @@ void *fan_error_both(void *first, void *second)
     bool swap =
         PyErr_GivenExceptionMatches(first, PyExc_Exception) && !PyErr_GivenExceptionMatches(second, PyExc_Exception);
     PyObject *e = swap ? second : first, *other = swap ? first : second;
-    PyObject *notes = PyObject_GetAttrString(other, "__notes__"), *text, *none;
-    PyErr_Clear();
-    text = PyUnicode_FromFormat("beside it: %R, %S", other, notes ? notes : Py_None);
-    none = text ? PyObject_CallMethod(e, "add_note", "O", text) : NULL;
-    PyErr_Clear(); /* only the errors themselves count */
-    Py_XDECREF(none);
-    Py_XDECREF(text);
-    Py_XDECREF(notes);
+    if (e != other) /* else two nodes raised one object */
+        note_other(e, other);
     Py_DECREF(other);
     return e;
 }

@@ -113,14 +113,17 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
     return 0;
 }
 
-/* value_text: the shape, dtype and device of a value, for a message. */
-static char *value_text(const fan_value *v, char *buf, size_t size)
+/* value_text: for a message, the shape, dtype and device of a value, or the class of an object without them. */
+static char *value_text(PyObject *o, const fan_value *v, char *buf, size_t size)
 {
     const int64_t *shape;
     char device[32], text[160];
     int ndim = fan_value_shape(v, &shape);
-    if (ndim < 0)
-        return strcpy(buf, "an object");
+    if (ndim < 0) {
+        const char *advice = PyArray_Check(o) ? ", which sums by its own +: return np.asarray(x)" : "";
+        PyOS_snprintf(buf, size, "%s%s", FAN_TYPE_TEXT(o), advice);
+        return buf;
+    }
     PyOS_snprintf(buf, size, "%s%s %s on %s", v->form == FAN_FORM_SPARSE ? "sparse " : "",
                   fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
                   fan_device_text(v->device ? v->device : fan_cpu(), device, sizeof device));
@@ -150,13 +153,15 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         good = ndim < 0;
     else if (good && ndim > 0)
         good = memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0;
-    if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
+    bool unsummed = b.form == FAN_FORM_OBJECT && PyArray_Check(is) &&
+                    fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)is)) == FAN_DT_NONE;
+    if (!good && a.form != FAN_FORM_OBJECT && unsummed)
         PyErr_Format(fan_state_get()->dtype_error,
                      "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
-                     value_text(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+                     value_text(was, &a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
     else if (!good)
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     value_text(&a, before, sizeof before), value_text(&b, now, sizeof now));
+                     value_text(was, &a, before, sizeof before), value_text(is, &b, now, sizeof now));
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
@@ -167,9 +172,11 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
 static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
 {
     void *was = *sum;
-    if (!was != (to == Py_None)) {
+    bool none = fan_is_no_gradient(to);
+    if (!was != none) {
+        const char *got = none && to != Py_None ? "an array of float0" : FAN_TYPE_TEXT(to);
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     was ? "a gradient, as there is a sum" : "None, as there is no sum", FAN_TYPE_TEXT(to));
+                     was ? "a gradient, as there is a sum" : "None, as there is no sum", got);
         Py_DECREF(to);
         return -1;
     }

@@ -3,6 +3,7 @@
 #include "py/base/args.h"
 
 #include "array/extents.h"
+#include "array/overlap.h"
 #include "base/fault.h"
 
 #include <stdio.h>
@@ -263,7 +264,7 @@ int fan_leaf_divert(leaf_object *self, void **sum)
     if (full < 0 || fan_box(sum) < 0)
         return -1;
     if (full || !same_layout(self, *sum) ||
-        PyArray_TYPE((PyArrayObject *)*sum) != PyArray_TYPE((PyArrayObject *)self->array))
+        fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)*sum)) != spec_of(self)->dtype)
         return call_with(self, fn, sum);
     int bad = PyDict_SetItem(kept, i, *sum);
     Py_CLEAR(*(PyObject **)sum);
@@ -391,6 +392,18 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
     if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value))
         return fan_set_error(PyExc_ValueError,
                              "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
+    if (v->form != FAN_FORM_DENSE)
+        return 0;
+    const fan_region region = fan_region_of(v->array);
+    fan_verdict overlap = FAN_OVERLAP_DISJOINT;
+    if (FAN_CHECK(fan_overlap_itself(&region, 0, NULL, NULL, &overlap, &err)) < 0)
+        return -1;
+    if (overlap != FAN_OVERLAP_DISJOINT)
+        return fan_set_error(
+            PyExc_ValueError,
+            "%s: grad: expected an array whose elements have memory of their own, got %s that overlaps "
+            "itself: set a copy of it",
+            name, FAN_TYPE_TEXT(value));
     return 0;
 }
 
@@ -436,7 +449,7 @@ static int check_grad(const leaf_object *self, PyObject *value)
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     leaf_object *self = leaf_cast(o);
-    if (value == Py_None)
+    if (value && fan_is_no_gradient(value))
         value = NULL;
     if (check_kernel(self, "sets") < 0)
         return -1;

@@ -334,6 +334,18 @@ static PyObject *leaf_undivert(PyObject *Py_UNUSED(m), PyObject *const *a)
     Py_RETURN_NONE;
 }
 
+static PyObject *leaf_dtype(PyObject *Py_UNUSED(m), PyObject *o)
+{
+    const leaf_object *leaf = leaf_of_arg(o);
+    if (!leaf)
+        return NULL;
+    const node_more *more = leaf->base.more;
+    fan_dtype dtype = more && more->slots.specs ? more->slots.specs[0].dtype : FAN_DT_NONE;
+    if (dtype == FAN_DT_NONE)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(fan_dtype_name(dtype));
+}
+
 static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);

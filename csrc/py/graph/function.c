@@ -83,9 +83,10 @@ typedef struct body {
 static int result_add(body *b, PyObject *o, fan_tree_result *out)
 {
     fan_device *d = NULL;
-    fan_array *a = o == Py_None ? NULL : fan_array_arg(o, &d);
+    bool none = fan_is_no_gradient(o);
+    fan_array *a = none ? NULL : fan_array_arg(o, &d);
     char text[32];
-    if (o != Py_None && (!a || d != b->self->tree->d))
+    if (!none && (!a || d != b->self->tree->d))
         return fan_set_error(
             PyExc_TypeError,
             "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
@@ -368,10 +369,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
             PyObject *raised = fan_exception_take();
             PyObject *note =
                 PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
-            PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
-            PyErr_Clear();
-            Py_XDECREF(note);
-            Py_XDECREF(done);
+            fan_exception_note(raised, note);
             fan_exception_put(raised);
         }
     }

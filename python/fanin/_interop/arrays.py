@@ -366,20 +366,42 @@ def object_of(x: object, has_combine: bool) -> Object:
     return Object(None)
 
 
+def object_text(x: object) -> str | None:
+    """What an object is that sums by its own + (A8), for messages; None of an array."""
+    if is_plain(x) or isinstance(x, _core.Array):
+        return None
+    if is_torch(x):
+        return f"{named(x)} without memory of its own"
+    is_subclass = isinstance(x, np.ndarray) or is_subclass_of_known(x)
+    if exports(x) and not is_subclass:
+        return None
+    if not isinstance(describe(x, False, True), Object):
+        return None
+    return f"{named(x)}, which sums by its own +: give np.asarray(x)"
+
+
 # ---- Sums by operators: of objects, and in a pass that records itself (A1, A8).
 
 
-def combine(function: Callable[[object, object], object] | None, old: object, new: object) -> object:
+def combine(function: Callable[[object, object], object] | None, old: object, new: object) -> Conformed | Refused:
     """The sum of two of which one is an object, or of two arrays in a pass that records itself."""
+    try:
+        return Conformed(combined(function, old, new))
+    except Refusal as e:
+        return e.as_record()
+
+
+def combined(function: Callable[[object, object], object] | None, old: object, new: object) -> object:
     result: object
     if is_plain(old) and is_plain(new):
         shapes = tuple(getattr(old, "shape", ())), tuple(getattr(new, "shape", ()))
         if shapes[0] != shapes[1]:
-            raise ValueError(f"expected a gradient of shape {shapes[0]} as those before, got {shapes[1]} (A9)")
+            refuse(ValueError, f"expected a gradient of shape {shapes[0]} as those before, got {shapes[1]} (A9)")
         if isinstance(old, Sparse) or isinstance(new, Sparse):
-            raise TypeError(
+            refuse(
+                TypeError,
                 f"{named(old)} and {named(new)}: a pass that records itself sums by the arrays' own +, and a"
-                " fanin.Sparse has none: expected dense gradients, or sparse ones of SciPy's or torch's (A1)"
+                " fanin.Sparse has none: expected dense gradients, or sparse ones of SciPy's or torch's (A1)",
             )
         result = operator.add(new, old) if is_sparse(old) and not is_sparse(new) else operator.add(old, new)
     elif function is not None:
@@ -389,17 +411,19 @@ def combine(function: Callable[[object, object], object] | None, old: object, ne
         result = plus(new, old) if is_sparse(old) else plus(old, new)
     if result is None:
         by = "combine" if function is not None else "+"
-        raise TypeError(f"the sum of {named(old)} and {named(new)} by {by} is None; expected the sum")
+        refuse(TypeError, f"the sum of {named(old)} and {named(new)} by {by} is None; expected the sum")
     return result
 
 
 def check_shapes(old: object, new: object) -> None:
-    """ValueError for two objects whose shapes differ: their `+` may broadcast, and the sum then is of another shape."""
+    """Refuse two objects whose shapes differ: their `+` may broadcast, and the sum then is of another shape."""
     if is_plain(old) or is_plain(new):
         return
     before, now = shape_of(old), shape_of(new)
     if before is not None and now is not None and before != now:
-        raise ValueError(f"expected a gradient of shape {before} as those before, got {named(new)} of shape {now} (A9)")
+        refuse(
+            ValueError, f"expected a gradient of shape {before} as those before, got {named(new)} of shape {now} (A9)"
+        )
 
 
 def plus(first: object, second: object) -> object:
@@ -416,9 +440,10 @@ def plus(first: object, second: object) -> object:
     else:
         result = operator.add(first, second)
     if result is NotImplemented:
-        raise TypeError(
+        refuse(
+            TypeError,
             f"{named(first)} and {named(second)} have no sum: neither class adds the other; give combine=, as"
-            " Slot(combine=f)"
+            " Slot(combine=f)",
         )
     return result
 

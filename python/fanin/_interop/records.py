@@ -70,7 +70,7 @@ class Refused(NamedTuple):
 
 
 class Conformed(NamedTuple):
-    """A gradient as its slot declares it (A9, A10)."""
+    """A gradient as its slot declares it (A9, A10), or the sum of two."""
 
     gradient: object
 

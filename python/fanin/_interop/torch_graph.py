@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 import fanin
 from fanin.dist.reducer import Reducer
 
-from .._words import counted, type_of
+from .._words import counted, note, type_of
 from .classes import attribute
 from .protocols import DTypeLike
 from .sharing import parts_alone
@@ -581,7 +581,7 @@ def _checked(node: _Node, call: Callable[..., Gradients], sums: tuple[torch.Tens
     except BaseException as e:
         where = node.metadata.get("traceback_")
         if where:
-            e.add_note(f"backward: {node.name()} was made at\n{''.join(where)}")
+            note(e, f"backward: {node.name()} was made at\n{''.join(where)}")
         raise
 
 

@@ -77,8 +77,12 @@ class Taking:
                 self._later.append(p)
                 for key, after in after_hooks(p).items():
                     after_hooks(p)[key] = Later(after, self)
-            for node, collect in zip(self._nodes, collectors, strict=True):
-                self._hooks.append(node.register_prehook(collect))
+            assert len(collectors) == len(self._nodes)
+            if self._nodes:
+                # Only C code runs between a registration and the list: Ctrl-C between two bytecodes would leave a hook
+                # that nothing can remove.
+                register = type(self._nodes[0]).register_prehook
+                self._hooks.extend(map(register, self._nodes, collectors))
         except BaseException:
             self.end()
             raise

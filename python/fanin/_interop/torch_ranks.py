@@ -6,9 +6,9 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,13 +17,13 @@ from fanin._words import type_of
 from fanin.dist.group import Call, Group, TimeLimit, failure_of, limit_of, weakly
 from fanin.dist.group import group as group_of
 from fanin.dist.layout import Layout, digest, host, leaf_of
+from fanin.dist.sender import Sender
 from fanin.dist.sums import Options, Order, Term, finish, prepare
-from fanin.errors import PeerError
 
 from .protocols import DTypeLike
 
 #: The thread of each group that sends the buckets of its replicas, in the order in which they became ready.
-_senders: weakref.WeakKeyDictionary[Group, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+_senders: weakref.WeakKeyDictionary[Group, Sender] = weakref.WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
@@ -113,6 +113,13 @@ def _at_end(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined, unused-ignore]
 
 
+class Place(NamedTuple):
+    """The number of a bucket in its pass, and whether it is the last one."""
+
+    number: int
+    last: bool
+
+
 class _Pass:
     """One backward pass of a replica, in which every bucket is summed once."""
 
@@ -120,8 +127,8 @@ class _Pass:
         self.hook, self.group = hook, group
         group._passes += 1
         self.number = group._passes
-        self.started = 0  # buckets
-        self.complete = False  # the last bucket was started
+        self.complete = False  # the last bucket was given to the sending thread
+        self.sums, self.over = 0, False  # buckets that this thread has summed, and whether the last one is among them
         self.error: BaseException | None = None  # the first; every rank has one for the same bucket
         self.watched = False  # torch calls or drops an _End of this pass
 
@@ -140,15 +147,16 @@ class _Pass:
         limit = limit_of("ddp_hook", self.hook.timeout, self.group.timeout)
         return Call(self.group, "ddp_hook", self.number, bucket, limit)
 
-    def sum(self, bucket: Any, index: int, x: torch.Tensor, parts: list[list[str]], future: Any) -> None:
+    def sum(self, bucket: Any, place: Place, x: torch.Tensor, parts: list[list[str]], future: Any) -> None:
         """Sum a bucket, on the sending thread. After an error the future has this rank's own gradients."""
         total = bucket
+        self.sums, self.over = self.sums + 1, place.last
         try:
             if self.error is None:
                 options = self.hook.options
                 if options.scale is None:
                     options = replace(options, scale=1 / self.group.size)
-                with self.group.entered("ddp_hook"), self.call(index) as call:
+                with self.group.entered("ddp_hook"), self.call(place.number) as call:
                     if x.layout is not torch.strided:
                         raise TypeError(
                             "ddp_hook: a bucket is a sparse gradient, as of Embedding(sparse=True): expected dense"
@@ -172,14 +180,17 @@ class _Pass:
     def failed(self) -> None:
         """The pass raised. The other ranks may wait for this rank's next bucket: end their passes."""
         self.hook.current = None
-        if not self.complete:
-            _sender(self.group).submit(self.send_failure)
+        try:
+            _sender(self.group).put(self.send_failure)
+        except RuntimeError:  # its thread cannot start
+            self.send_failure()
 
     def send_failure(self) -> None:
-        if self.error is None:
+        """On the sending thread, after the buckets that the pass gave it before it raised."""
+        if self.error is None and not self.over:
             self.error = RuntimeError("the backward pass raised an exception")
-            with contextlib.suppress(PeerError, RuntimeError), self.group.entered("ddp_hook"):
-                self.call(self.started).meet({}, failure=failure_of(self.error))
+            with contextlib.suppress(Exception), self.group.entered("ddp_hook"):
+                self.call(self.sums).meet({}, failure=failure_of(self.error))
 
 
 class _Hook:
@@ -198,10 +209,11 @@ class _Hook:
             run = self.current = _Pass(self, _group("ddp_hook", state, self.known))
         run.watch()
         x = bucket.buffer()
-        index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
+        place = Place(bucket.index(), bucket.is_last())
         parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
-        _sender(run.group).submit(run.sum, x, index, host(x), parts, future)
+        _sender(run.group).put(partial(run.sum, x, place, host(x), parts, future))
+        run.complete = place.last
         if not run.watched:
             future.wait()
             if run.complete or run.error is not None:
@@ -210,9 +222,9 @@ class _Hook:
         return future
 
 
-def _sender(group: Group) -> ThreadPoolExecutor:
+def _sender(group: Group) -> Sender:
     if group not in _senders:
-        _senders[group] = ThreadPoolExecutor(1, "fanin.torch")
+        _senders[group] = Sender(group, "fanin.torch")
     return _senders[group]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -76,10 +76,15 @@ def typed(raw: NDArray, dtype: str) -> Any:
     return raw.view(getattr(ml_dtypes, dtype))
 
 
-def _tensor(raw: NDArray, dtype: str) -> Any:
-    """Bytes as a flat tensor; an empty array has a stride that torch's view() refuses."""
+def _tensor(raw: NDArray, dtype: str, shape: tuple[int, ...] | None = None) -> Any:
+    """Bytes as a tensor, flat or of a shape. It is no view of another and its storage has these bytes alone, so that
+    `pickle`, `torch.save` and `copy.deepcopy` of a gradient write no whole bucket, and `detach_()` works.
+    """
     torch = sys.modules["torch"]
-    return torch.from_numpy(raw if len(raw) else np.empty(1, np.uint8)[:0]).view(getattr(torch, dtype))
+    if not len(raw):
+        return torch.empty((0,) if shape is None else shape, dtype=getattr(torch, dtype))
+    made = torch.frombuffer(raw, dtype=getattr(torch, dtype))
+    return made if shape is None or len(shape) == 1 else made.resize_(shape)
 
 
 def flat_bytes(x: Any) -> NDArray | None:
@@ -237,11 +242,15 @@ class Layout:
         made: list[Any] = [None] * len(self.leaves)
         for segment, raw in zip(self.segments, flats, strict=True):
             whole: dict[type, Any] = {}  # by the type of what it is like
+            size = segment.itemsize
             for leaf, start, stop in segment.places:
-                x = like[leaf]
+                x, shape = like[leaf], self.leaves[leaf].shape
+                if is_tensor(x):
+                    made[leaf] = placed(_tensor(raw[start * size : stop * size], segment.dtype, shape), x)
+                    continue
                 if type(x) not in whole:
                     whole[type(x)] = wrapped(raw, segment.dtype, x)
-                piece, shape = whole[type(x)][start:stop], self.leaves[leaf].shape
+                piece = whole[type(x)][start:stop]
                 made[leaf] = placed(piece if len(shape) == 1 else piece.reshape(shape), x)
         return made
 
@@ -262,6 +271,17 @@ def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
     if is_tensor(like):
         return _tensor(raw, dtype)
     return typed(raw, dtype)
+
+
+def like_of(x: object) -> Literal["tensor", "ndarray"]:
+    """What sums of an array come back as, for a header."""
+    return "tensor" if is_tensor(x) else "ndarray"
+
+
+def example_of(like: Literal["tensor", "ndarray"]) -> Any:
+    """An array that sums come back like, on a rank that brings none; an ndarray where torch is not imported."""
+    empty = attribute("torch", "empty") if like == "tensor" else None
+    return None if empty is None else empty(0)
 
 
 def digest(*facts: object) -> str:

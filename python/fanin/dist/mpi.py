@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fanin import _core
+from fanin._interop.classes import named
 from fanin._interop.protocols import NDArray
 
 from .engine import Late, blamed, end_of
@@ -73,6 +74,12 @@ class MPIEngine:
     """An engine over a duplicate of an mpi4py communicator, so that its messages mix with no others."""
 
     def __init__(self, comm: Any) -> None:
+        if not isinstance(comm, MPI.Comm):
+            made = ": give MPI.COMM_WORLD.Create_group(x)" if isinstance(comm, MPI.Group) else ""
+            raise TypeError(f"group: expected an mpi4py communicator, got {named(comm)}{made}")
+        if not MPI.Is_initialized() or MPI.Is_finalized():  # where most calls abort the process
+            when = "is not initialised yet" if not MPI.Is_initialized() else "was finalized"
+            raise RuntimeError(f"group: MPI {when}: expected a call between MPI.Init() and MPI.Finalize()")
         if comm == MPI.COMM_NULL:
             raise ValueError("group: the communicator was freed: expected one that is alive")
         if comm.Is_inter():

@@ -5,22 +5,21 @@ from __future__ import annotations
 import operator
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, reduce
-from queue import SimpleQueue
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from fanin import _core
+from fanin._interop.arrays import object_text
 from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
-from fanin._words import counted, type_of
+from fanin._words import counted, note, type_of
 from fanin.slots import scaled
 
 from . import sums
@@ -28,8 +27,9 @@ from .counters import BadTerm, SumStats
 from .explain import explain
 from .group import Call, Group, Header, TimeLimit, failure_of, limit_of
 from .group import group as group_of
-from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
+from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
+from .sender import Sender
 from .sums import Into, Options, Order, Sent, Term
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
@@ -238,7 +238,7 @@ class Reducer:
         if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
         self._timeout = limit_of("Reducer", timeout, self.group.timeout)
-        specs = [leaf_of(leaf.array, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
+        specs = [_declared(leaf, leaf.name or f"leaf {i}") for i, leaf in enumerate(self.leaves)]
         groups: list[list[int]] = []
         room = 0
         for i in range(len(specs) - 1, -1, -1):
@@ -274,7 +274,7 @@ class Reducer:
         self._passing = False
         self._error: BaseException | None = None  # by which the pass ended here
         self._failed: BaseException | None = None  # .. or its sums
-        self._sender = _Sender(self)
+        self._sender = Sender(self, "fanin.dist")
         self._holder: dict[str, _core.Block] = {}  #: "now": what has diverted the leaves
 
     def at(self, key: int | None) -> Self:
@@ -645,31 +645,6 @@ class Reducer:
         )
 
 
-class _Sender:
-    """A thread for the passes of a reducer, which begins with the first. No pass is in it when the process ends."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self.work: SimpleQueue[Any] = SimpleQueue()  #: what the thread calls; `end` ends it
-        #: Dies with the reducer, and then is put by C code alone, in which no Ctrl-C is lost.
-        self.end = weakref.ref(reducer, self.work.put)
-        self._begun = False
-
-    def put(self, work: Callable[[], None]) -> None:
-        """Let the thread call `work`. If this raises, it may call it or not."""
-        if not self._begun:
-            threading.Thread(target=_work_of, args=(self.work, self.end), name="fanin.dist", daemon=True).start()
-            self._begun = True  # after Ctrl-C before this line a second thread begins, which does no harm
-        self.work.put(work)
-
-
-def _work_of(queue: SimpleQueue[Any], end: object) -> None:
-    """Do what comes in a queue, until `end`."""
-    while (work := queue.get()) is not end:
-        work()
-        del work  # it has the reducer, whose end is the thread's
-    queue.put(end)  # for a second thread
-
-
 class _State(_core.Block):
     """What a reducer does from `_begin` to `_end`. Ctrl-C may come at any place of both: `_end` undoes all of it.
 
@@ -832,14 +807,14 @@ class _Pass(_State):
                     total, made[i] = made[i], None
                     leaf.accumulate(total)
             except BaseException as e:
-                e.add_note(f"backward: {leaf.name or f'leaf {i}'} was accumulated")
+                note(e, f"backward: {leaf.name or f'leaf {i}'} was accumulated")
                 self.errors.append(e)
         self.made = None
         if self.errors:
             first = next((one for one in self.errors if not isinstance(one, Exception)), self.errors[0])  # Ctrl-C first
             for one in self.errors:
                 if one is not first:
-                    first.add_note(f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
+                    note(first, f"{'; '.join(one.__notes__)}: {type(one).__name__}: {one}")
             raise first
 
 
@@ -946,6 +921,17 @@ def _leaves(leaves: Any, frozen: list[tuple[Any, Any]]) -> list[Any]:
     if not made:
         raise ValueError("Reducer: expected leaves, got none that requires a gradient (a used iterator is empty)")
     return made
+
+
+def _declared(leaf: Any, name: str) -> Leaf:
+    """The shape and dtype of a leaf's gradients: of its array, but for the dtype that `grad_dtype` gives."""
+    spec = leaf_of(leaf.array, name)
+    if not isinstance(leaf, _core.Leaf):
+        return spec
+    dtype = _core.leaf_dtype(leaf)
+    if dtype is None:
+        raise TypeError(f"Reducer: {name}: expected a leaf of an array, got one of {object_text(leaf.array)}")
+    return spec._replace(dtype=dtype)
 
 
 def clip_norm(reducer: Reducer, max_norm: float) -> float:

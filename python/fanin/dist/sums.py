@@ -27,12 +27,27 @@ from typing import Any, Literal
 import numpy as np
 
 from fanin import _core
+from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
 from fanin._words import type_of
 
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
-from .layout import Layout, Leaf, Level, Runs, Segment, accumulation, digest, is_inexact, itemsize, leaf_of, typed
+from .layout import (
+    Layout,
+    Leaf,
+    Level,
+    Runs,
+    Segment,
+    accumulation,
+    digest,
+    example_of,
+    is_inexact,
+    itemsize,
+    leaf_of,
+    like_of,
+    typed,
+)
 
 Order = Literal["key", "exact", "rank"]
 Into = Literal["all", "shard"] | int
@@ -475,10 +490,14 @@ def add_n(
         options.check("add_n", ranks.size)
         given = list(arrays)
         numbers = None if keys is None else check_keys(keys, len(given))
-        present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
+        present = [
+            (None if numbers is None else numbers[i], x) for i, x in enumerate(given) if not _core.is_no_gradient(x)
+        ]
         leaf = None
         for i, (_, x) in enumerate(present):
             one = leaf_of(x, f"arrays[{i}]")._replace(name="")
+            if (text := object_text(x)) is not None:
+                raise TypeError(f"add_n: arrays[{i}]: expected an array, got {text}")
             leaf = leaf or one
             if one != leaf:
                 raise ValueError(
@@ -491,7 +510,8 @@ def add_n(
             sent = prepare(layout, terms, options, ranks)
         else:
             sent = Sent([])
-        headers = call.meet({**sent.header, "leaf": leaf}, digest=digest(options.text))
+        like = like_of(present[0][1]) if present else None
+        headers = call.meet({**sent.header, "leaf": leaf, "like": like}, digest=digest(options.text))
         call.compare(headers, [["", options.text]])
         leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
         if not leaves:
@@ -507,7 +527,8 @@ def add_n(
         if layout is None:
             layout = Layout([agreed], ranks.size)
             sent = prepare(layout, [], options, ranks)
-        return finish(call, layout, sent, headers, options, [present[0][1] if present else None])[0]
+        example = present[0][1] if present else example_of(headers[first]["like"])
+        return finish(call, layout, sent, headers, options, [example])[0]
 
 
 def finish(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fanin import _core
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
+from fanin._words import note
 from fanin.errors import PeerError
 
 from .engine import Late, blamed, end_of
@@ -166,6 +167,6 @@ def threads(
         raise
     if errors:
         first = min(errors, key=lambda rank: (isinstance(errors[rank], PeerError), rank))
-        errors[first].add_note(f"on rank {first} of {n}")
+        note(errors[first], f"on rank {first} of {n}")
         raise errors[first]
     return results

@@ -1,11 +1,11 @@
-"""A fork of the prepared process is as good as a Python of its own (kit/prepared.py)."""
+"""A fork of a Python that has imported fanin is as good as a Python of its own (kit/warm.py)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kit.prepared import run_prepared
 from kit.support import run_python
+from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -18,7 +18,7 @@ print(sys.stdin.read(), file=sys.stderr)
 
 
 def test_it_finds_the_process_that_a_new_python_finds() -> None:
-    new, forked = run_python(SELF, "an argument"), run_prepared(SELF, "an argument")
+    new, forked = run_python(SELF, "an argument"), run_warm(SELF, "an argument")
     assert (forked.stdout, forked.stderr) == (new.stdout, new.stderr)
 
 
@@ -33,12 +33,12 @@ def test_it_finds_the_process_that_a_new_python_finds() -> None:
     ],
 )
 def test_it_ends_with_the_status_of_the_code(code: str, status: int) -> None:
-    done = run_prepared(code, check=False)
+    done = run_warm(code, check=False)
     assert done.returncode == status and done.stdout == ""
     assert done.stderr.endswith("ValueError: mine\n") or not done.stderr
     if status:
         with pytest.raises(AssertionError, match=f"exit status {status}"):
-            run_prepared(code)
+            run_warm(code)
 
 
 def test_it_ends_as_an_interpreter_ends() -> None:
@@ -51,9 +51,9 @@ class Last:
 last = Last()
 threading.Thread(target=print, args=("a thread",)).start()
 """
-    assert run_prepared(code).stdout.splitlines() == ["a thread", "at exit", "let go"]
+    assert run_warm(code).stdout.splitlines() == ["a thread", "at exit", "let go"]
 
 
 def test_what_one_leaves_the_next_does_not_find() -> None:
-    run_prepared("import fanin; fanin.left = fanin.InputBuffer(1); fanin.set_options(debug=True); fanin.add_n([1, 2])")
-    assert run_prepared("import fanin; print(hasattr(fanin, 'left'), fanin.counters().adds)").stdout == "False 0\n"
+    run_warm("import fanin; fanin.left = fanin.InputBuffer(1); fanin.set_options(debug=True); fanin.add_n([1, 2])")
+    assert run_warm("import fanin; print(hasattr(fanin, 'left'), fanin.counters().adds)").stdout == "False 0\n"
