@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const fan_array *numbers_of(const fan_value *v)
+static fan_array *numbers_of(const fan_value *v)
 {
     return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
 }
@@ -84,8 +84,12 @@ static fan_status exact_number(fan_fold *f, size_t i, fan_dtype d, fan_array **o
 {
     fan_status status = FAN_OK;
     fan_dtype own = fan_fold_dtype(f);
+    fan_array *numbers = numbers_of(f->terms[i].v);
     fan_array *base = NULL;
-    FAN_GO(fan_array_compact(numbers_of(f->terms[i].v), f->plan.expanded, &base, err));
+    if (f->plan.expanded)
+        FAN_GO(fan_array_compact(numbers, f->plan.expanded, &base, err));
+    else
+        base = fan_array_hold(numbers);
     if (d == own || fan_exact_fits(base->dtype)) {
         *out = base;
         return FAN_OK;
