@@ -14,10 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fan_array *numbers_of(const fan_value *v)
-{
-    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
-}
+static fan_array *numbers_of(const fan_value *v) { return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array; }
 
 /* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
 static fan_dtype exact_dtype(const fan_fold *f)
