@@ -90,7 +90,8 @@ def view(how: dict[str, Any]) -> Any:
     if strides is None:
         steps = [math.prod(shape[i + 1 :]) * dtype.itemsize for i in range(ndim)]
     else:
-        steps = [s * dtype.itemsize for s in strides]
+        # The stride of an axis with one element means nothing.
+        steps = [s * dtype.itemsize if n > 1 else 0 for n, s in zip(shape, strides, strict=True)]
     if how["data"] is None or how["offset"] >= 2**63 or any(not -(2**63) <= s < 2**63 for s in steps):
         return None
     lo = sum(min(0, (n - 1) * s) for n, s in zip(shape, steps, strict=True))
