@@ -43,10 +43,6 @@ ALLOWED = {
         "test_a_call_without_a_limit_waits_without_one_and_the_others_as_long_as_the_group",
     ): "notes the limits, and waits without one",
     (
-        "tests/dist/test_explored_ranks.py",
-        "test_ranks_that_disagree_on_nodes_have_an_error_in_every_order",
-    ): "a planted fault, whose ranks wait for one another: the limit is the verdict",
-    (
         "tests/sim/test_explore_law.py",
         "test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks",
     ): "waits for the limit's error, however late it comes",
