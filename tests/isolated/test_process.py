@@ -41,7 +41,7 @@ print(buf.take()[0].tolist())
 @pytest.mark.parametrize(
     "ending",
     [
-        "",
+        "gc.unfreeze()",  # all that was imported is collected at the end, as where nothing was frozen
         "sys.exit(0)",
         "os._exit(0)",
         "keep.append(keep)",
@@ -59,7 +59,6 @@ def test_the_process_ends_well_with_work_pending(ending: str) -> None:
     done = run_warm(
         COMMON
         + f"""
-gc.unfreeze()  # at its end a new process has all of this to collect
 keep = []
 buf = fanin.InputBuffer(2)
 buf.add(0, np.ones(3)); buf.add(0, np.ones(3)); buf.add(1, np.ones(2))

@@ -92,7 +92,7 @@ def forks(root: Path) -> list[str]:
 
 
 def test_one_function_forks_the_process_of_the_tests() -> None:
-    """It expects the warnings of libraries that other tests have imported. The other fork is that of a process beside."""
+    """It expects the warnings of libraries that other tests have imported. The other fork is a process beside it."""
     assert [place.split(":")[0] for place in forks(ROOT)] == ["tests/kit/child.py", "tests/kit/forking.py"]
 
 
