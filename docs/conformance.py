@@ -73,6 +73,9 @@ class Collector:
     def __init__(self) -> None:
         self.found: dict[str, tuple[str, str]] = {}
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.option.tbstyle = "native"  # of a traceback the last line alone is kept
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         law = report.nodeid.partition("::test_")[2].partition("[")[0]
         if report.failed:

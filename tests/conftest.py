@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kit import prepared
 from kit.selection import left_out
 from kit.support import (
     WITHOUT_SOURCES,
@@ -45,6 +46,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or not report.passed
     return report
+
+
+def pytest_sessionfinish() -> None:
+    prepared.end()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,10 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const fan_array *numbers_of(const fan_value *v)
-{
-    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
-}
+static fan_array *numbers_of(const fan_value *v) { return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array; }
 
 /* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
 static fan_dtype exact_dtype(const fan_fold *f)
@@ -84,8 +81,12 @@ static fan_status exact_number(fan_fold *f, size_t i, fan_dtype d, fan_array **o
 {
     fan_status status = FAN_OK;
     fan_dtype own = fan_fold_dtype(f);
+    fan_array *numbers = numbers_of(f->terms[i].v);
     fan_array *base = NULL;
-    FAN_GO(fan_array_compact(numbers_of(f->terms[i].v), f->plan.expanded, &base, err));
+    if (f->plan.expanded)
+        FAN_GO(fan_array_compact(numbers, f->plan.expanded, &base, err));
+    else
+        base = fan_array_hold(numbers);
     if (d == own || fan_exact_fits(base->dtype)) {
         *out = base;
         return FAN_OK;

@@ -1601,6 +1601,8 @@ class _Exporter:
         """(1, 0): host memory."""
     def numpy(self) -> NDArray:
         """An ndarray over the same memory."""
+    def compact(self) -> tuple[_Exporter, tuple[int, ...]]:
+        """The same array without what its expanded axes repeat (A13), and the shape with it."""
 
 # ---------------------------------------------------------------- who shares memory
 

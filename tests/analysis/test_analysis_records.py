@@ -20,6 +20,7 @@ import pytest
 import fanin
 from fanin import analysis
 from fanin import descriptors as d
+from kit.sample import sizes
 
 # ---------------------------------------------------------------- the records
 
@@ -556,10 +557,11 @@ def test_overlap_sets_of_ndarrays_are_exact_and_pytorchs_mistakes_have_their_rul
             assert str(x).startswith("arrays 0 and 1: torch: ") and str(x).endswith(f"; it is {x.exact}")
 
 
-def test_random_sets_of_ndarrays_are_those_of_their_bytes() -> None:
+@pytest.mark.parametrize("sets", sizes(150, 400))
+def test_random_sets_of_ndarrays_are_those_of_their_bytes(sets: int) -> None:
     seed = 3
     rng, counts = random.Random(seed), Counter[str]()
-    for _ in range(400):
+    for _ in range(sets):
         base = np.zeros((5, 6, 4), np.int16)
         views = []
         for _ in range(rng.randint(2, 5)):
@@ -804,7 +806,7 @@ def test_public_names_have_a_sentence_and_their_examples_run(module: Any) -> Non
 
 
 def test_the_package_has_what_its_modules_show_and_is_imported_late() -> None:
-    from kit.support import run_python
+    from kit.prepared import NUMPY, run_prepared
 
     assert set(analysis.__all__) >= {
         "InputAliasInfo",
@@ -818,7 +820,13 @@ def test_the_package_has_what_its_modules_show_and_is_imported_late() -> None:
         "import sys, fanin; print('fanin.analysis' in sys.modules, 'fanin.descriptors' in sys.modules,"
         " fanin.analysis.__name__, fanin.descriptors.__name__, 'torch' in sys.modules)"
     )
-    assert run_python(code).stdout.split() == ["False", "False", "fanin.analysis", "fanin.descriptors", "False"]
+    assert run_prepared(code, imports=NUMPY).stdout.split() == [
+        "False",
+        "False",
+        "fanin.analysis",
+        "fanin.descriptors",
+        "False",
+    ]
 
 
 def test_the_joint_function_of_arrays_that_ask_for_gradients() -> None:

@@ -404,7 +404,7 @@ def legal_trees() -> st.SearchStrategy[Any]:
     return piece_in | piece_out | leaves | philox | sizes
 
 
-@pytest.mark.parametrize("examples", sizes(100, 600))
+@pytest.mark.parametrize("examples", sizes(40, 600))
 def test_every_legal_tree_comes_back_from_its_repr_and_is_among_those_of_its_expr(examples: int) -> None:
     settings(max_examples=examples, deadline=None, database=None)(given(legal_trees())(comes_back))()
 
@@ -499,9 +499,9 @@ def test_an_ambiguous_expr_names_its_candidates_and_a_kind_decides() -> None:
     ("PlainAOTInput(idx=0, x=1)", r"expected '\)'"),
     ("GradAOTOutput(grad_of=DummyAOTInput(idx=0))", "breaks a rule: GradAOTOutput"),
     ("GradAOTOutput(grad_of=print(1))", "no descriptor is called print"),
-    ("__grad(" * 2000, "nested deeper than 100"),
-    ("args[0]" + "._base" * 2000, "nested deeper than 100"),
-    ("ViewBaseAOTInput(base_of=" * 2000, "nested deeper than 100"),
+    ("__grad(" * 1100, "nested deeper than 100"),
+    ("args[0]" + "._base" * 1100, "nested deeper than 100"),
+    ("ViewBaseAOTInput(base_of=" * 1100, "nested deeper than 100"),
     ("args[" + "9" * 5000 + "]", r"expected '\]'"),
 ])  # fmt: skip
 def test_what_no_descriptor_prints_is_refused_and_says_where(text: str, said: str) -> None:
@@ -515,7 +515,7 @@ def test_text_is_text() -> None:
             d.parse(bad)  # type: ignore[arg-type]
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.text("args[]0_.()'\"\\=, selfgtprmbuidOTIn", max_size=30))
 def test_any_text_is_a_descriptor_or_a_value_error(text: str) -> None:
     try:
@@ -862,7 +862,7 @@ CHECKS = [
 
 
 def test_planted_faults_are_noticed_a_sample() -> None:
-    assert survivors(random.Random(1).sample(MUTANTS, 8), CHECKS) == []
+    assert survivors(random.Random(1).sample(MUTANTS, 3), CHECKS) == []
 
 
 def test_a_change_that_changes_nothing_is_not_noticed() -> None:

@@ -742,7 +742,7 @@ def raises(fn: Callable[..., object], *args: Any) -> list[str]:
     return getattr(caught.value, "__notes__", [])
 
 
-@pytest.mark.parametrize("n", [1_000, 10_000_000])
+@pytest.mark.parametrize("n", [1_000, 1_000_000])
 def test_memory_that_the_array_beneath_has_given_up_is_neither_read_nor_written(n: int) -> None:
     base = np.ones(n)
     [note] = raises(lambda v: base.resize(10 * n, refcheck=False), base[:])

@@ -18,7 +18,8 @@ from fanin.analysis import (
     functionalize,
 )
 from kit.functionalized import F, checks_of, rule_of
-from kit.support import ROOT, run_python
+from kit.prepared import run_prepared
+from kit.support import ROOT
 
 # The pure function
 
@@ -240,7 +241,7 @@ def test_the_pages_example_prints_what_it_says() -> None:
     blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 1
     for code, printed in blocks:
-        assert run_python(code).stdout == printed
+        assert run_prepared(code).stdout == printed
 
 
 def test_errors_are_value_errors() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import fanin
 from kit import float_modes, hooks
-from kit.float_modes import MODES, current, modes
+from kit.float_modes import MODES, current, modes, same_bits, terms
 
 pytestmark = [
     pytest.mark.core,
@@ -24,27 +24,8 @@ pytestmark = [
 ]
 planted = pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 
-SEED = 20261128
 FLOATS = [np.dtype(d) for d in ("f4", "f8", "c8", "c16", "f2", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2)]
 LARGE = 400_000  # elements that several threads sum: over 4 MB read and written
-
-
-def numbers(dtype: np.dtype[Any], n: int, seed: int = SEED) -> Any:
-    """Numbers of all sizes down to subnormal ones, with digits down to the last place."""
-    rng = np.random.default_rng(seed)
-    if dtype.kind == "c":
-        parts = np.empty((n, 2), "f4" if dtype.itemsize == 8 else "f8")
-        parts[:, 0], parts[:, 1] = (numbers(parts.dtype, n, seed + i) for i in (1, 2))
-        return parts.view(dtype)[:, 0]
-    kind = ml_dtypes.finfo(dtype)
-    least, most = int(kind.minexp) - int(kind.nmant), int(kind.maxexp) - 4
-    exponent = np.where(rng.random(n) < 0.5, rng.integers(least, least + kind.nmant + 2, n), rng.integers(-9, 9, n))
-    exponent = np.minimum(exponent, most)
-    return np.ldexp(rng.choice([-1.0, 1.0], n) * (1 + rng.random(n)), exponent).astype(dtype)
-
-
-def terms(dtype: np.dtype[Any], n: int, count: int = 3) -> list[Any]:
-    return [numbers(dtype, n, SEED + 10 * k) for k in range(count)]
 
 
 def summed(xs: list[Any], **options: Any) -> Any:
@@ -118,12 +99,6 @@ def over_ranks(xs: list[Any], order: str) -> Any:
         return [leaf.grad, np.array([stats.norm, stats.absmax])]
 
     return [x for parts in fanin.dist.threads(2, rank) for x in parts]
-
-
-def same_bits(a: Any, b: Any) -> bool:
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same_bits, a, b))
-    return np.array_equal(np.atleast_1d(a).view(np.uint8), np.atleast_1d(b).view(np.uint8))
 
 
 def ways() -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -15,7 +15,7 @@ import pytest
 import fanin
 from fanin.sim import Machine, explore
 from kit import hooks
-from kit.support import run_python
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -244,7 +244,7 @@ def test_a_small_pass_takes_no_memory_of_the_core() -> None:
             assert life()[0].tolist() == [3, 3]
         assert _core._test_memory()[1] == made
     """
-    run_python(textwrap.dedent(code))
+    run_prepared(textwrap.dedent(code))
 
 
 def test_a_buffer_keeps_nothing_of_its_life_before() -> None:

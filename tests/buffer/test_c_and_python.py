@@ -15,7 +15,7 @@ import fanin
 from fanin import sim
 from kit import c_api
 from kit.c_api import ANY, Buffer, Deleted, Failed, Machine, Value, api, call, dropped, value, view
-from kit.support import run_python
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -258,7 +258,7 @@ atexit.register(lambda: api.buffer_free(at))
 
 
 def test_a_handle_that_is_freed_when_the_interpreter_ends_is_harmless() -> None:
-    run_python(AT_EXIT)
+    run_prepared(AT_EXIT)
 
 
 def test_a_call_of_a_closed_context_is_one_of_the_buffer() -> None:

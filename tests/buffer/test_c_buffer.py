@@ -16,7 +16,9 @@ import fanin
 from fanin import _core
 from kit import c_api
 from kit.c_api import Buffer, Deleted, Failed, Gradient, Struct, Value, api, call, declared, dropped, seen, value, view
-from kit.support import run_python, sanitizer
+from kit.prepared import run_prepared
+from kit.sample import sizes
+from kit.support import sanitizer
 
 pytestmark = pytest.mark.core
 
@@ -117,11 +119,12 @@ def test_what_is_taken_is_bit_for_bit_what_input_buffer_takes(seed: int) -> None
             theirs, s = ours.stats(slot), mine.stats(slot)
             assert bool(s.defined) == (theirs is not None)
             if theirs is not None:
-                assert (s.count, s.sumsq, s.absmax, s.nonfinite) == (
+                assert (s.count, s.sumsq, s.absmax, s.nonfinite, s.norm) == (
                     theirs.count,
                     theirs.sumsq,
                     theirs.absmax,
                     theirs.nonfinite,
+                    theirs.norm,
                 )
 
 
@@ -569,7 +572,7 @@ def test_counters_join_those_of_the_process_at_a_take() -> None:
 
 
 FORKED = """
-import os, threading
+import os, sys, threading
 import numpy as np
 from kit.c_api import Buffer, EAGER
 b, x = Buffer(1, budget=EAGER), np.ones(1 << 20, "f4")
@@ -580,7 +583,7 @@ def run():
 t = threading.Thread(target=run)
 t.start()
 while b.counters()["adds"] < 3: pass
-for _ in range(20):
+for _ in range(int(sys.argv[1])):
     pid = os.fork()
     if pid == 0:
         b.clear()
@@ -595,8 +598,9 @@ t.join()
 
 @pytest.mark.skipif("thread" in sanitizer(), reason="the thread sanitizer ends a child that starts threads")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in() -> None:
-    run_python(FORKED)
+@pytest.mark.parametrize("forks", sizes(5, 20))
+def test_a_forked_child_uses_a_buffer_that_a_thread_of_its_parent_was_in(forks: int) -> None:
+    run_prepared(FORKED, str(forks))
 
 
 # The other calls
@@ -652,6 +656,32 @@ def test_stats_name_the_first_bad_key() -> None:
     assert not b.stats(0).defined
     with pytest.raises(Failed, match="stats"):
         Buffer(1).stats(0)
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200, 1.0])
+def test_stats_have_the_norm_where_the_squares_leave_float64(size: float) -> None:
+    b = Buffer(1, flags=c_api.STATS)
+    b.add(0, np.array([3 * size, 4 * size, np.inf]))
+    b.take()
+    assert b.stats(0).norm == pytest.approx(5 * size, rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [56, 60, 64])
+def test_a_caller_that_was_built_before_stats_had_a_norm_gets_as_many_bytes_as_it_has(size: int) -> None:
+    b = Buffer(1, flags=c_api.STATS)
+    b.add(0, np.array([3.0, 4.0]))
+    b.take()
+    memory = (ct.c_ubyte * 80)(*[0xA5] * 80)
+    stats = c_api.Stats.from_buffer(memory)
+    stats.struct_size = size
+    call("buffer_stats", b.at, 0, ct.byref(stats))
+    assert (stats.struct_size, stats.count, stats.sumsq, stats.defined) == (size, 2, 25.0, 1)
+    assert bytes(memory)[size:] == b"\xa5" * (80 - size)
+    assert size < 64 or stats.norm == 5.0
+    for wrong in (0, 48, 55, 65):
+        stats.struct_size = wrong
+        with pytest.raises(Failed, match=f"fanin_stats: struct_size: expected .*, 64, got {wrong}"):
+            call("buffer_stats", b.at, 0, ct.byref(stats))
 
 
 def test_explain_is_input_buffers() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fanin
-from kit.support import run_python
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -103,7 +103,7 @@ def test_a_buffer_holds_the_name_of_a_declared_slot_as_long_as_it_lives() -> Non
 
 
 def test_a_slot_of_a_dtype_that_only_ml_dtypes_gives_numpy_refuses_before_anything_is_added() -> None:
-    run_python("""
+    run_prepared("""
 import sys
 import numpy as np
 import fanin

@@ -14,7 +14,8 @@ import pytest
 import fanin
 from fanin import _core
 from kit import hooks
-from kit.support import run_python, sanitizer
+from kit.prepared import run_prepared
+from kit.support import sanitizer
 
 pytestmark = pytest.mark.core
 
@@ -163,8 +164,8 @@ def test_a_second_large_sum_faults_no_fresh_pages() -> None:
     if sanitizer():
         pytest.skip("a sanitizer's shadow memory has faults of its own")
     pages = 3 * (1 << 20) // os.sysconf("SC_PAGESIZE")
-    kept = [int(x) for x in run_python(FAULTS, str(64 << 20)).stdout.split()]
-    fresh = [int(x) for x in run_python(FAULTS, "0").stdout.split()]
+    kept = [int(x) for x in run_prepared(FAULTS, str(64 << 20)).stdout.split()]
+    fresh = [int(x) for x in run_prepared(FAULTS, "0").stdout.split()]
     assert kept[2] == 21
     assert fresh[2] == 0
     assert kept[1] < pages // 4, "20 recycled results together"
@@ -189,7 +190,7 @@ assert resident() < full - (56 << 20), (resident(), full)
 """
     if sanitizer() or not os.path.exists("/proc/self/statm"):
         pytest.skip("asks /proc how much memory a plain process has")
-    run_python(code)
+    run_prepared(code)
 
 
 @pytest.mark.threads
@@ -219,7 +220,7 @@ def test_threads_recycle_without_meeting() -> None:
 def test_a_forked_child_recycles_what_its_parent_held() -> None:
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")
-    run_python("""
+    run_prepared("""
 import os
 import numpy as np
 import fanin

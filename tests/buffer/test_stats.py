@@ -252,12 +252,12 @@ def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
     """
     n = (33 << 20) // np.dtype(dtype).itemsize  # more than half of the largest cache that the core reckons with
     rng = np.random.default_rng(7)
-    x, y = (rng.standard_normal(n, np.float32).astype(dtype) for _ in range(2))
+    x, y = (np.resize(rng.standard_normal(1 << 16), n).astype(dtype) for _ in range(2))
     nonfinite_x = x.copy()
     nonfinite_x[[2, 5, 70, n // 2, n - 1]] = [np.nan, np.inf, -np.inf, np.nan, np.inf]
     store = np.empty(n * x.itemsize + 192, np.uint8)
     start = -store.ctypes.data % 64
-    for a, bad, places in ((x, 0, (0, x.itemsize)), (nonfinite_x, 5, (0, 16, 48, x.itemsize, 3 * x.itemsize))):
+    for a, bad, places in ((x, 0, (x.itemsize,)), (nonfinite_x, 5, (0, 48, 3 * x.itemsize))):
         want, found = a + y if dtype != "f2" else (a.astype("f4") + y).astype("f2"), set()
         finite = want[np.isfinite(want)].astype("f8")
         absmax, sumsq = np.abs(finite).max(), np.square(finite).sum()

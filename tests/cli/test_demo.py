@@ -20,8 +20,8 @@ from fanin.cli import demo, main, plain
 from fanin.cli.screen import Progress
 from kit.inside import inside
 from kit.pictures import Read, outside
+from kit.prepared import NUMPY, run_prepared
 from kit.sample import every, sizes
-from kit.warm import NUMPY, run_warm
 
 
 def figure(text: str, row: str) -> float:
@@ -33,7 +33,7 @@ def figure(text: str, row: str) -> float:
 
 @pytest.mark.parametrize(("words", "accuracy"), sizes((["--steps", "12"], 80), ([], 95)))
 def test_it_learns_and_shows_what_it_did(words: list[str], accuracy: int, tmp_path: Path) -> None:
-    done = run_warm(["-W", "error", "-m", "fanin", "demo", "--checks", "4", "--out", str(tmp_path), *words])
+    done = run_prepared(["-W", "error", "-m", "fanin", "demo", "--checks", "4", "--out", str(tmp_path), *words])
     text = done.stdout
     assert figure(text, r"test accuracy \(held-out digits\)") >= accuracy
     assert figure(text, "largest relative deviation") < 1e-4
@@ -183,7 +183,7 @@ def test_without_threadpoolctl_it_runs_and_says_what_to_install(tmp_path: Path) 
         "import sys; sys.modules['threadpoolctl'] = None; from fanin.cli import main;"
         f"sys.exit(main(['demo', '--cpu', '--steps', '1', '--out', {str(tmp_path)!r}]))"
     )
-    done = run_warm(code)
+    done = run_prepared(code)
     assert re.fullmatch(r'fanin demo: threadpoolctl, .*pip install "fanin\[demo\]"\n', done.stderr)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fanin-demo.json", "fanin-demo.svg"]
 
@@ -194,7 +194,7 @@ def test_the_demo_imports_nothing_but_numpy_and_threadpoolctl(tmp_path: Path) ->
         f"main(['demo', '--cpu', '--steps', '1', '--out', {str(tmp_path)!r}]);"
         "print('new:', *{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
-    new = set(run_warm(code, imports=NUMPY).stdout.partition("new: ")[2].split())
+    new = set(run_prepared(code, imports=NUMPY).stdout.partition("new: ")[2].split())
     assert "fanin" in new and new <= sys.stdlib_module_names | {"fanin", "numpy", "threadpoolctl"}
 
 

@@ -14,8 +14,8 @@ from fanin import _layers, _svg
 from fanin._layers import Arrow, Box
 from fanin._svg import Canvas, Svg, number, printable, shortened, svg_path, text_width, wrapped
 from kit.pictures import Read, left_and_right, outside
+from kit.prepared import NUMPY, run_prepared
 from kit.sample import sizes
-from kit.warm import NUMPY, run_warm
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_another_ending_is_refused(path: str) -> None:
 
 def test_pictures_import_nothing_but_the_standard_library() -> None:
     code = "import sys, numpy; before = set(sys.modules); import fanin._layers, fanin._trace.plot, fanin.graph.picture"
-    new = run_warm(f"{code}; print(*(set(sys.modules) - before))", imports=NUMPY).stdout.split()
+    new = run_prepared(f"{code}; print(*(set(sys.modules) - before))", imports=NUMPY).stdout.split()
     assert "fanin._svg" in new
     assert {name.partition(".")[0] for name in new} <= sys.stdlib_module_names | {"fanin", "numpy"}
 
@@ -152,10 +152,11 @@ def layered(boxes: int, arrows: list[Arrow]) -> Read:
     return Read(made)
 
 
-def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet() -> None:
+@pytest.mark.parametrize("graphs", sizes(30, 60))
+def test_in_any_graph_arrows_lead_down_and_boxes_do_not_meet(graphs: int) -> None:
     draw = random.Random(10)
     passed = 0
-    for _ in range(30):
+    for _ in range(graphs):
         count = draw.randrange(1, 30)
         pairs = [tuple(sorted(draw.sample(range(count), 2))) for _ in range(draw.randrange(40) if count > 1 else 0)]
         arrows = [Arrow(a, b, str(k) if k % 3 == 0 else "") for k, (a, b) in enumerate(pairs)]

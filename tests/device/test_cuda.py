@@ -15,7 +15,7 @@ from fanin.sim.machine import SCHEDULES
 from kit import hooks
 from kit.child import in_child
 from kit.exchange_cuda import values
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -27,7 +27,7 @@ STICKY, REJECTED, NO_MEMORY = 700, 701, 2
 
 
 def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
-    said = run_warm(
+    said = run_prepared(
         "import sys, fanin, numpy as np\n"
         "fanin.add_n([np.ones(3), np.ones(3)])\n"
         "buf = fanin.InputBuffer(1); buf.add(0, np.ones(2)); buf.take()\n"
@@ -561,8 +561,8 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
     ["gc.unfreeze()", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"],
 )
 def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
-    done = run_warm(
-        "import gc, numpy as np, fanin\n"
+    done = run_prepared(
+        "import numpy as np, fanin\n"
         "from fake_cuda import FakeDriver, use_driver\n"
         "driver = FakeDriver(1)\n"
         "using = use_driver(driver); using.__enter__()\n"

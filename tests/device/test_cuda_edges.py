@@ -16,8 +16,8 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver, use_driver
+from kit.prepared import run_prepared
 from kit.standins import ProtocolStream
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -370,7 +370,7 @@ def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_ca
 
 
 def test_short_memory_of_a_driver_that_was_replaced_is_told_though_some_of_it_can_never_go_back() -> None:
-    done = run_warm(
+    done = run_prepared(
         "import gc, numpy as np, fanin\n"
         "from fake_cuda import FakeDriver, use_driver\n"
         "driver = FakeDriver(1, memory=1 << 20)\n"

@@ -10,9 +10,9 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver
+from kit.prepared import run_prepared
 from kit.support import conformance_words
 from kit.values import LOW, PLAIN, bits
-from kit.warm import run_warm
 from reference.numbers import rounded, sum_to
 
 pytestmark = pytest.mark.core
@@ -334,5 +334,5 @@ def test_an_index_outside_the_shape_is_passed_over_before_it_is_reckoned_with(dr
 
 def test_the_conformance_suite_holds_on_a_device() -> None:
     code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    done = run_warm(code, *conformance_words("kit.cuda_buffer:CudaBuffer"))
+    done = run_prepared(code, *conformance_words("kit.cuda_buffer:CudaBuffer"))
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 40

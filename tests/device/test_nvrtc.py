@@ -21,8 +21,8 @@ import fanin
 from fake_cuda import FakeDriver
 from fanin import _core, _kernels, _nvcc
 from kit.fake_nvcc import calls, fake_nvcc
+from kit.prepared import run_prepared
 from kit.pymutants import Mutant, survivors
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_before_the_rename_leaves_nothing_that_is_read(
         "_kernels.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         "_kernels.write(_kernels.Path(sys.argv[1]), b'x' * 100000)\n"
     )
-    done = run_warm(code, str(cache / "sm_90-0"), check=False)
+    done = run_prepared(code, str(cache / "sm_90-0"), check=False)
     assert done.returncode == -9
     (left,) = files(cache)
     assert left.suffix == ".tmp" and _kernels.read(cache / "sm_90-0") is None
@@ -144,7 +144,7 @@ def test_two_processes_that_write_and_read_at_once_see_whole_files_alone(cache: 
         "    assert code in whole, code and len(code)\n"
         "if other: assert os.waitpid(other, 0)[1] == 0\n"
     )
-    run_warm(code, str(cache / "sm_90-0"))
+    run_prepared(code, str(cache / "sm_90-0"))
     assert [p.name for p in files(cache)] == ["sm_90-0"]
 
 
@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(cache: Path) -> None:
         "try: _kernels.write(Path(sys.argv[1]), b'x' * 100_000)\n"
         "except OSError as e: print(e.strerror)\n"
     )
-    assert run_warm(code, str(cache / "sm_90-0")).stdout.strip() == "File too large"
+    assert run_prepared(code, str(cache / "sm_90-0")).stdout.strip() == "File too large"
     assert files(cache) == []
 
 

@@ -27,7 +27,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
 
 
-def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], result: Any, meeting_over: Any) -> None:
+def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], result: Any, over: Any) -> None:
     import torch.distributed as td
 
     try:
@@ -36,14 +36,17 @@ def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], result
     except BaseException:
         result.send((False, traceback.format_exc()))
     result.close()
-    meeting_over.wait()
+    if over is not None:
+        over.wait()
     os._exit(0)  # a process group whose ranks are gone may not be destroyed
 
 
 def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int | None = None) -> list[Any]:
-    """What `work` gave on each rank; `alive`: how many ranks live to give it."""
+    """What `work` gave on each rank, which stay until all have given it; `alive`: how many ranks live to give it. These
+    leave at once: a rank that exchanges nothing with one that was killed waits for those that did.
+    """
     context = mp.get_context("spawn")
-    over = context.Event()
+    over = context.Event() if alive is None else None
     ranks, waits, found = [], {}, {}
     try:
         for r in range(size):
@@ -63,7 +66,8 @@ def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int
         for p in ranks:
             p.kill()
         raise
-    over.set()
+    if over is not None:
+        over.set()
     for p in ranks:
         p.join()
     assert len(found) == (alive or size), f"results of ranks {sorted(found)} alone"

@@ -8,6 +8,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,8 +30,15 @@ PACKAGE = str(Path(fanin.__file__).parent)
 OURS = (f"{PACKAGE}/dist/", f"{PACKAGE}/_interop/torch_leaves.py", f"{PACKAGE}/torch.py")
 
 
-def raised_at(n: int, fn: Callable[[], object]) -> str:
-    """Call `fn`; raise KeyboardInterrupt at its n-th line in fanin.dist and in what that needs of torch. Return the
+def in_finalizer(frame: FrameType | None) -> bool:
+    """Whether a `__del__` runs: Python calls it anywhere, and its exceptions reach no caller."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def raised_at(n: int, fn: Callable[[], object], files: tuple[str, ...] = OURS) -> str:
+    """Call `fn`; raise KeyboardInterrupt at its n-th line in these files. Return the
     line, or "" if there are fewer. The line of a `with` comes again at its end: not there, since Python raises no
     KeyboardInterrupt before it has called `__exit__`, which an exception of this function would skip.
     """
@@ -49,8 +57,7 @@ def raised_at(n: int, fn: Callable[[], object]) -> str:
         return line
 
     def call(frame: FrameType, event: str, argument: object) -> Any:
-        # An exception of `__del__`, which Python calls anywhere, reaches no caller.
-        ours = frame.f_code.co_filename.startswith(OURS) and frame.f_code.co_name != "__del__"
+        ours = frame.f_code.co_filename.startswith(files) and not in_finalizer(frame)
         return line if ours else None
 
     before = sys.gettrace()
@@ -347,3 +354,56 @@ def test_ctrl_c_between_a_hook_and_its_handle_leaves_no_collector(works: bool, m
     print(n, "places:", lost, "lost")
     assert n > 25 and any(torch.utils.hooks.__file__ in place for place in places)
     assert works or lost >= 2
+
+
+class Bucket:
+    """The only bucket of a pass, as DDP gives it to a hook."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def buffer(self) -> Any:
+        return self.x
+
+    def gradients(self) -> list[Any]:
+        return [self.x]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+@pytest.mark.partners
+def test_after_ctrl_c_at_any_line_of_a_hook_of_ddp_the_next_pass_is_right() -> None:
+    torch = pytest.importorskip("torch")
+    ranks = pytest.importorskip("fanin._interop.torch_ranks")
+
+    def summed(hook: Any, group: Group, p: Any) -> Any:
+        futures: list[Any] = []
+
+        def as_ddp(g: Any) -> None:
+            """At the end of its pass DDP waits for its buckets."""
+            futures.append(hook(group, Bucket(g.clone())))
+            torch.autograd.Variable._execution_engine.queue_callback(futures[-1].wait)
+
+        handle = p.register_hook(as_ddp)
+        try:
+            p.sum().backward()
+        finally:
+            handle.remove()
+        return futures[-1].wait().tolist()
+
+    n, came = -1, "not yet"
+    while came:
+        n += 1
+        group, hook, p = alone(), fanin.torch.ddp_hook(scale=1), torch.zeros(3, requires_grad=True)
+        fn = partial(summed, hook, group, p)
+        came = raised_at(n, lambda fn=fn: (fn(), fn()), (ranks.__file__, f"{PACKAGE}/dist/sender.py"))
+        assert fn() == [1, 1, 1], came
+        over = _core.EventCount()
+        ranks._sender(group).put(over.advance)
+        over.wait(1)
+        group.barrier()
+    assert n > 40

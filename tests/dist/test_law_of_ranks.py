@@ -10,6 +10,7 @@ import pytest
 
 from fanin import dist
 from kit.ranks import MICRO, alone, train
+from kit.sample import every, sizes
 
 
 def on_ranks(
@@ -18,26 +19,29 @@ def on_ranks(
     return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), nodes=nodes, timeout=None)
 
 
-STEPS = pytest.mark.parametrize("steps", [3, pytest.param(20, marks=pytest.mark.full)])
+#: In the sample the bits depend on the number of ranks where sums are made in the order of ranks.
+SAMPLE, STEPS = (1, 2, 3), 2
 
 
-@STEPS
+@pytest.mark.parametrize(
+    ("numbers", "buckets", "steps"),
+    sizes((SAMPLE, (1, 25 << 20), STEPS), ((1, 2, 3, 4, 8), (1, 1000, 25 << 20), 20)),
+)
 @pytest.mark.parametrize("order", ["exact", "key"])
-def test_weights_after_some_steps_are_those_of_one_process(order: str, steps: int) -> None:
+def test_weights_after_some_steps_are_those_of_one_process(
+    order: str, numbers: tuple[int, ...], buckets: tuple[int, ...], steps: int
+) -> None:
     expected = alone(order, steps)
     dealings: list[Callable[[int], Callable[[int], int]]] = [
         lambda n: lambda k: k % n,
         lambda n: lambda k: n - 1 - k * n // MICRO,
     ]
-    ran = 0
-    for n, bucket, dealing in itertools.product((1, 2, 3, 4, 8), (1, 1000, 25 << 20), dealings):
+    for n, bucket, dealing in itertools.product(numbers, buckets, dealings):
         assert on_ranks(n, order, bucket, dealing(n), steps) == [expected] * n, (n, bucket)
-        ran += 1
-    assert ran == 30
 
 
-@STEPS
-@pytest.mark.parametrize(("n", "nodes"), [(4, 2), (8, 2), (8, 4), (8, [0, 1] * 4)])
+@pytest.mark.parametrize("steps", sizes(STEPS, 20))
+@pytest.mark.parametrize(("n", "nodes"), every(3, [(4, 2), (8, 2), (8, 4), (8, [0, 1] * 4)]))
 def test_weights_after_some_steps_in_two_levels_are_those_of_one_process(n: int, nodes: Any, steps: int) -> None:
     expected = alone("exact", steps)
     for bucket, dealing in itertools.product((1000, 25 << 20), (lambda k: k % n, lambda k: n - 1 - k * n // MICRO)):
@@ -46,4 +50,4 @@ def test_weights_after_some_steps_in_two_levels_are_those_of_one_process(n: int,
 
 def test_the_law_of_ranks_finds_another_order() -> None:
     """By rank the bits change with the dealing: the law above can fail."""
-    assert len({on_ranks(n, "rank", 1000, lambda k, n=n: k % n, 3)[0] for n in (1, 2, 3, 4, 8)}) > 1
+    assert len({on_ranks(n, "rank", 1000, lambda k, n=n: k % n, STEPS)[0] for n in SAMPLE}) > 1

@@ -281,6 +281,25 @@ def test_a_gradient_is_pickled_and_copied_without_the_other_leaves_of_its_bucket
     assert on_ranks(rank, n) == [0.0] * n
 
 
+@pytest.mark.parametrize("order", ["exact", "key", "rank"])
+@pytest.mark.parametrize("own", ["bfloat16", "float32"])
+def test_a_parameter_that_only_the_last_micro_batch_reaches_has_the_dtype_of_the_others(order: Any, own: str) -> None:
+    """Beside one that no micro-batch reaches."""
+
+    def rank(group: Any) -> Any:
+        always, late, never = (torch.ones(3, dtype=getattr(torch, own), requires_grad=True) for _ in range(3))
+        for p in (always, late, never):
+            p.grad_dtype = torch.float32
+        reducer = dist.Reducer([always, late, never], group, order=order, missing="skip")
+        with reducer.accumulate():
+            (always.float() * 2).sum().backward()
+        fanin.torch.backward((always + late).float().sum(), reducer=reducer)
+        assert never.grad is None
+        return [(p.grad.dtype == torch.float32, p.grad.tolist()) for p in (always, late)]
+
+    assert on_ranks(rank) == [[(True, [6, 6, 6]), (True, [2, 2, 2])]] * 2
+
+
 def test_what_has_no_memory_and_subclasses_are_refused_by_name() -> None:
     class Sub(torch.Tensor):
         pass

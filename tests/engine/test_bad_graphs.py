@@ -17,7 +17,7 @@ import pytest
 import fanin
 from fanin import Leaf, Node, Slot
 from kit import hooks
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -708,7 +708,7 @@ for change in ("add", "remove"):
 
 @functools.cache
 def collected() -> list[str]:
-    return run_warm(COLLECTED).stdout.splitlines()
+    return run_prepared(COLLECTED).stdout.splitlines()
 
 
 @pytest.mark.rule("E9")

@@ -11,7 +11,7 @@ import pytest
 
 import fanin
 from fanin.sim import Machine
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -99,7 +99,7 @@ print(refused[:1])
 @pytest.mark.rule("E15", "L5")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector no longer runs in the midst of a call")
 def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
-    said = run_warm(LET_GO).stdout
+    said = run_prepared(LET_GO).stdout
     assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
 
 

@@ -22,8 +22,8 @@ import pytest
 import fanin
 from fanin.sim import Machine, explore
 from kit import hooks
+from kit.prepared import run_prepared
 from kit.sample import sizes
-from kit.warm import run_warm
 
 pytestmark = [pytest.mark.core]
 
@@ -388,7 +388,7 @@ assert children[0] > 0 and total == 2.0
 assert os.waitpid(children[0], 0)[1] == 0
 print("well")
 """
-    assert run_warm(code).stdout.strip() == "well"
+    assert run_prepared(code).stdout.strip() == "well"
 
 
 #: How the child of a fork on a worker goes on, each in a pass of its own of one process.
@@ -431,7 +431,7 @@ for end in (returns, raises, goes_on):
 @functools.cache
 def forked_on_a_worker() -> dict[str, tuple[str, str]]:
     """What the parent saw of each, and what the child said."""
-    done = run_warm(FORKS)
+    done = run_prepared(FORKS)
     seen, said = done.stdout.splitlines(), done.stderr.splitlines()
     return dict(zip(("returns", "raises", "goes on"), zip(seen, said, strict=True), strict=True))
 

@@ -19,7 +19,7 @@ import pytest
 import fanin
 from kit import hooks
 from kit.hostile import IS_COPIED, READ_ONLY, Deleter, Producer, Versioned, get_name, get_pointer, never, once, set_name
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -668,7 +668,7 @@ print('end')
 """
     from kit.support import TESTS
 
-    assert run_warm(code.format(tests=str(TESTS))).stdout == "end\n"
+    assert run_prepared(code.format(tests=str(TESTS))).stdout == "end\n"
 
 
 def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more() -> None:

@@ -20,9 +20,9 @@ from interop.test_exchange_cuda_rows import Lying, setting
 from kit import standins
 from kit.exchange_cuda import values
 from kit.hostile import IS_COPIED, NAMES, Versioned, get_name, new_capsule
+from kit.prepared import run_prepared
 from kit.standins import Array, DLArray, InterfaceArray, Library
 from kit.support import TESTS
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -474,7 +474,7 @@ out = fanin.add_n([x, x]).__dlpack__(stream=-1)
 sys.modules['kept'] = (buf, out, cycle, used)
 print('end')
 """
-    assert run_warm(code).stdout == "end\n"
+    assert run_prepared(code).stdout == "end\n"
 
 
 def test_row_37_what_the_producer_edits_after_the_hand_over_counts_no_more(library: Library) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = [pytest.mark.core, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fork")]
 
@@ -122,7 +122,7 @@ assert buf.take()[1] == 3.0
 print("done")
 """
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 def test_a_child_of_a_fork_while_nobody_was_in_the_buffer_goes_on_with_it() -> None:
@@ -155,7 +155,7 @@ idle.join()
 print("done")
 """
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 def test_who_forks_from_within_a_sum_of_its_own_goes_on_in_the_child() -> None:
@@ -181,7 +181,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(answers[0], 0)[1]) == 7
 print("done")
 """
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 HOLD = """
@@ -232,7 +232,7 @@ def in_child():
         + HOLD
         + ON
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 def test_a_child_of_a_fork_while_another_thread_has_a_target_beside_the_sum_goes_on_without_it() -> None:
@@ -251,7 +251,7 @@ def in_child():
         + HOLD
         + ON
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 def test_a_child_of_a_fork_within_a_target_of_its_own_thread_goes_on_with_it() -> None:
@@ -272,7 +272,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 print("done")
 """
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"
 
 
 def test_a_function_of_a_graph_tree_that_forks_goes_on_in_the_child_beside_other_threads_of_it() -> None:
@@ -319,4 +319,4 @@ assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
 print("done")
 """
     )
-    assert run_warm(code).stdout.strip() == "done"
+    assert run_prepared(code).stdout.strip() == "done"

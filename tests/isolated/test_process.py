@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kit import hooks
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 COMMON = """
 import gc, os, signal, sys, threading, warnings
@@ -18,7 +18,7 @@ from kit.at import until_at
 
 
 def test_a_forked_child_goes_on_with_buffers_of_its_own_and_of_its_parent() -> None:
-    done = run_warm(
+    done = run_prepared(
         COMMON
         + """
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -56,7 +56,7 @@ print(buf.take()[0].tolist())
     ],
 )
 def test_the_process_ends_well_with_work_pending(ending: str) -> None:
-    done = run_warm(
+    done = run_prepared(
         COMMON
         + f"""
 keep = []
@@ -72,7 +72,7 @@ keep.append((buf, memoryview(np.ones(3))))
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="memory is counted in development builds alone: FANIN_DEV=1")
 def test_an_abandoned_pass_in_a_reference_cycle_is_freed() -> None:
-    done = run_warm(
+    done = run_prepared(
         COMMON
         + """
 import weakref
@@ -126,4 +126,4 @@ assert buf.take() == [None]
 print("usable")
 """
     )
-    assert run_warm(code).stdout.split() == ["interrupted", "False", "usable"]
+    assert run_prepared(code).stdout.split() == ["interrupted", "False", "usable"]

@@ -180,6 +180,7 @@ class Stats(Struct):
         ("first_bad_key", ct.c_int64),
         ("defined", ct.c_int32),
         ("has_bad", ct.c_int32),
+        ("norm", ct.c_double),
     ]
 
 

@@ -1,4 +1,6 @@
-"""The floating-point modes of the calling thread, read and set through the C library's fenv_t (glibc on x86-64)."""
+"""The floating-point modes of the calling thread, read and set through the C library's fenv_t (glibc on x86-64), and
+numbers whose sums depend on them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,12 @@ import ctypes
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SEED = 20261128
 
 #: Whether this machine is one whose fenv_t is known here.
 KNOWN = platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc"
@@ -44,3 +52,27 @@ def modes(name: str) -> Iterator[int]:
         yield DEFAULT | MODES[name]
     finally:
         change(0)
+
+
+def numbers(dtype: np.dtype[Any], n: int, seed: int = SEED) -> Any:
+    """Numbers of all sizes down to subnormal ones, with digits down to the last place."""
+    rng = np.random.default_rng(seed)
+    if dtype.kind == "c":
+        parts = np.empty((n, 2), "f4" if dtype.itemsize == 8 else "f8")
+        parts[:, 0], parts[:, 1] = (numbers(parts.dtype, n, seed + i) for i in (1, 2))
+        return parts.view(dtype)[:, 0]
+    kind = ml_dtypes.finfo(dtype)
+    least, most = int(kind.minexp) - int(kind.nmant), int(kind.maxexp) - 4
+    exponent = np.where(rng.random(n) < 0.5, rng.integers(least, least + kind.nmant + 2, n), rng.integers(-9, 9, n))
+    exponent = np.minimum(exponent, most)
+    return np.ldexp(rng.choice([-1.0, 1.0], n) * (1 + rng.random(n)), exponent).astype(dtype)
+
+
+def terms(dtype: np.dtype[Any], n: int, count: int = 3) -> list[Any]:
+    return [numbers(dtype, n, SEED + 10 * k) for k in range(count)]
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same_bits, a, b))
+    return np.array_equal(np.atleast_1d(a).view(np.uint8), np.atleast_1d(b).view(np.uint8))

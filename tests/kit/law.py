@@ -663,8 +663,8 @@ def hold(
                 at = entered.__enter__()
             draw = random.Random(f"{seed} {n}")
             c = case(draw, families, flavours)
-            if kind != "host" and not on_devices(c):
-                continue
+            while kind != "host" and not on_devices(c):
+                c = case(draw, families, flavours)
             law = Law(c)
             for way in some_ways(draw, c, kind, ways, tally):
                 wrong = broken(law, way, at)

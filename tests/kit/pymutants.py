@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,14 +32,23 @@ class Mutant:
         return f"{self.module}: {self.old.strip()[:70]!r} -> {self.new.strip()[:70]!r}"
 
 
+def source_of(module: ModuleType) -> str:
+    return Path(module.__file__ or "").read_text()
+
+
+def changed(mutant: Mutant) -> str:
+    """The source of its module, changed."""
+    source = source_of(importlib.import_module(mutant.module))
+    if source.count(mutant.old) != 1:
+        raise ValueError(f"{mutant}: the text stands there {source.count(mutant.old)} times")
+    return source.replace(mutant.old, mutant.new)
+
+
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """While it lasts the module is the changed one, and those beside it know it."""
     modules = [importlib.import_module(name) for name in (mutant.module, *mutant.also)]
-    sources = [Path(m.__file__ or "").read_text() for m in modules]
-    if sources[0].count(mutant.old) != 1:
-        raise ValueError(f"{mutant}: the text stands there {sources[0].count(mutant.old)} times")
-    sources[0] = sources[0].replace(mutant.old, mutant.new)
+    sources = [changed(mutant), *map(source_of, modules[1:])]
     kept = [dict(vars(m)) for m in modules]
     try:
         for module, source in zip(modules, sources, strict=True):

@@ -455,8 +455,7 @@ class Fake(Raw):
         """What a test made of the driver itself."""
         for graph in list(self.on.graphs):
             self.call("cuGraphDestroy", ctypes.c_void_p(graph))
-        for _ in range(2):
-            self.wait_for_all()
+        self.wait_for_all()
         for call in self.on.at_end:
             call()
         for e in self._events:
@@ -469,7 +468,7 @@ class Fake(Raw):
 
     def wait_for_all(self) -> None:
         """What stands in a circle goes; and what was let go of goes with the next call of its device."""
-        for collects in (False, True):  # a collection takes long in a process that has seen thousands of tests
+        for collects in (False, True, False):  # a collection takes long in a process that has seen thousands of tests
             if not (self.on.live("contexts") and any(self.on.live(what) for what in ("memory", "events", "objects"))):
                 return
             if collects:

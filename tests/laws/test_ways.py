@@ -296,13 +296,13 @@ def test_the_short_road_and_the_general_one_count_say_and_raise_the_same() -> No
 
 @pytest.mark.slow
 def test_a_hundred_thousand_lists_have_one_sum_each() -> None:
-    met(law.hold(SEED + 1, range(100_000), ways=3), "host")
+    met(law.hold(SEED + 1, range(100_000), ways=1), "host")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["sim", "fake"])
 def test_twenty_thousand_lists_have_the_same_sum_on_a_device(place: str) -> None:
-    met(law.hold(SEED + 1, range(20_000), place, ways=3), place)
+    met(law.hold(SEED + 1, range(20_000), place, ways=1), place)
 
 
 def test_a_list_is_made_by_its_text_as_it_is_made_without() -> None:

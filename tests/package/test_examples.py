@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
+from kit.prepared import run_prepared
 from kit.ranks import NO_MPI, under_mpiexec
 from kit.support import ROOT, compiler, run_python
-from kit.warm import run_warm
 
 EXAMPLES = ROOT / "examples"
 
@@ -238,7 +238,7 @@ ValueError: of two shapes: True
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_native_example_is_built_and_prints_what_it_should(name: str) -> None:
-    done = run_warm(["-W", "error", str(EXAMPLES / "native" / name)])
+    done = run_prepared(["-W", "error", str(EXAMPLES / "native" / name)])
     if done.stdout.startswith("this example needs "):
         pytest.skip(done.stdout.strip())
     is_printed(NATIVE[name], done)
@@ -266,7 +266,7 @@ def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None
 
 def prints(name: str, text: str, *launcher: str) -> None:
     words = ["-W", "error", *launcher, str(EXAMPLES / name)]
-    is_printed(text, run_python(words, env={"OMP_NUM_THREADS": "1"}) if launcher else run_warm(words))
+    is_printed(text, run_python(words, env={"OMP_NUM_THREADS": "1"}) if launcher else run_prepared(words))
 
 
 def is_printed(text: str, done: subprocess.CompletedProcess[str]) -> None:

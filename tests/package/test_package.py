@@ -14,7 +14,8 @@ import pytest
 
 from fanin import _nvcc
 from kit.fake_nvcc import calls, fake_nvcc
-from kit.support import ROOT, emptied, run_python, sanitizer
+from kit.prepared import NUMPY, run_prepared
+from kit.support import ROOT, emptied, sanitizer
 
 #: What fanin works with where the caller already does, and never imports itself.
 NEVER = ("torch", "scipy", "ml_dtypes", "jax", "cupy", "autograd", "mpi4py", "pytest", "threadpoolctl")
@@ -35,7 +36,7 @@ def foreign(new: list[str]) -> list[str]:
 
 @pytest.mark.core
 def test_an_import_brings_numpy_and_nothing_else() -> None:
-    new = json.loads(run_python(SHOW_NEW).stdout)
+    new = json.loads(run_prepared(SHOW_NEW, imports=NUMPY).stdout)
     assert "fanin" in new
     assert foreign(new) == []
     assert not set(NEVER) & set(new)
@@ -46,20 +47,20 @@ def test_an_import_leaves_out_what_only_some_calls_need() -> None:
     """Which costs more than the rest of it: the compressors behind tempfile, subprocess, pictures of traces."""
     late = {"tempfile", "subprocess", "json", "fanin._trace.picture", "fanin._trace.passes", "fanin.tape"}
     code = "import sys, numpy; before = set(sys.modules); import {}; print(sorted({} & sys.modules.keys() - before))"
-    assert run_python(code.format("fanin", late)).stdout.strip() == "[]"
-    assert run_python(code.format("fanin, tempfile", late)).stdout.strip() == "['tempfile']"
+    assert run_prepared(code.format("fanin", late), imports=NUMPY).stdout.strip() == "[]"
+    assert run_prepared(code.format("fanin, tempfile", late), imports=NUMPY).stdout.strip() == "['tempfile']"
 
 
 @pytest.mark.core
 def test_an_import_starts_no_thread_and_warns_of_nothing() -> None:
     code = "import threading, warnings; warnings.simplefilter('error'); import fanin; print(threading.active_count())"
-    assert run_python(code).stdout.strip() == "1"
+    assert run_prepared(code, imports=NUMPY).stdout.strip() == "1"
     tasks = (
         "import os, numpy; n = len(os.listdir('/proc/self/task')); import fanin;"
         " print(len(os.listdir('/proc/self/task')) - n)"
     )
     if Path("/proc/self/task").is_dir() and "thread" not in sanitizer():
-        assert run_python(tasks).stdout.strip() == "0"
+        assert run_prepared(tasks, imports=NUMPY).stdout.strip() == "0"
 
 
 def version_errors(version: str, changelog: str, citation: str) -> list[str]:

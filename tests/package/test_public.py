@@ -15,7 +15,7 @@ import pytest
 import fanin
 from fanin import descriptors as d
 from fanin.analysis import InputAliasInfo
-from kit.support import run_python
+from kit.prepared import NUMPY, run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -81,4 +81,4 @@ def test_importing_fanin_imports_no_library_but_numpy_and_draws_nothing() -> Non
     late = ["analysis", "descriptors", "tape", "torch", "cli", "_trace.plot", "_svg"]
     others = ["torch", "jax", "scipy"]
     code = f"import sys, fanin; print([m for m in {[f'fanin.{m}' for m in late] + others} if m in sys.modules])"
-    assert run_python(code).stdout.strip() == "[]"
+    assert run_prepared(code, imports=NUMPY).stdout.strip() == "[]"

@@ -16,8 +16,8 @@ import pytest
 
 import fanin
 from kit import hooks
+from kit.prepared import run_prepared
 from kit.support import CSRC, ROOT, TESTS
-from kit.warm import run_warm
 
 README = ROOT / "README.md"
 CI = ROOT / ".ci" / "run"
@@ -69,7 +69,7 @@ def test_the_readme_shows_code_and_takes_three_minutes_to_read() -> None:
 @pytest.mark.parametrize("at", range(len(BLOCKS)), ids=[f"line{line}" for line, _, _ in BLOCKS])
 def test_the_readme_code_runs_and_prints_what_it_says(at: int, tmp_path: Path) -> None:
     _, code, expected = BLOCKS[at]
-    done = run_warm(code, cwd=tmp_path, check=False)
+    done = run_prepared(code, cwd=tmp_path, check=False)
     # A block may end in an error that it shows: then the error is part of what is printed.
     said = done.stdout + (done.stderr if done.returncode and expected is not None else "")
     if expected is None:
@@ -114,7 +114,7 @@ def output_of(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[s
     """
     mark = "-- block --"
     code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
-    said = run_warm(code, cwd=folder).stdout.split(mark + "\n")
+    said = run_prepared(code, cwd=folder).stdout.split(mark + "\n")
     return [
         f"line {line}: {got}"
         for (line, _, expected), got in zip(blocks, said, strict=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import fanin  # NumPy is imported once per process: here, not in a pytest within
-from kit.support import ROOT, run_python
+from kit.prepared import NUMPY, run_prepared
+from kit.support import ROOT
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.core
@@ -119,14 +120,14 @@ def test_the_suite_runs_on_our_own_buffer_and_engine_or_on_those_that_its_option
     assert " failed" not in out and " error" not in out and " passed" in out and "SKIPPED" not in out, out
     pytester.makepyfile(planted="class Engine:\n    pass\nclass Buffer(Engine):\n    def __init__(self, n): pass\n")
     pytester.syspathinsert()
-    words = ["--fanin-buffer=planted:Buffer", "--fanin-engine=planted:Engine"]
+    words = ["--fanin-buffer=planted:Buffer", "--fanin-engine=planted:Engine", "--tb=native"]
     out = pytest_of(pytester, "--pyargs", "fanin.conformance", "-q", *words)
     assert " passed" not in out and "has no attribute 'leaf'" in out and "has no attribute 'add'" in out, out
 
 
 def test_the_suite_without_its_plugin_names_it(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\n")
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--pyargs", "fanin.conformance")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--pyargs", "fanin.conformance")
     assert done.ret == 4 and "pytest -p fanin.testing.plugin" in done.stdout.str() + done.stderr.str()
 
 
@@ -136,7 +137,7 @@ def test_a_pytest_that_does_not_name_the_plugin_does_not_load_it() -> None:
 
 
 def test_the_plugin_imports_no_torch() -> None:
-    run_python("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules")
+    run_prepared("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules", imports=NUMPY)
 
 
 @pytest.mark.tools

@@ -180,7 +180,7 @@ def exactly(total: Sum, scale: Any, out: Array | None) -> Array | Entries:
     rule = (into, 1 if scale is None else scale, kind(dtype) != "c")
     entries = [x for x in cast if isinstance(x, Entries)]
     if not entries:
-        return each(lambda *arrays: exact_elements(arrays, *rule), *cast)
+        return each(lambda *arrays: exact_elements(arrays, *rule), *map(array_in, cast))
     for x in cast:
         if isinstance(x, Entries):
             whole = x if out is None and len(entries) == len(cast) and one_kind(entries) else x.as_coo()

@@ -15,8 +15,8 @@ import fanin
 from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
 from fanin.sim.search import bits_of
 from kit import scenes
+from kit.prepared import run_prepared
 from kit.sample import sizes
-from kit.warm import run_warm
 
 pytestmark = pytest.mark.core
 
@@ -550,7 +550,7 @@ def scenario(m):
 report = fanin.sim.explore(scenario)
 print(report.runs, len(report.results))
 """
-    fresh, kept = (run_warm(code.format(before=before)).stdout for before in (False, True))
+    fresh, kept = (run_prepared(code.format(before=before)).stdout for before in (False, True))
     assert fresh == kept
     assert fresh.split()[1] == "2"
 

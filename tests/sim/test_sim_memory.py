@@ -18,7 +18,7 @@ import fanin
 from fake_cuda import FakeDriver, use_driver
 from fanin.sim import Machine
 from kit import hooks
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -355,12 +355,12 @@ with one, other:
 
 
 def test_no_object_of_a_machine_takes_one_of_another() -> None:
-    assert run_warm(STRANGERS).stdout == "True []\n"
+    assert run_prepared(STRANGERS).stdout == "True []\n"
 
 
 def test_a_method_that_takes_a_stream_of_another_machine_is_found() -> None:
     hooks.memory()  # skips in a release
-    found = run_warm(STRANGERS, "USER_OF_ANOTHER_MACHINE").stdout
+    found = run_prepared(STRANGERS, "USER_OF_ANOTHER_MACHINE").stdout
     assert found == "True [('array', 'record_stream', 'stream')]\n"
 
 
@@ -415,14 +415,14 @@ os._exit(0)
 
 
 def test_no_public_call_takes_a_stream_after_the_block_of_its_machine() -> None:
-    tried, others = run_warm(CLOSED).stdout.split(" ", 1)
+    tried, others = run_prepared(CLOSED).stdout.split(" ", 1)
     assert int(tried) >= 19
     assert ast.literal_eval(others) == {"Stream.synchronize, self": "accepted"}  # it queues nothing
 
 
 def test_a_call_that_takes_a_stream_after_the_block_of_its_machine_is_found() -> None:
     hooks.memory()  # skips in a release
-    _, others = run_warm(CLOSED, "STREAM_STAYS_OPEN").stdout.split(" ", 1)
+    _, others = run_prepared(CLOSED, "STREAM_STAYS_OPEN").stdout.split(" ", 1)
     assert ast.literal_eval(others).keys() >= {
         "InputBuffer.add, stream",
         "InputBuffer.add, gradient",

@@ -12,7 +12,7 @@ import pytest
 import fanin
 from fake_cuda import FakeDriver
 from fanin.sim import Machine
-from kit.warm import run_warm
+from kit.prepared import run_prepared
 
 pytestmark = pytest.mark.core
 
@@ -114,7 +114,7 @@ except KeyboardInterrupt:
     print("heard", flush=True)
     os._exit(0)  # the one that spins is not waited for
 """
-    assert run_warm(code).stdout.strip() == "heard"
+    assert run_prepared(code).stdout.strip() == "heard"
 
 
 def test_ctrl_c_is_heard_while_kernels_run() -> None:
@@ -134,7 +134,7 @@ except KeyboardInterrupt:
     print("heard", flush=True)
     os._exit(0)  # the one that spins is not waited for
 """
-    assert run_warm(code).stdout.strip() == "heard"
+    assert run_prepared(code).stdout.strip() == "heard"
 
 
 @pytest.mark.parametrize(

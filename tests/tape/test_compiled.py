@@ -178,7 +178,7 @@ def programs(seeds: range) -> None:
     assert replayed >= len(seeds)
 
 
-@pytest.mark.parametrize("count", sizes(40, 150))
+@pytest.mark.parametrize("count", sizes(25, 150))
 def test_random_programs_give_the_bits_of_the_program_as_it_is(count: int) -> None:
     programs(range(count))
 
@@ -202,7 +202,7 @@ def test_the_programs_find_a_planted_fault(name: str) -> None:
             elif name == "FITS_ANYTHING":
                 fitted()
             else:
-                programs(range(40))
+                programs(range(25))
     finally:
         hooks.fault(None)
     programs(range(5))

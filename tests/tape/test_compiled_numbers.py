@@ -17,6 +17,7 @@ from fanin.sim import Machine
 from fanin.tape import Var
 from kit import hooks
 from kit.recorded_steps import refused, run_program
+from kit.sample import sizes
 from kit.support import ROOT
 
 
@@ -360,8 +361,9 @@ def test_verify_is_over_after_so_many_replays_of_each_recording() -> None:
         tape.compiled(count, verify=-1)
 
 
-def test_verify_finds_nothing_in_what_is_replayed_as_it_is() -> None:
-    for seed in range(40):
+@pytest.mark.parametrize("count", sizes(12, 40))
+def test_verify_finds_nothing_in_what_is_replayed_as_it_is(count: int) -> None:
+    for seed in range(count):
         run_program(seed, verify=3)
 
 

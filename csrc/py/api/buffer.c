@@ -894,6 +894,9 @@ static fan_status result_size(size_t given, size_t least, size_t size, const cha
                           given);
 }
 
+/* STATS_LEAST: the bytes of fanin_stats in a header that ends before its norm. */
+#define STATS_LEAST offsetof(fanin_stats, norm)
+
 fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
@@ -903,22 +906,24 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
     int64_t key = -1;
     FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
-    fan_status status = result_size(size, sizeof *out, sizeof *out, "fanin_stats", &err);
+    fan_status status = result_size(size, STATS_LEAST, sizeof *out, "fanin_stats", &err);
     if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
         status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
         call_end(b, &call, status, &err);
     }
     if (status != FAN_OK)
         return fan_api_fail(why, status, &err);
-    *out = (fanin_stats){.struct_size = size, .first_bad_key = some && bad ? key : -1};
+    fanin_stats whole = {.struct_size = size, .first_bad_key = some && bad ? key : -1};
     if (some) {
-        out->count = s.count;
-        out->sumsq = fan_stats_sumsq(&s);
-        out->absmax = s.absmax;
-        out->nonfinite = s.nonfinite;
-        out->defined = 1;
-        out->has_bad = bad;
+        whole.count = s.count;
+        whole.sumsq = fan_stats_sumsq(&s);
+        whole.absmax = s.absmax;
+        whole.nonfinite = s.nonfinite;
+        whole.defined = 1;
+        whole.has_bad = bad;
+        whole.norm = fan_stats_norm(&s);
     }
+    memcpy(out, &whole, size);
     return FANIN_OK;
 }
 

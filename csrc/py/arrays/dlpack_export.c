@@ -372,6 +372,19 @@ static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNU
 
 static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_export_array(((exporter *)o)->a); }
 
+static PyObject *exporter_compact(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    const fan_array *a = ((exporter *)o)->a;
+    fan_array *compact = NULL;
+    fan_error err = {0};
+    fan_status status = fan_array_compact(a, fan_array_expanded(a), &compact, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *base = fan_exporter_new(compact);
+    fan_array_drop(compact);
+    return base ? Py_BuildValue("(NN)", base, fan_ints(a->ndim, a->shape)) : NULL;
+}
+
 #include "py/declared/Exporter.h"
 
 static PyType_Slot exporter_slots[] = {

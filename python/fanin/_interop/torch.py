@@ -109,14 +109,17 @@ def is_sum(x: object) -> bool:
 
 def torch_out(part: Part) -> object:
     """A tensor over a sum. On a device nothing waits, because `take` has ordered the consumer's stream. Read-only
-    memory, such as a gradient's own indices, is copied on the host, since torch's tensors are writable.
+    memory, such as a gradient's own indices, is copied on the host, since torch's tensors are writable; of an expanded
+    sum no more than what it repeats (A13).
     """
     try:
         capsule = part.__dlpack__(stream=NO_SYNC) if isinstance(part, _core.Array) else part.__dlpack__()
     except BufferError:
         if isinstance(part, _core.Array):
             raise
-        capsule = part.__dlpack__(copy=True)
+        base, shape = part.compact()
+        expanded: object = sys.modules["torch"].utils.dlpack.from_dlpack(base.__dlpack__(copy=True)).expand(shape)
+        return expanded
     made: object = sys.modules["torch"].utils.dlpack.from_dlpack(capsule)
     return made
 

@@ -92,9 +92,11 @@ def _part(name: str, x: torch.Tensor) -> list[str]:
 class _End:
     """A callback at the end of a pass of torch's engine, which drops it uncalled if the pass raises."""
 
+    _failed: Callable[[], None] | None = None
+
     def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
         self._ended = ended
-        self._failed: Callable[[], None] | None = failed
+        self._failed = failed
 
     def __call__(self) -> None:
         self.forget()
@@ -170,8 +172,13 @@ class _Pass:
         """The pass reached its end. After the last bucket DDP waits for all of them next: raise after that."""
         self.watched = False
         if self.complete:
-            self.hook.current = None
+            self.leave()
             _at_end(self.check)
+
+    def leave(self) -> None:
+        """The next bucket is of another pass. After Ctrl-C, that may be the current one already."""
+        if self.hook.current is self:
+            self.hook.current = None
 
     def check(self) -> None:
         if self.error is not None:
@@ -179,7 +186,7 @@ class _Pass:
 
     def failed(self) -> None:
         """The pass raised. The other ranks may wait for this rank's next bucket: end their passes."""
-        self.hook.current = None
+        self.leave()
         try:
             _sender(self.group).put(self.send_failure)
         except RuntimeError:  # its thread cannot start
@@ -204,10 +211,9 @@ class _Hook:
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
-        run = self.current
-        if run is None:
-            run = self.current = _Pass(self, _group("ddp_hook", state, self.known))
+        run = self.current or _Pass(self, _group("ddp_hook", state, self.known))
         run.watch()
+        self.current = run
         x = bucket.buffer()
         place = Place(bucket.index(), bucket.is_last())
         parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]

@@ -255,6 +255,7 @@ typedef struct fanin_stats {
     int64_t first_bad_key; /* of the first gradient that has one; -1: none, or it has no key */
     int32_t defined;       /* 0: the sum was undefined, and all else is 0 */
     int32_t has_bad;       /* not 0: some gradient has an inf or NaN */
+    double norm;           /* of the finite elements; right where sumsq overflows or underflows, too */
 } fanin_stats;
 
 /* X(name): the counters of a buffer, in their order (fanin.Counters). */
