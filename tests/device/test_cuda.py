@@ -557,7 +557,13 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
 
 
 @pytest.mark.parametrize(
-    "ending", ["", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"]
+    "ending",
+    [
+        "import gc; gc.unfreeze()",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "import gc; gc.collect(); del buf, x",
+    ],
 )
 def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
     done = run_prepared(
