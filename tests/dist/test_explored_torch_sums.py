@@ -14,7 +14,7 @@ from fanin import _core, dist
 from fanin._threads import here
 from fanin.dist import sums
 from fanin.dist.group import Group
-from fanin.dist.reducer import Reducer
+from fanin.dist.reducer import Reducer, _Collecting
 from fanin.dist.threads import World
 from fanin.sim import Machine, Report, explore
 
@@ -187,20 +187,20 @@ def test_every_order_of_buckets_of_torch_passes_has_one_outcome() -> None:
 
 
 def test_a_block_that_raises_and_sends_no_failure_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reducer, "_fail_alone", lambda self, error: self._reset())
+    monkeypatch.setattr(Reducer, "_fail", lambda self, error: None)
     monkeypatch.setattr(World, "leave", lambda *args: None)  # nor does its rank leave
     report = explored(fails=1)
     assert report.deadlocks == report.runs > 0
 
 
 def test_a_block_whose_error_is_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Reducer._collected
-    monkeypatch.setattr(Reducer, "_collected", lambda self, error: real(self, None))
+    real = _Collecting.finish
+    monkeypatch.setattr(_Collecting, "finish", lambda self, error: real(self, None))
     assert explored(fails=1).failed
 
 
 def test_a_block_that_leaves_the_contributions_of_a_failed_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reducer, "_reset", lambda self: setattr(self, "_error", None))
+    monkeypatch.setattr(Reducer, "_reset", lambda self, keep=True: setattr(self, "_error", None))
     assert explored(fails=0, after=True, order="exact").failed
     assert explored().ok, "a first block has nothing to forget"
 

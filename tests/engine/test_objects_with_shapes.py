@@ -56,6 +56,15 @@ class Named(Value):
         self.shape = "large"
 
 
+class Untold(Shapeless):
+    """Its `shape` raises, as that of torch's nested tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shape":
+            raise RuntimeError("it has no shape")
+        raise AttributeError(name)
+
+
 def into_leaf(gradient: Any, shape: tuple[int, ...] = (3,)) -> Any:
     leaf = fanin.Leaf(np.zeros(shape), name="w")
     fanin.backward([(leaf, 0, gradient)], create_graph=True)
@@ -108,10 +117,11 @@ def test_a_refusal_names_the_slot_of_a_node() -> None:
     assert leaf.grad.array.tolist() == [4, 4, 4]
 
 
-@pytest.mark.parametrize("kind", [Shapeless, Named])
+@pytest.mark.parametrize("kind", [Shapeless, Named, Untold])
 def test_objects_without_a_shape_pass(kind: type[Value]) -> None:
     value = kind(np.ones((7, 5)))
     assert into_leaf(value) is value
+    assert fanin.add_n([value, kind(np.ones((7, 5)))]).array.tolist() == [[2.0] * 5] * 7
 
 
 class Broadcasts:

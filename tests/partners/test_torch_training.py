@@ -1044,12 +1044,12 @@ def test_what_is_sharded_is_refused(tmp_path: Any) -> None:
 
 def test_what_has_no_memory_for_its_sum_takes_no_other_gradient_along(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (torch.nn.Parameter(torch.ones(n)) for n in (3, 4))
-    empty = torch.empty
+    empty = torch.empty_strided
 
-    def full(shape: Any, **how: Any) -> Any:
+    def full(shape: Any, strides: Any, **how: Any) -> Any:
         if tuple(shape) == (4,):
             raise RuntimeError("no memory")
-        return empty(shape, **how)
+        return empty(shape, strides, **how)
 
     block = fanin.torch.accumulate([("a", a), ("b", b)], into="main_grad")
     with (
@@ -1057,7 +1057,7 @@ def test_what_has_no_memory_for_its_sum_takes_no_other_gradient_along(monkeypatc
         block,
     ):
         (a.sum() + b.sum()).backward()
-        monkeypatch.setattr(torch, "empty", full)
+        monkeypatch.setattr(torch, "empty_strided", full)
     assert a.main_grad.tolist() == [1.0] * 3 and not hasattr(b, "main_grad")
 
 

@@ -473,7 +473,10 @@ def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Re
 
 def shape_of(x: object) -> Shape | None:
     """The shape of an object with a `+` of its own; None if it has none, or one that is no tuple of integers."""
-    shape = getattr(x, "shape", None)
+    try:
+        shape = getattr(x, "shape", None)
+    except Exception:  # as of torch's nested tensors
+        return None
     if isinstance(shape, tuple) and all(map(is_index, shape)):
         return shape
     return None
