@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fanin._core import address
 from numpy.lib.stride_tricks import as_strided
 
 import fanin
+from fanin._core import address
 
 RECORD = np.dtype([("a", "i2"), ("b", ">f4"), ("c", "u1", (2,))])
 DTYPES = [np.dtype(d) for d in ("f8", "f4", "i4", "u1", ">f8", ">i2", "c8", "?", "S3", "M8[s]", "f2")] + [
