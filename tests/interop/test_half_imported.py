@@ -27,7 +27,7 @@ class Exports:
         self.array = np.ones(3, np.float32)
 
     def __dlpack__(self, **options: Any) -> object:
-        return self.array.__dlpack__(**options)
+        return self.array.__dlpack__()  # NumPy 1.26 takes no max_version
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
