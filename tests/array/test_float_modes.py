@@ -308,6 +308,7 @@ def plant() -> Iterator[Callable[[str], None]]:
 
 
 @planted
+@pytest.mark.unsanitized  # an exact sum then reads subnormal numbers as 0, of which there is no logarithm
 def test_sums_in_the_modes_of_the_caller_are_found(plant: Callable[[str], None], right: Ways) -> None:
     plant("FLOAT_MODE_OF_CALLER")
     found = set()
