@@ -16,6 +16,7 @@ from kit import hooks
 from kit.child import in_child
 from kit.exchange_cuda import values
 from kit.prepared import run_prepared
+from kit.support import run_python
 
 pytestmark = pytest.mark.core
 
@@ -556,17 +557,18 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
     assert values(x, s) == [1] * 4  # the parent goes on
 
 
+# In a Python of its own, whose end is looked at.
 @pytest.mark.parametrize(
     "ending",
     [
-        "import gc; gc.unfreeze()",
+        "",
         "import sys; sys.exit(0)",
         "import os; os._exit(0)",
         "import gc; gc.collect(); del buf, x",
     ],
 )
 def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
-    done = run_prepared(
+    done = run_python(
         "import numpy as np, fanin\n"
         "from fake_cuda import FakeDriver, use_driver\n"
         "driver = FakeDriver(1)\n"

