@@ -140,9 +140,12 @@ static void fold_fit_ints(fan_gathered *gathered)
     fan_fold *f = &gathered->fold;
     const fan_slot *s = fan_fold_slot(f);
     size_t n = 0;
-    while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT)
+    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0; /* a number that is not 0, which fits every dtype */
+    while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT) {
+        some = some || f->terms[n].weak_int != 0;
         n++;
-    if (!s->p->has_weak_int || s->spec->dtype != FAN_DT_NONE || (n == 0 && f->n > 0))
+    }
+    if (!some || s->spec->dtype != FAN_DT_NONE || (n == 0 && f->n > 0))
         return;
     fan_dtype_set all = n < f->n ? f->terms[n].seen : f->seen;
     size_t waiting = 0; /* the first term whose dtype is not known yet */
