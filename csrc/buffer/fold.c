@@ -140,7 +140,7 @@ static void fold_fit_ints(fan_gathered *gathered)
     fan_fold *f = &gathered->fold;
     const fan_slot *s = fan_fold_slot(f);
     size_t n = 0;
-    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0; /* a number that is not 0, which fits every dtype */
+    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0; /* a number other than 0: 0 fits every dtype */
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT) {
         some = some || f->terms[n].weak_int != 0;
         n++;

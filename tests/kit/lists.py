@@ -357,7 +357,8 @@ class Drawing:
             formats = ("coo",)
         format, dtype = draw.choice(formats), draw.choice(self.dtypes)
         count = draw.choice([0, 1, 2, 3, 4, 6]) if 0 not in shape else 0
-        axes, block = len(shape), ()  # type: ignore[var-annotated]
+        axes = len(shape)
+        block: tuple[int, ...] = ()
         family = draw.choice(["fanin", "fanin", *(["scipy array", "scipy matrix"] if len(shape) == 2 else [])])
         if "torch" in self.families and draw.random() < 0.5:
             family = "torch"
