@@ -108,6 +108,23 @@ def test_a_rank_that_fails_between_two_messages_of_a_sum_closes_the_group_on_eve
     mpiexec(4, DATA.replace("NODES", str(nodes)).replace("AT", str(at)))
 
 
+def test_buffers_of_messages_in_progress_outlive_python() -> None:
+    """MPI_Finalize comes later, and still writes to them."""
+    mpiexec(
+        2,
+        """
+import mmap
+engine = dist.group(comm.Dup(), timeout=None)._engine
+nothing, data = np.empty(0, np.uint8), np.frombuffer(mmap.mmap(-1, 4096), np.uint8)
+if comm.rank == 0:
+    engine.all_to_all([nothing] * 2, [nothing, data])
+comm.Barrier()
+if comm.rank == 1:
+    engine.all_to_all([data, nothing], [nothing] * 2)
+""",
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_traces_of_all_ranks_are_gathered_on_one(ranks: int) -> None:
     mpiexec(

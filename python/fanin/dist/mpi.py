@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ _PROBE = 1e-3  #: seconds between two looks for such a message, and at the time 
 class _Request:
     """Operations in progress, each with the rank at its other end; `keep`: their buffers.
 
-    The engine holds it until it is complete: after an error, too, as MPI may still write to the buffers.
+    The engine holds it until it is complete: after an error, too, as MPI may still write to the buffers, until
+    MPI_Finalize, which comes after Python's end.
     """
 
     def __init__(self, engine: MPIEngine, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
@@ -162,3 +164,5 @@ class MPIEngine:
         error = getattr(sys, "last_value", None)
         if error is not None:  # MPI_Finalize waits for the other ranks, which may wait for this one
             self.abort(f"rank {self.rank} ended: {type(error).__name__}: {error}")
+        if self.open or self._sent:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # nothing frees their buffers any more
