@@ -179,7 +179,11 @@ def test_a_late_rank_without_its_name_is_found() -> None:
 from fanin.dist import mpi
 mpi.Late = lambda ranks: TimeoutError()
 import sys
-sys.excepthook = lambda *error: (sys.__excepthook__(*error), comm.Abort(1))
+def hook(*error):
+    sys.__excepthook__(*error)
+    if comm.rank == 0:  # rank 1 waits for it
+        comm.Barrier()
+sys.excepthook = hook
 """
     done = under_mpiexec(2, "-c", BEGIN + nameless + LATE)
     assert done.returncode and "no answer within 2 s" in done.stderr
