@@ -92,7 +92,7 @@ def forks(root: Path) -> list[str]:
 
 
 def test_one_function_forks_the_process_of_the_tests() -> None:
-    """It expects the warnings of libraries that other tests have imported. The process of kit/forking.py is no test's."""
+    """It expects the warnings of libraries that other tests have imported. kit/forking.py is no process of tests."""
     assert {place.split(":")[0] for place in forks(ROOT)} == {"tests/kit/child.py", "tests/kit/forking.py"}
 
 
