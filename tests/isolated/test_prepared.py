@@ -48,6 +48,7 @@ def test_it_runs_code_files_and_modules_as_a_new_python_does(words: list[str], t
     assert last_said(forked.stderr) == last_said(new.stderr)
 
 
+@pytest.mark.unsanitized  # a sanitized build forks none
 def test_a_fork_of_a_python_with_numpy_alone_imports_fanin_itself() -> None:
     code = (
         "import sys, numpy; print('fanin' in sys.modules, 'json' in sys.modules); import fanin; print(fanin.__name__)"
