@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import fanin
 from fanin import _core
 from kit.support import CSRC
 
 SIGNATURES = CSRC / "py/core.pyi"
+#: The same beside the built core, where there may be no sources.
+BUILT = Path(_core.__file__).with_name("_core.pyi")
 
 
 def public() -> set[str]:

@@ -35,7 +35,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,10 +44,9 @@ import fanin
 from fanin import _core
 from fanin.sim.machine import Abandoned
 from kit import world
-from kit.core_names import SIGNATURES
+from kit.core_names import BUILT
 from kit.core_names import public as PUBLIC
 
-ROOT = Path(__file__).resolve().parents[2]
 MODULES: tuple[ModuleType, ...] = (fanin, fanin.sim)
 #: Programs of so many calls, so many things of a type in a pool.
 PROGRAM, KEPT = 250, 8
@@ -134,7 +132,7 @@ def entries() -> dict[str, Entry]:
         for name, f in vars(c).items():
             if (inspect.isfunction(f) or isinstance(f, PROPERTIES)) and (not name.startswith("_") or name in PROTOCOLS):
                 add(_from_signature(c, name, f, True))
-    for node in ast.parse(SIGNATURES.read_text()).body:
+    for node in ast.parse(BUILT.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in PUBLIC():
             add(_from_stub(fanin, node, False))
         elif isinstance(node, ast.ClassDef) and node.name in PUBLIC() | {"_OfNumPy"}:
