@@ -416,6 +416,7 @@ static bool scale_part_fits(double x, fan_dtype d)
     double back;
     if (x == 0 || !isfinite(x))
         return true;
+    FAN_DEFAULT_FLOAT_MODE; /* another rounds what is too large to the largest number */
     int64_t step = (int64_t)sizeof x;
     fan_convert(rounded, d, 0, (const char *)&x, FAN_DT_FLOAT64, step, 1);
     fan_convert((char *)&back, FAN_DT_FLOAT64, 0, rounded, d, step, 1);

@@ -185,6 +185,17 @@ fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
     return fan_slot_fail_int(f->b, f->slot, key, gathered->unfit, sum, err);
 }
 
+/* A10: a fold at add ends in the dtypes up to its last term. A zero behind it counts from the next term on: among
+ * numbers without a dtype of their own it would narrow the sum. */
+static void fold_leave_zeros(fan_gathered *gathered, size_t m)
+{
+    fan_fold *f = &gathered->fold;
+    bool at_add = m != SIZE_MAX;
+    gathered->seen = f->seen;
+    if (at_add && f->n > 0 && !fan_fold_slot(f)->spec->exact)
+        f->seen = f->terms[f->n - 1].seen;
+}
+
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err)
 {
     memset(gathered, 0, sizeof *gathered);
@@ -199,11 +210,13 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
         gathered->like = gathered->fold.state->like;
     for (size_t i = 0; status == FAN_OK && i < gathered->n; i++)
         status = fold_gather_one(gathered, i, err);
-    if (status != FAN_OK)
+    if (status != FAN_OK) {
         fan_gathered_fini(gathered);
-    else
-        fold_fit_ints(gathered);
-    return status;
+        return status;
+    }
+    fold_fit_ints(gathered);
+    fold_leave_zeros(gathered, m);
+    return FAN_OK;
 }
 
 /* ---- planned, begun, ended ---- */
@@ -644,7 +657,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
     }
     p->value_seen = f->n == 1 ? f->terms[0].seen : f->seen;
-    p->summed_seen = f->seen;
+    p->summed_seen = gathered->seen;
     p->summed_lo = gathered->weak_lo;
     p->summed_hi = gathered->weak_hi;
     if (gathered->like.some)

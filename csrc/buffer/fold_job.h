@@ -69,6 +69,7 @@ typedef struct fan_gathered {
     const fan_value *zero; /* the first symbolic zero */
     size_t zero_entry;     /* .. and which of the entries it is */
     fan_like like;
+    fan_dtype_set seen; /* those of all that was gathered: fold.seen, and zeros behind the last term of a fold at add */
     int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
     /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all do. */
     int64_t unfit;

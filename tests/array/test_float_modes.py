@@ -120,6 +120,11 @@ def ways() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"{d}: exact", partial(fanin.add_n, few, accumulate="exact")
         yield f"{d}: exact, a buffer", partial(summed, few, accumulate="exact", budget=0)
         yield f"{d}: exact, scaled", partial(fanin.add_n, few, accumulate="exact", scale=0.7)
+    for d in (np.dtype("f4"), np.dtype("c8")):
+        tiny = [np.full(3, 1e-30, d)] * 2
+        for factor in (1e39, -1e39):
+            yield f"{d}: scaled by {factor}", partial(fanin.add_n, tiny, scale=factor)
+            yield f"{d}: scaled by {factor}, a term", partial(fanin.add_n, tiny[:1], scale=factor)
     for d in FLOATS[:4]:
         many = terms(d, LARGE * 4 // d.itemsize, 2)
         yield f"{d}: large", partial(fanin.add_n, many)
