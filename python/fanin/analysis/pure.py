@@ -349,6 +349,7 @@ class Pure:
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[object], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""
         made: list[Any] = list(outputs)
+        roots: dict[int, Any] = {}  # what several views are of, and was made for them
         order = sorted(range(len(made)), key=lambda j: self.outcome.places[j].kind == "output")  # bases first
         for j in order:
             p = self.outcome.places[j]
@@ -357,7 +358,7 @@ class Pure:
             elif p.kind == "input":
                 made[j] = arrays[p.base]
             elif p.kind == "view":
-                made[j] = self._view(arrays, j, made[j])
+                made[j] = self._view(arrays, j, made[j], roots)
             elif p.kind in ("output", "shared"):
                 base: Array = made[p.base] if p.kind == "output" else bases[p.base]
                 assert p.geometry is not None
@@ -367,7 +368,7 @@ class Pure:
                 made[j] = made[j].view(p.cls)
         return made
 
-    def _view(self, arrays: Sequence[Array], output: int, value: object) -> object:
+    def _view(self, arrays: Sequence[Array], output: int, value: object, roots: dict[int, Any]) -> object:
         """An output that is a view of an argument, of the caller's own array; `value`: what the run returned."""
         p = self.outcome.places[output]
         assert p.geometry is not None
