@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fanin.analysis import functionalize
+from kit.functionalized import interrupts
 from kit.support import ROOT
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
@@ -490,6 +491,29 @@ def test_functions_run_compiled_in_inference_mode_as_they_do_themselves(grown: b
                     out = call(x, y)
                     found.append([(t.tolist(), t.is_inference(), t.requires_grad) for t in (x, y, out)])
             assert found[0] == found[1]
+
+
+def writes_two(x: Any, y: Any, w: Any) -> Any:
+    x.mul_(w)
+    y.data.add_(1)
+    x.unsqueeze_(0)
+    return x[1:]
+
+
+def written() -> list[Any]:
+    leaf = torch.arange(8.0, requires_grad=True)
+    return [leaf[:5] * 1, torch.ones(2), torch.tensor(2.0, requires_grad=True)]
+
+
+def shown(t: Any) -> Any:
+    return t.tolist(), t.shape, t.stride()
+
+
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.full)])
+def test_an_interrupted_call_leaves_tensors_whole_or_untouched(step: int) -> None:
+    seen = interrupts(writes_two, written, shown, range(1, 10**6, step))
+    assert seen["untouched"] and seen["whole"] and seen["ended"], seen
+    assert torch.is_grad_enabled()
 
 
 # Random programs

@@ -16,10 +16,13 @@ are compared, not values: NaNs, signs of zero and padding count.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -380,19 +383,46 @@ def plain(array: Any) -> Array:
     return result
 
 
-def take_geometry(array: Array, wanted: Geometry) -> None:
-    """Give an array another shape, dtype and strides over the memory that it has. It is made contiguous before: strides
-    of 0, for example, hide memory from assignments.
+Step = Callable[[], object]
+
+
+def run_steps(steps: Iterable[Step]) -> None:
+    """Call functions of C, one after the other, in one call of C. Python runs signal handlers between its own
+    instructions only; so an interrupt comes before the first step or after the last.
     """
-    steps = [array.itemsize * math.prod(max(n, 1) for n in array.shape[d + 1 :]) for d in range(array.ndim)]
-    restride(array, tuple(steps))  # those of C order
+    deque(map(operator.call, steps), maxlen=0)
+
+
+def geometry_steps(array: Array, wanted: Geometry) -> list[Step]:
+    """The steps that give an array another shape, dtype and strides over the memory that it has. It is made contiguous
+    before: strides of 0, for example, hide memory from assignments.
+    """
+    of_c = [array.itemsize * math.prod(max(n, 1) for n in array.shape[d + 1 :]) for d in range(array.ndim)]
+    steps: list[Step] = [
+        functools.partial(restride, array, tuple(of_c)),
+        functools.partial(setattr, array, "shape", (array.size,)),
+    ]
+    if array.dtype != wanted.dtype:
+        steps.append(functools.partial(setattr, array, "dtype", wanted.dtype))
+    return [
+        *steps,
+        functools.partial(setattr, array, "shape", wanted.shape),
+        functools.partial(restride, array, wanted.strides),
+    ]
+
+
+def take_geometry(array: Array, wanted: Geometry) -> None:
+    """Give an array a geometry over the memory that it has."""
+    with quiet_shapes():
+        run_steps(geometry_steps(array, wanted))
+
+
+@contextlib.contextmanager
+def quiet_shapes() -> Iterator[None]:
+    """Without NumPy's warning of an assignment to `.shape`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        array.shape = (array.size,)
-        if array.dtype != wanted.dtype:
-            array.dtype = wanted.dtype  # type: ignore[misc]
-        array.shape = wanted.shape
-    restride(array, wanted.strides)
+        yield
 
 
 # The arrays of one run: what the function changed, and what restores it. `functionalize` passes the caller's own arrays

@@ -16,7 +16,9 @@ each slot.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,12 +38,15 @@ from .arrays import (
     Plan,
     Position,
     RunArrays,
+    Step,
     built,
     can_be_made_writeable,
     each_byte_once,
+    geometry_steps,
     private_copies,
+    quiet_shapes,
     read_only,
-    take_geometry,
+    run_steps,
     view_at,
     words,
     writeable_window,
@@ -299,18 +304,27 @@ class Pure:
         news, outputs, bases = values[:first], values[first:end], values[end + len(self.late) :]
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
-        self._write(arrays, moves)
-        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)), given)
-        for u, writeable in self.outcome.flags:
-            arrays[u].flags.writeable = writeable
-        return result
+        return trees.unflatten(self.outcome.form, iter(self._finish(arrays, moves, outputs, bases)), given)
 
-    def _write(self, arrays: Sequence[Array], moves: Sequence[tuple[Array, Array]]) -> None:
-        """Write new values, all of which were checked, and give arrays the geometry that they have afterwards."""
-        for mine, its in moves:
-            its[...] = mine
+    def _finish(
+        self,
+        arrays: Sequence[Array],
+        moves: Sequence[tuple[Array, Array]],
+        outputs: Sequence[object],
+        bases: Sequence[Array],
+    ) -> list[Any]:
+        """Write new values, all of which were checked, give arrays the geometry and flags that they have afterwards,
+        and return the outputs. An interrupt comes before all writes or after them.
+        """
+        steps: list[Step] = [functools.partial(operator.setitem, its, ..., mine) for mine, its in moves]
         for u, geometry in self.moved.items():
-            take_geometry(arrays[u], geometry)
+            steps += geometry_steps(arrays[u], geometry)
+        for u, writeable in self.outcome.flags:
+            steps.append(functools.partial(setattr, arrays[u].flags, "writeable", writeable))
+        made = self._outputs(arrays, outputs, bases)
+        with quiet_shapes() if self.moved else contextlib.nullcontext():
+            run_steps(steps)
+        return made
 
     def _moves(self, arrays: Sequence[Array], news: Sequence[object]) -> list[tuple[Array, Array]]:
         """(new bits, the caller's bits, which can be written) of everything that was written."""

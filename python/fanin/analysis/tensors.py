@@ -25,7 +25,7 @@ from .._interop.torch import layout_of
 from .._words import type_of
 from . import trees
 from .admitted import Reads, Tie, hides, in_function, storage_of, tie_of, uncompiled, unlisted_writes, version_of
-from .arrays import UNSIGNED, Array, Geometry, Lost, MemoryAt, Plan, RunArrays, check_reach
+from .arrays import UNSIGNED, Array, Geometry, Lost, MemoryAt, Plan, RunArrays, Step, check_reach, run_steps
 from .calls import Behaviour, Call, Place, array_kinds, check_result, may_hold
 from .descriptors import PlainAOTInput, PlainAOTOutput
 from .memory import Snapshot
@@ -1443,27 +1443,34 @@ class TensorPure(Pure):
                     " gives it by torch.enable_grad(); the compiled function returned one without"
                 )
 
-    def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
-        """Check that torch permits every write, then write new values and set the geometry after the call."""
-        quiet = [torch.no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
+    def _finish(  # type: ignore[override]
+        self, arrays: Sequence[Tensor], moves: Sequence[Move], outputs: Sequence[object], bases: Sequence[Array]
+    ) -> list[Any]:
+        """Check that torch permits every write; then write new values and set the geometry after the call, and return
+        the outputs, whose histories the writes make. An interrupt comes before all writes or after them.
+        """
+        enabled = torch.is_grad_enabled()
+        steps: list[Step] = []
         for move in moves:
-            if self._counts(move.numbers):
-                with self._mode(move.numbers):
-                    check_may_write(move.its, move.new.requires_grad, self._called(move.numbers[0]))
-        for u, mode in zip(self.ends, quiet, strict=True):
-            with mode:
-                check_may_write(arrays[u], False, self._called(u))
+            counts, mode = self._counts(move.numbers), self._mode(move.numbers)
+            if counts:
+                check_may_write(move.its, mode, move.new.requires_grad, self._called(move.numbers[0]))
+            its = move.its if counts else move.its.data
+            steps += [functools.partial(set_grad, mode), functools.partial(write, its, move.new)]
+        for u, end in self.ends.items():
+            t, mode = arrays[u], enabled and u not in self.quiet
+            check_may_write(t, mode, False, self._called(u))
+            offset = t.storage_offset() + end.offset - self.given[u].offset
+            steps += [functools.partial(set_grad, mode), functools.partial(move_to, t, end.shape, end.stride, offset)]
         versions = {u: version_of(arrays[u]) for u in self.counted}
-        for move in moves:
-            with self._mode(move.numbers):
-                (move.its if self._counts(move.numbers) else move.its.data).copy_(move.new)
+        try:
+            run_steps(steps)
+        finally:
+            torch.set_grad_enabled(enabled)
         for u, version in versions.items():
             if version is not None and arrays[u]._version == version:  # it shares memory, but no version, with others
                 torch._C._autograd._unsafe_set_version_counter((arrays[u],), (version + 1,))
-        for (u, end), mode in zip(self.ends.items(), quiet, strict=True):
-            t = arrays[u]
-            with mode:
-                t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
+        return self._outputs(arrays, outputs, bases)
 
     def _called(self, u: int) -> str:
         return f"functionalize: {PlainAOTInput(self.first[u]).expr()}"
@@ -1479,12 +1486,14 @@ class TensorPure(Pure):
         """Whether a version counts the writes to these tensors."""
         return not self.counted.isdisjoint(numbers)
 
-    def _mode(self, numbers: Sequence[int]) -> contextlib.AbstractContextManager[object]:
-        """no_grad where the function wrote under it, or in ways hidden from autograd."""
+    def _mode(self, numbers: Sequence[int]) -> bool:
+        """Whether gradients are enabled for the write: not where the function wrote under no_grad, or in ways hidden
+        from autograd.
+        """
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
-        return torch.no_grad() if quiet else self._enabled()
+        return not quiet and (torch.is_grad_enabled() or self.inside == "enable_grad")
 
     def _view(  # type: ignore[override]
         self, arrays: Sequence[Tensor], output: int, value: object, roots: dict[int, Tensor]
@@ -1552,6 +1561,12 @@ def alike(x: Tensor, y: Tensor) -> bool:
         return np.array_equal(numpy_view(x), numpy_view(y))
 
 
+#: The steps of a write: functions of C, so that no Python runs between them.
+set_grad = torch._C._set_grad_enabled
+write = torch._C.TensorBase.copy_
+move_to = torch._C.TensorBase.as_strided_
+
+
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
     """A copy of the same strides, wherever one can have them. An expanded one that requires a gradient has dense
     ones, so that each of its elements gets its own.
@@ -1602,14 +1617,14 @@ def gather(tree: object, leaves: list[object]) -> None:
         leaves.append(tree)
 
 
-def check_may_write(t: Tensor, grows: bool, name: str) -> None:
-    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written. `grows`:
-    the new value has a history.
+def check_may_write(t: Tensor, enabled: bool, grows: bool, name: str) -> None:
+    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written.
+    `enabled`: gradients are, for the write. `grows`: the new value has a history.
     """
     root = t if t._base is None else t._base
     if t.is_inference() and not torch.is_inference_mode_enabled():
         why = "is an inference tensor: write it within torch.inference_mode()"
-    elif not torch.is_grad_enabled() or not (grows or t.requires_grad):
+    elif not enabled or not (grows or t.requires_grad):
         return
     elif root.is_leaf and root.requires_grad:
         why = "is a leaf that requires grad, or a view of one: write it under torch.no_grad()"
