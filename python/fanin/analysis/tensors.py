@@ -1495,9 +1495,7 @@ class TensorPure(Pure):
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
         return not quiet and (torch.is_grad_enabled() or self.inside == "enable_grad")
 
-    def _view(  # type: ignore[override]
-        self, arrays: Sequence[Tensor], output: int, value: object, roots: dict[int, Tensor]
-    ) -> object:
+    def _view(self, arrays: Sequence[Tensor], output: int, value: object, roots: dict[int, Tensor]) -> object:
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
         p, one, tie = self.outcome.places[output], self.shown[output], self.ties[output]
         if one is None or tie is None:
@@ -1528,6 +1526,32 @@ class TensorPure(Pure):
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
         return torch._neg_view(view) if one.neg else view
+
+
+def keeping_modes(call: Callable[[], object]) -> object:
+    """Call a function that enters modes of torch. Where it raises, all are left: an interrupt may come after a mode is
+    entered and before Python knows that it must be left. It comes once, so one of the two handlers runs whole.
+    """
+    torch_c = torch._C
+    enabled = torch.is_grad_enabled()
+    functions, dispatches = torch_c._len_torch_function_stack(), torch_c._len_torch_dispatch_stack()
+
+    def leave() -> None:
+        while torch_c._len_torch_function_stack() > functions:
+            torch_c._pop_torch_function_stack()
+        while torch_c._len_torch_dispatch_stack() > dispatches:
+            torch.utils._python_dispatch._pop_mode()
+        torch.set_grad_enabled(enabled)
+
+    try:
+        try:
+            return call()
+        except BaseException:
+            leave()
+            raise
+    except BaseException:
+        leave()
+        raise
 
 
 class Before(NamedTuple):
@@ -1749,7 +1773,7 @@ def admitted_views(
         problems.append(uncompiled(f"{record.name(u)}: {what}"))
     ties: list[Tie | None] = []
     detached: list[Tensor] = []
-    starts = []
+    starts: list[tuple[Shown, int]] = []
     arrays = list(map(numpy_view, tensors))
     for j, (o, p) in enumerate(zip(outputs, record.outcome.places, strict=True)):
         tie = None

@@ -315,7 +315,7 @@ class Functionalized:
         record = Record(self, call)
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            self._learn_from(record, call, given)
+            record.tensors.keeping_modes(lambda: self._learn_from(record, call, given))
             self._remember(record)
             return self._compiled(record, given)
         caller, containers = record.caller(record.plan, call.arrays), CallerContainers(args, kwargs)
@@ -490,9 +490,12 @@ class Functionalized:
         if record.own:
             every = trees.containers(given.tree)
             own = {k: every[i] for k, i in record.own.items()}
-        pure = record.pure
-        values = record.compiled(*pure.inner(given.leaves, given.arrays))
-        return pure.to_caller(given.arrays, values, own)
+        pure, compiled = record.pure, record.compiled
+
+        def run() -> object:
+            return pure.to_caller(given.arrays, compiled(*pure.inner(given.leaves, given.arrays)), own)
+
+        return run() if record.tensors is None else record.tensors.keeping_modes(run)
 
 
 # Dynamo calls the wrapper without tracing it or its callees: a graph break.
