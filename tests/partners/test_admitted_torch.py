@@ -244,6 +244,59 @@ def plain() -> tuple[Any, list[Any]]:
 MAKERS = {"grown": grown, "part": part, "plain": plain}
 
 
+def leaf() -> tuple[Any, list[Any]]:
+    leaves, args = grown()
+    return leaves, [leaves[0], args[1]]
+
+
+def piece() -> tuple[Any, list[Any]]:
+    """One of several views of a call, which autograd refuses to write."""
+    whole = torch.arange(1.0, 25.0, dtype=torch.float64).view(2, 4, 3).requires_grad_()
+    w = torch.full((4, 3), 2.0, dtype=torch.float64).requires_grad_()
+    return [whole, w], [whole.unbind(0)[1], w]
+
+
+def unseen() -> tuple[Any, list[Any]]:
+    """A view that was made under no_grad."""
+    whole = torch.arange(1.0, 16.0, dtype=torch.float64).view(5, 3).requires_grad_()
+    w = torch.full((4, 3), 2.0, dtype=torch.float64).requires_grad_()
+    return [whole, w], [quiet(lambda: whole[1:]), w]
+
+
+def twins(first: int, detach: Callable[[Any], Any]) -> Callable[[], tuple[Any, list[Any]]]:
+    def make() -> tuple[Any, list[Any]]:
+        leaves, (x, _) = MAKERS["grown" if first < 2 else "plain"]()
+        return leaves, [x, detach(x)] if first % 2 else [detach(x), x]
+
+    return make
+
+
+def overlapping(a: slice, b: slice, grows: bool) -> Callable[[], tuple[Any, list[Any]]]:
+    def make() -> tuple[Any, list[Any]]:
+        flat = torch.arange(1.0, 25.0, dtype=torch.float64).requires_grad_(grows)
+        whole = flat * 1
+        return [flat], [whole[a].view(4, 3), whole[b].view(4, 3)]
+
+    return make
+
+
+#: Arguments in all the ways in which two may lie to each other.
+WAYS = {
+    **MAKERS,
+    "leaf": leaf,
+    "piece": piece,
+    "unseen": unseen,
+    "again": twins(1, lambda x: x),
+    "detached": twins(0, lambda x: x.detach()),
+    "detached, behind": twins(1, lambda x: x.detach()),
+    "detached, plain": twins(2, lambda x: x.detach()),
+    "data, plain": twins(3, lambda x: x.data),
+    "overlap": overlapping(slice(0, 12), slice(3, 15), True),
+    "overlap, plain": overlapping(slice(0, 12), slice(3, 15), False),
+    "siblings": overlapping(slice(0, 12), slice(12, 24), True),
+}
+
+
 def tensors_of(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return tensors_of(list(tree.values()))
@@ -306,7 +359,7 @@ def outcome(call: Callable[..., Any], maker: Callable[[], Any]) -> Any:
     try:
         return shown, counted, of_gradients([*args, *out], leaves), later(out, args)
     except RuntimeError as e:
-        return shown, counted, f"RuntimeError in backward: {str(e)[:60]}"
+        return shown, counted, f"RuntimeError in backward: {str(e)[:92]}"
 
 
 def rows() -> list[str]:
@@ -545,7 +598,7 @@ def at_random(count: int, feature: str | None, seed: int) -> Counter[str]:
     for k in range(count):
         draw = random.Random(f"{seed} {feature} {k}")
         fn = steps_of([draw.getrandbits(30)], [] if feature is None else [feature])
-        maker = MAKERS[draw.choice(list(MAKERS))]
+        maker = WAYS[draw.choice(list(WAYS if feature is None else MAKERS))]
         f = functionalize(fn, compiler=same)
         for _ in range(2):
             try:
@@ -560,6 +613,8 @@ def at_random(count: int, feature: str | None, seed: int) -> Counter[str]:
                 named = re.match(r"(ValueError|RuntimeError): (functionalize|pure): ", ours)
                 assert named, (feature, k, ours)
                 seen["refused"] += 1
+            elif len(theirs) < 4 and len(ours) == 4 and "modified by an" in theirs[2]:
+                seen["right where eager has overwritten what it saved"] += theirs[:2] == ours[:2]
             else:
                 assert ours == theirs, (feature, k, theirs, ours)
                 seen["right"] += 1
@@ -568,7 +623,7 @@ def at_random(count: int, feature: str | None, seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize("feature", [None, *UNLISTED])
 def test_a_random_program_of_the_rows_is_right_and_one_with_more_is_right_or_refused(feature: str | None) -> None:
-    seen = at_random(6, feature, SEED)
+    seen = at_random(6 if feature else 60, feature, SEED)
     print(feature, dict(seen))
     assert seen["right"] + seen["refused"] > 0, seen
 
@@ -576,6 +631,6 @@ def test_a_random_program_of_the_rows_is_right_and_one_with_more_is_right_or_ref
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", [None, *UNLISTED])
 def test_the_same_holds_of_many_more_programs(feature: str | None) -> None:
-    seen = at_random(400, feature, SEED + 1)
+    seen = at_random(400 if feature else 2000, feature, SEED + 1)
     print(feature, dict(seen))
     assert seen["right"] if feature is None else seen["refused"], seen

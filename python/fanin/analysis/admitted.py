@@ -114,8 +114,12 @@ def tie_of(o: Tensor, tensors: Sequence[Tensor], near: Iterable[int], detached: 
     own = [u for u in same if base is not None and base is root_of(tensors[u])]
     if own:
         root = root_of(tensors[own[0]])
-        if node is not None and (found := unlisted(node, root)) is not None:
-            return f"is a view of an argument, {found}"
+        if node is not None:
+            leaves = [u for u in own if tensors[u].is_leaf and tensors[u].requires_grad]
+            found = unlisted(node, root, [tensors[u] for u in leaves])
+            if isinstance(found, str):
+                return f"is a view of an argument, {found}"
+            own = own if found is None else [u for u in leaves if tensors[u] is found]
         if node is None and root.requires_grad and creation == torch._C._autograd.CreationMeta.DEFAULT:
             return "is a view of an argument without its history"
         return Tie(own[0], node is not None, None, False, True, creation)
@@ -131,13 +135,17 @@ def tie_of(o: Tensor, tensors: Sequence[Tensor], near: Iterable[int], detached: 
     return Tie((counted or same)[0], False, number, whole is o, bool(counted), creation)
 
 
-def unlisted(node: Any, root: Tensor) -> str | None:
-    """The first node on the way from a view to its root that is none of the list, in words."""
+def unlisted(node: Any, root: Tensor, leaves: Sequence[Tensor]) -> Tensor | str | None:
+    """None where all nodes on the way from a view to the history of its root are of the list; the leaf among `leaves`
+    where the way ends in that, which may be a view of a root without a history; else in words what is not.
+    """
     end, number, at = root.grad_fn, root.output_nr, None
     while not (node is end and at == number):
-        if end is None and hasattr(node, "variable") and node.variable is root:
-            return None
         name = node.name()
+        if name == "torch::autograd::AccumulateGrad" and (
+            node.variable is root or any(node.variable is t for t in leaves)
+        ):
+            return None if node.variable is root else node.variable
         plain = re.fullmatch(r"(\w+)Backward\d+", name)
         if plain is None or plain[1] not in VIEWS or len(node.next_functions) != 1:
             return f"by {name}, which is none of torch's view functions"

@@ -1511,7 +1511,10 @@ class TensorPure(Pure):
                 roots[tie.base] = whole = self._at(root, tie.source, offset, shown).detach()
             view = whole if tie.is_base else self._at(source, tie.source, p.offset, one, whole)
         if tie.creation is not None and view._is_view():
-            torch._C._autograd._set_creation_meta(view, tie.creation)
+            autograd, creation = torch._C._autograd, tie.creation
+            if tie.base is None and creation == autograd.CreationMeta.DEFAULT and source._base is not None:
+                creation = autograd._get_creation_meta(source)  # a view has that of the view that it is of
+            autograd._set_creation_meta(view, creation)
         return view
 
     def _at(self, source: Tensor, number: int, offset: int, one: Shown, of: Tensor | None = None) -> Tensor:
