@@ -1231,7 +1231,7 @@ class TensorPure(Pure):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if eager:
             self._hold_run(inner, tensors, before, result, outputs)
-            self._hold_list(tensors, before, reads, enabled, outputs)
+            self._hold_list(inner, tensors, before, reads, enabled, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -1278,6 +1278,7 @@ class TensorPure(Pure):
 
     def _hold_list(
         self,
+        inner: Sequence[Tensor],
         tensors: Sequence[Tensor],
         before: Sequence[Before],
         reads: Reads,
@@ -1299,9 +1300,13 @@ class TensorPure(Pure):
             name = PlainAOTInput(self.first[u]).expr()
             if (what := reads.hooks.get(storage_of(t))) is not None:
                 raise uncompiled(f"{name}: {what}")
-            quietly = u in self.touched and not self._counts(plan.groups[plan.where[u].group].numbers)
-            if quietly and version_of(t) != then.version:
-                raise uncompiled(f"{name} is written so that a version counts it, and was not by the recorded call")
+            if u in self.touched and storage_of(t) == then.storage:
+                counts = self._counts(plan.groups[plan.where[u].group].numbers)
+                position, offset = self.places[u]
+                whole, counted = t if offset is None else t._base, version_of(t) != then.version
+                if counts != counted and not alike(inner[position], whole):
+                    how = "without a version" if counts else "so that a version counts it"
+                    raise uncompiled(f"{name} is written {how}, and was not by the recorded call")
             in_place = u in self.touched and u not in self.moved
             if in_place and u in self.quiet and history_of(t) != then.history:
                 raise uncompiled(f"{name} gets a history by this call, and did not by the recorded one")
