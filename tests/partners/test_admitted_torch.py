@@ -474,6 +474,23 @@ def test_a_write_that_is_counted_at_one_call_alone_is_an_error(turn: int) -> Non
     assert x.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda x: x.is_leaf, "is_leaf is read"),
+        (lambda x: x.grad is None, r"\.grad is read"),
+        (lambda x: x[1:].storage_offset(), "its place in its storage is read"),
+        (lambda x: x.untyped_storage().nbytes(), "its place in its storage is read"),
+    ],
+)
+def test_what_a_copy_answers_otherwise_is_refused_at_a_later_call_that_reads_it_first(read: Any, words: str) -> None:
+    f = functionalize(lambda x, on: x * (2 if on < 0 else float(read(x))), compiler=same)
+    x = torch.ones(4)[1:].requires_grad_()
+    f(x, -1.0)
+    with pytest.raises(ValueError, match=rf"args\[0\]: {words}"):
+        f(x, 1.0)
+
+
 def test_a_tensor_written_beside_its_detached_twin_with_a_history_is_refused() -> None:
     w = torch.tensor(2.0, requires_grad=True)
     for fn in (lambda x, y: x.mul_(w), lambda x, y: x.__setitem__(0, w), lambda x, y: x[1:].mul_(w)):

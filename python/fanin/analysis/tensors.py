@@ -1117,6 +1117,8 @@ class OutputViews:
     """How each output is a view of an argument, if it is one."""
     detached: Sequence[tuple[Shown, int]]
     """The detached tensors that outputs are views of, and where they begin in their group."""
+    leaves: frozenset[int]
+    """Those that are leaves with a gradient, which copies are not."""
     inside: str
     """The mode in which copies are made: "" for that of the call."""
 
@@ -1136,7 +1138,7 @@ class TensorPure(Pure):
         super().__init__(*known)
         self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
         self.counted, self.ties = views.counted, views.ties
-        self.detached, self.inside = views.detached, views.inside
+        self.detached, self.inside, self.leaves = views.detached, views.inside, views.leaves
         plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
@@ -1300,9 +1302,14 @@ class TensorPure(Pure):
             name = PlainAOTInput(self.first[u]).expr()
             if (what := reads.hooks.get(storage_of(t))) is not None:
                 raise uncompiled(f"{name}: {what}")
+            if u in self.leaves and id(t) in reads.found:
+                raise uncompiled(f"{name}: {reads.found[id(t)]}")
+            position, offset = self.places[u]
+            whole_storage = reads.storages.get(storage_of(t))
+            if whole_storage is not None and (offset is not None or is_part(inner[position], whole_storage)):
+                raise uncompiled(f"{name}: its place in its storage is read")
             if u in self.touched and storage_of(t) == then.storage:
                 counts = self._counts(plan.groups[plan.where[u].group].numbers)
-                position, offset = self.places[u]
                 whole, counted = t if offset is None else t._base, version_of(t) != then.version
                 if counts != counted and not alike(inner[position], whole):
                     how = "without a version" if counts else "so that a version counts it"
@@ -1807,6 +1814,7 @@ def admitted_views(
         counted=frozenset(u for u in touched if version_of(tensors[u]) != before[u][1][0]),
         ties=ties,
         detached=starts,
+        leaves=frozenset(u for u, t in enumerate(run.call.arrays) if t.is_leaf and t.requires_grad),
         inside="inference" if inference else "enable_grad" if grew else "",
     )
     return views, problems
