@@ -177,10 +177,14 @@ MUTANTS = [
     fault("pure", "behaviour_of(outcome, run.changed,", "behaviour_of(outcome, set(),"),
     fault("pure", "        self._compare(was, now)\n", "        pass\n"),
     fault("pure", "        if len(values) != count:", "        if False:"),
-    fault("pure", "            take_geometry(arrays[u], geometry)", "            pass"),
+    fault("pure", "            steps += geometry_steps(arrays[u], geometry)", "            pass"),
     fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
     fault("pure", "                made[j] = arrays[p.base]", "                pass"),
-    fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
+    fault(
+        "pure",
+        "            steps.append(functools.partial(setattr, arrays[u].flags, ",
+        "            (lambda x: x)((u, ",
+    ),
     fault("pure", "arrays, recorded=True))", "arrays))"),
     fault("pure", "                if not can_be_made_writeable(arrays[u]):", "                if False:"),
     fault(

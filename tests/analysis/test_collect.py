@@ -663,3 +663,22 @@ def test_the_copy_of_overlapping_elements_has_each_of_their_bytes() -> None:
     for shape, strides in [((3, 4, 2), (4, 2, 1)), ((5, 3), (1, 1)), ((3, 4), (6, 2)), ((2, 3, 4), (0, 3, 1))]:
         crowded = as_strided(memory, shape, strides)
         assert np.unique(arrays.each_byte_once(crowded)).tolist() == np.unique(crowded).tolist()
+
+
+def exact(x: Any) -> Any:
+    """A function as those of HIPS autograd are: it takes exactly an ndarray."""
+    if type(x) is not np.ndarray:
+        raise TypeError(f"Can't differentiate w.r.t. type {type(x)}")
+    x[1:] -= 1
+    return x[:2], x * 2
+
+
+def test_a_function_that_takes_no_subclass_runs_on_plain_copies() -> None:
+    x = np.ones(3)
+    with pytest.raises(TypeError, match="Tracked") as raised:
+        collect_metadata(exact, [x])
+    assert "watch=False" in raised.value.__notes__[0]
+    meta = collect_metadata(exact, [x], watch=False)
+    assert meta.input_info[0].mutates_data
+    assert [o.output_type for o in meta.output_info] == [T.alias_of_input, T.non_alias] and x.tolist() == [1, 1, 1]
+    assert not collect_metadata(lambda x: x.fill(1), [x], watch=False).input_info[0].mutates_data, "no byte changed"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from fanin.analysis import (
     BehaviourChangedError,
@@ -275,3 +276,55 @@ def test_a_dense_array_stands_for_a_broadcast_one_where_its_values_do() -> None:
             assert np.array_equal(got, fn(broadcast))
         with pytest.raises(ValueError, match=r"pure: args\[0\]: expected an array whose elements are equal where they"):
             f.pure(np.arange(12.0).reshape(3, 4))
+
+
+def resized_strides(x: Any) -> Any:
+    x.strides = (16,)
+    total = x.sum()
+    x.strides = (8,)
+    return total
+
+
+BEYOND: dict[str, Callable[[Any], Any]] = {
+    "strides": resized_strides,
+    "strides that stay": lambda x: (setattr(x, "strides", (16,)), x.sum())[1],
+    "as_strided": lambda x: as_strided(x, (3,), (16,)).sum(),
+    "as_strided backwards": lambda x: as_strided(x, (2,), (-8,)).sum(),
+    "base": lambda x: x.base.sum(),
+    "base after a write": lambda x: (x.__iadd__(1), x.base * 1)[1],
+    "row of the base": lambda x: x.base[-1] * 2,
+    "memory around": lambda x: np.frombuffer(x.base, x.dtype)[:4].sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", BEYOND)
+def test_what_a_function_reads_beyond_an_argument_is_what_is_there(how: str) -> None:
+    fn = BEYOND[how]
+    f = functionalize(fn, compiler=lambda pure: pure)
+    for turn in range(3):
+        one, two = (np.arange(6.0) + turn for _ in range(2))
+        assert np.array_equal(fn(one[1:4]), f(two[1:4])) and np.array_equal(one, two)
+
+
+def test_two_arguments_of_one_array_see_each_other_by_it() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        y += 1
+        return x.base * 1
+
+    f = functionalize(fn, compiler=lambda pure: pure)
+    for _ in range(2):
+        one, two = np.arange(6.0), np.arange(6.0)
+        assert np.array_equal(fn(one[:2], one[3:]), f(two[:2], two[3:])) and np.array_equal(one, two)
+
+
+def test_the_surroundings_of_a_small_part_of_a_large_array_are_not_copied() -> None:
+    from fanin.analysis import arrays
+
+    whole = np.zeros(1 << 19)
+    group = arrays.group_of([(0, whole[3:9])])
+    plan = arrays.Plan((group,), (arrays.Position(0, 0),))
+    assert arrays.Surroundings(plan, [whole[3:9]]).memory(group) is None
+    near = whole[: 1 << 17].copy()
+    group = arrays.group_of([(0, near[3:9])])
+    assert arrays.Surroundings(arrays.Plan((group,), plan.where), [near[3:9]]).memory(group) is not None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 #: Asked for its names, so that planted faults are met.
@@ -39,3 +42,56 @@ def checks_of(names: dict[str, Any]) -> list[Callable[[], None]]:
 
 def rule_of(check: Callable[[], None]) -> str:
     return check.__name__.removeprefix("check_")
+
+
+#: The folder of the package.
+PACKAGE = str(F.__file__).rpartition("wrapper")[0]
+
+
+def interrupted(call: Callable[[], Any], at: int) -> bool:
+    """Whether a call was interrupted at the instruction `at` of those that it runs in the package: Python runs signal
+    handlers between instructions. False where it ran fewer.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        if count == at:
+            count += 1
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def interrupts(
+    fn: Callable[..., Any], make: Callable[[], list[Any]], facts: Callable[[Any], Any], points: Sequence[int]
+) -> Counter[str]:
+    """What the arguments of a compiled call are after an interrupt at each of some points."""
+    f = F.functionalize(fn, compiler=itself)
+    for _ in range(2):
+        f(*make())
+    before, args = list(map(facts, make())), make()
+    fn(*args)
+    after, seen = list(map(facts, args)), Counter[str]()
+    for at in points:
+        args = make()
+        if not interrupted(lambda args=args: f(*args), at):  # type: ignore[misc]
+            seen["ended"] += 1
+            break
+        now = list(map(facts, args))
+        assert now in (before, after), (at, before, now, after)
+        seen["untouched" if now == before else "whole"] += 1
+    return seen

@@ -245,7 +245,7 @@ def test_a_pure_function_of_dense_copies_does_what_the_function_does(count: int)
     [
         ("fanin.analysis.pure", "crowded", lambda array, geometry, name: array),
         ("fanin.analysis.pure", "new_base", lambda group, base, run: np.array(base)),
-        ("fanin.analysis.pure", "take_geometry", lambda array, geometry: True),
+        ("fanin.analysis.pure", "geometry_steps", lambda array, geometry: []),
     ],
 )
 def test_the_law_of_copies_finds_a_fault(where: str, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:

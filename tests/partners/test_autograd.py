@@ -56,3 +56,15 @@ def test_sparse_objects_of_autograd() -> None:
     sparse = untake(np.array([1.0]), np.array([2]), None if False else autograd.core.vspace(x))
     result = through(np.ones(4), sparse, slot=Slot(combine=lambda a, b: autograd.core.add_outgrads((a, False), b)[0]))
     assert result.tolist() == [1, 1, 2, 1]
+
+
+def test_metadata_of_a_step_with_autograd_inside_is_that_of_its_memory() -> None:
+    from fanin.analysis import collect_metadata
+
+    def step(w: Any) -> Any:
+        w -= 0.1 * autograd.grad(lambda w: (w * w).sum())(w)
+        return w[1:]
+
+    w = np.ones(3)
+    meta = collect_metadata(step, [w], watch=False)
+    assert meta.input_info[0].mutates_data and meta.output_info[0].base_idx == 0 and w.tolist() == [1, 1, 1]

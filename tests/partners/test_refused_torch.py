@@ -31,6 +31,18 @@ class Mine(torch.Tensor):  # type: ignore[misc,name-defined]
     """A subclass."""
 
 
+class AsItIs(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    """Gives its input as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return -g
+
+
 def inferred() -> Any:
     """A tensor of inference mode."""
     with torch.inference_mode():
@@ -247,6 +259,16 @@ REFUSED: dict[str, tuple[type[BaseException], list[Callable[[], Any]]]] = {
         [
             *compiled(lambda x: x * 2, torch.ones(2, dtype=torch.complex64).conj()),
             *compiled(lambda x: x * 2, negative()),
+        ],
+    ),
+    "a view by a `torch": (
+        ValueError,
+        [
+            *compiled(AsItIs.apply, torch.ones(2, requires_grad=True)),
+            *compiled(lambda x: x.detach().numpy(), torch.ones(2)),
+            *compiled(lambda x: x.untyped_storage(), torch.ones(2)),
+            *compiled(lambda x: x.grad_fn, torch.ones(2, requires_grad=True)),
+            lambda: functionalize(lambda x: AsItIs.apply(x), [torch.ones(2, requires_grad=True)]).pure,
         ],
     ),
     "attributes, `.grad`": (

@@ -16,10 +16,13 @@ are compared, not values: NaNs, signs of zero and padding count.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -334,6 +337,7 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
     `recorded`: the arrays may be anywhere; alignment, ownership and what can be written are those of the planned call.
     """
     private = list(arrays)
+    around = Surroundings(plan, arrays) if recorded and kind is np.ndarray else None
     for group in plan.groups:
         flags, members = group.flags, group.members
         if not recorded:
@@ -346,6 +350,8 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
             g = members[flags.owner].geometry
             root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
             memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
+        elif around is not None and not flags.frozen and (found := around.memory(group)) is not None:
+            root = memory = found
         else:
             size = max(group.size, 1)
             root = np.empty(size + LINE, "u1")
@@ -368,6 +374,49 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
     return private
 
 
+#: The array around arguments is copied where it has at most so many bytes, or four times those of the arguments.
+NEAR = 1 << 20
+
+
+class Surroundings:
+    """Copies of the arrays that arguments are views of: a function may read there (`x.base`, `as_strided`)."""
+
+    def __init__(self, plan: Plan, arrays: Sequence[Array]) -> None:
+        self.arrays = arrays
+        self.roots = [owner_of_view(a) for a in arrays]
+        self.sizes: Counter[int] = Counter()  # bytes of the arguments on each root, by identity
+        for group in plan.groups:
+            self.sizes[id(self.roots[group.numbers[0]])] += group.size
+        self.copies: dict[int, Array] = {}
+
+    def memory(self, group: Group) -> Array | None:
+        """Bytes for a group within the copy of its root; None where it is all of that, or the root is far larger."""
+        root, member = self.roots[group.numbers[0]], group.members[0]
+        if any(self.roots[u] is not root for u in group.numbers) or group.size == root.nbytes:
+            return None
+        start = address(self.arrays[member.number]) - member.offset - address(root)
+        geometry, copied = Geometry.of(root), root.nbytes <= max(NEAR, 4 * self.sizes[id(root)])
+        if not copied or start < 0 or start + group.size > root.nbytes or not group.size:
+            return None
+        if root.dtype.hasobject or not geometry.gapless or not reproducible(geometry):
+            return None
+        if id(root) not in self.copies:
+            copy: Array = np.ndarray.__new__(np.ndarray, geometry.shape, geometry.dtype, strides=geometry.strides)
+            flat_bytes(copy)[...] = flat_bytes(plain(root))
+            self.copies[id(root)] = copy
+        return flat_bytes(self.copies[id(root)])[start : start + group.size]
+
+
+def owner_of_view(array: Array) -> Array:
+    """The array that a view is of, also through a view that `view_at` made."""
+    found, link = array, array.base
+    while isinstance(link, (np.ndarray, MemoryAt)):
+        if isinstance(link, np.ndarray):
+            found = link
+        link = link.base if isinstance(link, np.ndarray) else link.owner
+    return found
+
+
 def read_only(name: str) -> ValueError:
     return ValueError(
         f"{name} was written, but its memory is read-only: expected a function that does not, or pass a copy"
@@ -380,19 +429,46 @@ def plain(array: Any) -> Array:
     return result
 
 
-def take_geometry(array: Array, wanted: Geometry) -> None:
-    """Give an array another shape, dtype and strides over the memory that it has. It is made contiguous before: strides
-    of 0, for example, hide memory from assignments.
+Step = Callable[[], object]
+
+
+def run_steps(steps: Iterable[Step]) -> None:
+    """Call functions of C, one after the other, in one call of C. Python runs signal handlers between its own
+    instructions only; so an interrupt comes before the first step or after the last.
     """
-    steps = [array.itemsize * math.prod(max(n, 1) for n in array.shape[d + 1 :]) for d in range(array.ndim)]
-    restride(array, tuple(steps))  # those of C order
+    deque(map(operator.call, steps), maxlen=0)
+
+
+def geometry_steps(array: Array, wanted: Geometry) -> list[Step]:
+    """The steps that give an array another shape, dtype and strides over the memory that it has. It is made contiguous
+    before: strides of 0, for example, hide memory from assignments.
+    """
+    of_c = [array.itemsize * math.prod(max(n, 1) for n in array.shape[d + 1 :]) for d in range(array.ndim)]
+    steps: list[Step] = [
+        functools.partial(restride, array, tuple(of_c)),
+        functools.partial(setattr, array, "shape", (array.size,)),
+    ]
+    if array.dtype != wanted.dtype:
+        steps.append(functools.partial(setattr, array, "dtype", wanted.dtype))
+    return [
+        *steps,
+        functools.partial(setattr, array, "shape", wanted.shape),
+        functools.partial(restride, array, wanted.strides),
+    ]
+
+
+def take_geometry(array: Array, wanted: Geometry) -> None:
+    """Give an array a geometry over the memory that it has."""
+    with quiet_shapes():
+        run_steps(geometry_steps(array, wanted))
+
+
+@contextlib.contextmanager
+def quiet_shapes() -> Iterator[None]:
+    """Without NumPy's warning of an assignment to `.shape`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        array.shape = (array.size,)
-        if array.dtype != wanted.dtype:
-            array.dtype = wanted.dtype  # type: ignore[misc]
-        array.shape = wanted.shape
-    restride(array, wanted.strides)
+        yield
 
 
 # The arrays of one run: what the function changed, and what restores it. `functionalize` passes the caller's own arrays

@@ -301,6 +301,7 @@ def collect_metadata(
     grad_enabled: Callable[[], bool] | None = None,
     static_input_indices: Sequence[int] = (),
     args_descs: Sequence[AOTInput] | None = None,
+    watch: bool = True,
 ) -> ViewAndMutationMeta:
     """Run a function once, on private copies of its arguments, and return what it did to each input and what each
     output is.
@@ -317,7 +318,8 @@ def collect_metadata(
     `keep_input_mutations`, `requires_grad` (for each leaf; not for tensors, which have it) and `grad_enabled` (called
     at each tracked write) fill the columns about autograd; NumPy has none of its own. `static_input_indices`: leaves
     that stay where they are from call to call, for the record. `args_descs`: what each leaf is (default: PlainAOTInput
-    by position); tangents and messages name it so.
+    by position); tangents and messages name it so. `watch`: False runs the function on plain ndarrays, for one that
+    takes no subclass (HIPS autograd inside); writes that change no byte are not seen then.
 
     TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype,
     subclasses); named by descriptor.
@@ -367,7 +369,7 @@ def collect_metadata(
     else:
         check_arrays(call, RunArrays.check, "collect_metadata")
         layout = plan(call.arrays, components_of(Layout(call.arrays)))
-        observed = observe_arrays(fn, call, (args, kwargs), layout, grad_enabled, requires_grad)
+        observed = observe_arrays(fn, call, (args, kwargs), layout, grad_enabled, requires_grad, watch)
     return metadata(observed, call, keep_input_mutations, static)
 
 
@@ -424,18 +426,29 @@ def observe_arrays(
     layout: Plan,
     grad_enabled: Callable[[], bool] | None = None,
     requires_grad: Sequence[bool] | None = None,
+    watch: bool = True,
 ) -> ObservedArrays:
-    """One run on tracked copies. TypeError for a result that hides memory of an input."""
-    log = Log(grad_enabled)
-    run = RunArrays(layout, private_copies(layout, call.arrays, Tracked))
-    for number, array in enumerate(run.arrays):
-        array.fanin_log, array.fanin_origin = log, number
-    log.run = run
+    """One run on copies, tracked ones with `watch`. TypeError for a result that hides memory of an input."""
+    log = Log(grad_enabled) if watch else None
+    run = RunArrays(layout, private_copies(layout, call.arrays, Tracked if watch else np.ndarray))
+    if log is not None:
+        for number, array in enumerate(run.arrays):
+            array.fanin_log, array.fanin_origin = log, number
+        log.run = run
     leaves = [leaf if u is None else run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True)]
     args, kwargs = tree = call.copied(given, leaves)
     containers = CallerContainers(tree)
-    value = fn(*args, **kwargs)
-    log.run = None
+    try:
+        value = fn(*args, **kwargs)
+    except TypeError as e:
+        if watch and Tracked.__name__ in str(e):
+            e.add_note(
+                "fanin: the function ran on copies of a subclass of ndarray, which it refuses: expected"
+                " collect_metadata(.., watch=False), or functionalize without example_args"
+            )
+        raise
+    if log is not None:
+        log.run = None
     observed = ObservedArrays(call, run, value, log, requires_grad=requires_grad)
     observed.tree, observed.containers = tree, containers
     check_hidden(run, observed.outputs, "collect_metadata")

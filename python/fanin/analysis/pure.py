@@ -16,7 +16,9 @@ each slot.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,12 +38,15 @@ from .arrays import (
     Plan,
     Position,
     RunArrays,
+    Step,
     built,
     can_be_made_writeable,
     each_byte_once,
+    geometry_steps,
     private_copies,
+    quiet_shapes,
     read_only,
-    take_geometry,
+    run_steps,
     view_at,
     words,
     writeable_window,
@@ -299,18 +304,27 @@ class Pure:
         news, outputs, bases = values[:first], values[first:end], values[end + len(self.late) :]
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
-        self._write(arrays, moves)
-        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)), given)
-        for u, writeable in self.outcome.flags:
-            arrays[u].flags.writeable = writeable
-        return result
+        return trees.unflatten(self.outcome.form, iter(self._finish(arrays, moves, outputs, bases)), given)
 
-    def _write(self, arrays: Sequence[Array], moves: Sequence[tuple[Array, Array]]) -> None:
-        """Write new values, all of which were checked, and give arrays the geometry that they have afterwards."""
-        for mine, its in moves:
-            its[...] = mine
+    def _finish(
+        self,
+        arrays: Sequence[Array],
+        moves: Sequence[tuple[Array, Array]],
+        outputs: Sequence[object],
+        bases: Sequence[Array],
+    ) -> list[Any]:
+        """Write new values, all of which were checked, give arrays the geometry and flags that they have afterwards,
+        and return the outputs. An interrupt comes before all writes or after them.
+        """
+        steps: list[Step] = [functools.partial(operator.setitem, its, ..., mine) for mine, its in moves]
         for u, geometry in self.moved.items():
-            take_geometry(arrays[u], geometry)
+            steps += geometry_steps(arrays[u], geometry)
+        for u, writeable in self.outcome.flags:
+            steps.append(functools.partial(setattr, arrays[u].flags, "writeable", writeable))
+        made = self._outputs(arrays, outputs, bases)
+        with quiet_shapes() if self.moved else contextlib.nullcontext():
+            run_steps(steps)
+        return made
 
     def _moves(self, arrays: Sequence[Array], news: Sequence[object]) -> list[tuple[Array, Array]]:
         """(new bits, the caller's bits, which can be written) of everything that was written."""
@@ -349,6 +363,7 @@ class Pure:
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[object], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""
         made: list[Any] = list(outputs)
+        roots: dict[int, Any] = {}  # what several views are of, and was made for them
         order = sorted(range(len(made)), key=lambda j: self.outcome.places[j].kind == "output")  # bases first
         for j in order:
             p = self.outcome.places[j]
@@ -357,7 +372,7 @@ class Pure:
             elif p.kind == "input":
                 made[j] = arrays[p.base]
             elif p.kind == "view":
-                made[j] = self._view(arrays, j, made[j])
+                made[j] = self._view(arrays, j, made[j], roots)
             elif p.kind in ("output", "shared"):
                 base: Array = made[p.base] if p.kind == "output" else bases[p.base]
                 assert p.geometry is not None
@@ -367,7 +382,7 @@ class Pure:
                 made[j] = made[j].view(p.cls)
         return made
 
-    def _view(self, arrays: Sequence[Array], output: int, value: object) -> object:
+    def _view(self, arrays: Sequence[Array], output: int, value: object, roots: dict[int, Any]) -> object:
         """An output that is a view of an argument, of the caller's own array; `value`: what the run returned."""
         p = self.outcome.places[output]
         assert p.geometry is not None

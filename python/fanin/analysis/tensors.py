@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from .. import _core
 from .._interop.torch import layout_of
 from .._words import type_of
 from . import trees
-from .arrays import UNSIGNED, Array, Geometry, Lost, MemoryAt, Plan, RunArrays, check_reach
+from .admitted import Reads, Tie, hides, in_function, storage_of, tie_of, uncompiled, unlisted_writes, version_of
+from .arrays import UNSIGNED, Array, Geometry, Lost, MemoryAt, Plan, RunArrays, Step, check_reach, run_steps
 from .calls import Behaviour, Call, Place, array_kinds, check_result, may_hold
 from .descriptors import PlainAOTInput, PlainAOTOutput
 from .memory import Snapshot
@@ -668,6 +669,9 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
         self.made: set[int] = set()  # storages that an operation gave
+        self.spans = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in (x.untyped_storage() for x in self.tensors)]
+        self.in_functions: set[int] = set()  # storages of arguments that a torch.autograd.Function wrote
+        self.grew = False  # an operation ran with gradients enabled
         #: tensors that were there before, are no arguments, and are written, by identity; the bytes of their storages
         self.others: dict[int, SavedTensor] = {}
         self.bytes: dict[int, tuple[Any, Any]] = {}
@@ -724,10 +728,16 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
             if storage.nbytes() == before.nbytes():
                 storage.copy_(before)
 
+    def _is_mine(self, storage: Any) -> bool:
+        """Whether a storage lies in the memory of an argument's."""
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        return any(low < end and start < high for low, high in self.spans)
+
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         effects, kwargs = effects_of(func), kwargs or {}
+        self.grew = self.grew or torch.is_grad_enabled()
 
         def given(place: int, name: str) -> Any:
             return args[place] if place < len(args) else kwargs.get(name)
@@ -740,7 +750,7 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
                     self.grads.setdefault(id(t), (t, t.grad))
             for t in in_memories([given(place, name) for place, name in written]):
                 storage = t.untyped_storage()
-                if storage._cdata in self.storages | self.made:
+                if storage._cdata in self.storages | self.made or self._is_mine(storage):
                     continue
                 if storage._cdata not in self.bytes:
                     self.bytes[storage._cdata] = storage, storage.clone()
@@ -762,6 +772,8 @@ class ObservedTensors(torch.utils._python_dispatch.TorchDispatchMode):  # type: 
                 elif not effects.moves and in_memory(t) and t.untyped_storage()._cdata in self.storages:
                     unseen = not torch.is_grad_enabled() or torch.is_inference_mode_enabled()
                     self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
+                    if unseen and self.undo_others and in_function():
+                        self.in_functions.add(storage_of(t))
         if effects.makes_views and len(viewed) == 1:
             origin = self.origin(viewed[0])
             made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
@@ -1099,43 +1111,16 @@ class OutputViews:
     outputs: Sequence[Shown | None]
     quiet: frozenset[int]
     """Those whose histories a write left as they were."""
-
-
-class Reads(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """What a function reads of tensors that a copy of an argument answers otherwise: whether it is a leaf, its
-    gradient, and where it lies in its storage.
-    """
-
-    named: ClassVar = {
-        torch.Tensor.is_leaf.__get__: "is_leaf is read",
-        torch.Tensor.grad.__get__: ".grad is read",
-        torch.Tensor.grad.__set__: ".grad is set",
-        torch.Tensor.grad.__delete__: ".grad is set",
-    }
-    #: and whether it depends on all of the storage
-    places: ClassVar = {
-        torch.Tensor.storage_offset: False,
-        torch.Tensor.untyped_storage: True,
-        torch.Tensor.storage: True,
-    }
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: copies of which the function reads such a thing, by identity, and what
-        self.found: dict[int, str] = {}
-        #: storages in which it reads a place: whether it reads of all of it, too
-        self.storages: dict[int, bool] = {}
-
-    def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        if func in self.named:
-            self.found.setdefault(id(args[0]), self.named[func])
-        elif func in self.places and layout_of(args[0]) == "strided":
-            with torch._C.DisableTorchFunctionSubclass():
-                storage = args[0].untyped_storage()._cdata
-                self.storages[storage] = self.places[func] or self.storages.get(storage, False)
-        return func(*args, **(kwargs or {}))
+    counted: frozenset[int]
+    """Those whose versions a write changed."""
+    ties: Sequence[Tie | None]
+    """How each output is a view of an argument, if it is one."""
+    detached: Sequence[tuple[Shown, int]]
+    """The detached tensors that outputs are views of, and where they begin in their group."""
+    leaves: frozenset[int]
+    """Those that are leaves with a gradient, which copies are not."""
+    inside: str
+    """The mode in which copies are made: "" for that of the call."""
 
 
 class Move(NamedTuple):
@@ -1152,6 +1137,8 @@ class TensorPure(Pure):
     def __init__(self, views: OutputViews, *known: Any) -> None:
         super().__init__(*known)
         self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
+        self.counted, self.ties = views.counted, views.ties
+        self.detached, self.inside, self.leaves = views.detached, views.inside, views.leaves
         plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
@@ -1220,27 +1207,33 @@ class TensorPure(Pure):
                 check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {names[position]}")
         for k, (shape, dtype) in enumerate(wanted):
             check_shape(inner[k], shape, dtype, f"pure: {names[k]}")
-        bases = [inner[k].clone() for k in range(len(self.bases))]
-        tensors = []
-        for u, (position, offset) in enumerate(self.places):
-            one = self.given[u]
-            if offset is not None:
-                tensors.append(bases[position].as_strided(one.shape, one.stride, offset))
-            else:
-                tensors.append(copied(inner[position], one, self.roomy[u]))
+        with mode_of(self.inside):
+            bases = [inner[k].clone() for k in range(len(self.bases))]
+            tensors = []
+            for u, (position, offset) in enumerate(self.places):
+                one = self.given[u]
+                if offset is not None:
+                    tensors.append(bases[position].as_strided(one.shape, one.stride, offset))
+                else:
+                    tensors.append(copied(inner[position], one, self.roomy[u]))
         leaves = [inner[self.positions[i]] if u is None else tensors[u] for i, u in enumerate(self.index)]
         it = iter(leaves)
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[Any] = []
         eager = not torch.compiler.is_compiling()  # a tracer has neither versions nor storages
-        before = [(t._version, t.shape, t.stride()) for t in tensors] if eager else []
-        result = self.fn(*given, **{k: named[k] for k in self.order})
+        if eager:
+            before, reads, enabled = [Before.of(t) for t in tensors], Reads(), torch.is_grad_enabled()
+            with reads:
+                result = self.fn(*given, **{k: named[k] for k in self.order})
+        else:
+            result = self.fn(*given, **{k: named[k] for k in self.order})
         gather(result, outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if eager:
             self._hold_run(inner, tensors, before, result, outputs)
+            self._hold_list(inner, tensors, before, reads, enabled, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -1254,24 +1247,28 @@ class TensorPure(Pure):
         self,
         inner: Sequence[Tensor],
         tensors: Sequence[Tensor],
-        before: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+        before: Sequence[Before],
         result: object,
         outputs: Sequence[object],
     ) -> None:
         """ValueError where a run did otherwise than was recorded. Strides are not compared of a copy that has not those
-        of the recorded argument.
+        of the recorded argument. Bytes are compared whatever the version says: `.data` and NumPy write without one.
         """
         written: set[int] = set()
         was: dict[int, object] = {u: (end.shape, end.stride) for u, end in self.ends.items()}
         now: dict[int, object] = {}
-        for u, (t, (version, *lay)) in enumerate(zip(tensors, before, strict=True)):
-            if [t.shape, t.stride()] != lay:
+        for u, (t, then) in enumerate(zip(tensors, before, strict=True)):
+            if (t.shape, t.stride()) != then.lies:
                 now[u] = tuple(t.shape), tuple(t.stride())
-            if u in was and tuple(lay[1]) != self.given[u].stride:
+            if u in was and tuple(then.lies[1]) != self.given[u].stride:
                 now[u] = was[u]
-            if t._version == version or u in self.may_write or u in was or u in now or has_no_storage(t):
+            if has_no_storage(t):
                 continue
-            if type(t) is torch.Tensor and not same_bytes(inner[self.places[u][0]], t):
+            if storage_of(t) != then.storage:
+                now[u] = "other storage"
+            if u in self.may_write or u in was or u in now or type(t) is not torch.Tensor:
+                continue
+            if not alike(inner[self.places[u][0]], t):
                 written.add(u)
         storages = {u: t.untyped_storage()._cdata for u, t in enumerate(tensors) if not has_no_storage(t)}
         roles = [self._roles(j, o, tensors, storages) for j, o in enumerate(outputs)]
@@ -1280,6 +1277,61 @@ class TensorPure(Pure):
             Behaviour(self.may_write, was, self.outcome.form, [one for one, _ in roles]),
             Behaviour(written, now, form, [other for _, other in roles]),
         )
+
+    def _hold_list(
+        self,
+        inner: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        before: Sequence[Before],
+        reads: Reads,
+        enabled: bool,
+        outputs: Sequence[object],
+    ) -> None:
+        """ValueError where a run did what is not on the list (the module `admitted`), or is another row of it than at
+        the recorded call. Of what a tracer passes nothing is compared: it has no storage, or requires no gradient.
+        """
+        if torch.is_grad_enabled() != enabled:
+            torch.set_grad_enabled(enabled)
+            raise uncompiled("whether gradients are enabled is changed")
+        plan, plain = self.plan, [type(t) is torch.Tensor and not has_no_storage(t) for t in tensors]
+        if not all(plain) or any(
+            t.requires_grad < one.requires_grad for t, one in zip(tensors, self.given, strict=True)
+        ):
+            return
+        for u, (t, then) in enumerate(zip(tensors, before, strict=True)):
+            name = PlainAOTInput(self.first[u]).expr()
+            if (what := reads.hooks.get(storage_of(t))) is not None:
+                raise uncompiled(f"{name}: {what}")
+            if u in self.leaves and id(t) in reads.found:
+                raise uncompiled(f"{name}: {reads.found[id(t)]}")
+            position, offset = self.places[u]
+            whole_storage = reads.storages.get(storage_of(t))
+            if whole_storage is not None and (offset is not None or is_part(inner[position], whole_storage)):
+                raise uncompiled(f"{name}: its place in its storage is read")
+            if u in self.touched and storage_of(t) == then.storage:
+                counts = self._counts(plan.groups[plan.where[u].group].numbers)
+                whole, counted = t if offset is None else t._base, version_of(t) != then.version
+                if counts != counted and not alike(inner[position], whole):
+                    how = "without a version" if counts else "so that a version counts it"
+                    raise uncompiled(f"{name} is written {how}, and was not by the recorded call")
+            in_place = u in self.touched and u not in self.moved
+            if in_place and u in self.quiet and history_of(t) != then.history:
+                raise uncompiled(f"{name} gets a history by this call, and did not by the recorded one")
+        detached: list[Tensor] = []
+        arrays = list(map(numpy_view, tensors))
+        for j, (o, tie) in enumerate(zip(outputs, self.ties, strict=True)):
+            if hides(o, arrays):
+                raise out_of_sight(j, o)
+            if tie is None or type(o) is not torch.Tensor:
+                continue
+            now = tie_of(o, tensors, range(len(tensors)), detached)
+            if not isinstance(now, Tie):
+                raise uncompiled(f"{PlainAOTOutput(j).expr()} {now}")
+            if not now.like(tie):
+                raise uncompiled(
+                    f"{PlainAOTOutput(j).expr()} is another view of {PlainAOTInput(self.first[tie.source]).expr()} to"
+                    " autograd than at the recorded call"
+                )
 
     def _roles(
         self, j: int, o: Any, tensors: Sequence[Tensor], storages: Mapping[int, int]
@@ -1324,17 +1376,18 @@ class TensorPure(Pure):
         for u, t in enumerate(arrays):
             if t.is_conj() or t.is_neg():
                 raise bits_error(t, PlainAOTInput(self.first[u]).expr())
-        regions = [self.region(g, arrays) for g in self.bases]
-        rest = [leaves[i] for i in self.rest]
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arrays):
-            # What is written back must not be what a compiled function has saved for its own backward.
-            regions = [one.clone() for one in regions]
-            written = {self.first[u] for u in self.touched}
-            rest = [
-                x.clone() if i in written and isinstance(x, torch.Tensor) else x
-                for i, x in zip(self.rest, rest, strict=True)
-            ]
-        return [*regions, *rest]
+        with self._enabled():
+            regions = [self.region(g, arrays) for g in self.bases]
+            rest = [leaves[i] for i in self.rest]
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*arrays):
+                # What is written back must not be what a compiled function has saved for its own backward.
+                regions = [one.clone() for one in regions]
+                written = {self.first[u] for u in self.touched}
+                rest = [
+                    x.clone() if i in written and isinstance(x, torch.Tensor) else x
+                    for i, x in zip(self.rest, rest, strict=True)
+                ]
+            return [*regions, *rest]
 
     def region(self, group: int, arrays: Sequence[Tensor]) -> Tensor:
         """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of
@@ -1354,7 +1407,8 @@ class TensorPure(Pure):
             root = next(iter(roots.values()))
             if root.dtype == mine[0].dtype:
                 return root.as_strided((size,), (1,), begin)
-        if any(t.requires_grad for t in mine):
+        grown = [m.number for m in members if m.number in self.touched and m.number not in self.quiet]
+        if grown or any(t.requires_grad for t in mine):
             raise ValueError(
                 f"functionalize: {self._shown(group)} share memory that is written, but no history, and require"
                 " gradients: expected views of one tensor, or no compiler"
@@ -1384,26 +1438,51 @@ class TensorPure(Pure):
     ) -> tuple[list[object], list[Array]]:
         """Outputs of which views will be made; where they share memory made inside, they share it already."""
         for j, p in enumerate(self.outcome.places):
-            if p.kind == "view" and (shown := self.shown[j]) is not None:
-                check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
+            name, shown = f"functionalize: {PlainAOTOutput(j).expr()}", self.shown[j]
+            if p.kind == "view" and shown is not None:
+                check_shape(outputs[j], shown.shape, shown.dtype, name)
+        if self.inside == "enable_grad":
+            self._check_grown(outputs)
         return list(outputs), list(bases)
 
-    def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
-        """Check that torch permits every write, then write new values and set the geometry after the call."""
-        quiet = [torch.no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
+    def _check_grown(self, outputs: Sequence[object]) -> None:
+        """ValueError for a value without the history that the function gave it within no_grad."""
+        for j, (o, shown) in enumerate(zip(outputs, self.shown, strict=True)):
+            wanted = shown is not None and shown.requires_grad and self.outcome.places[j].kind == "plain"
+            if wanted and not (isinstance(o, torch.Tensor) and o.requires_grad):
+                raise ValueError(
+                    f"functionalize: {PlainAOTOutput(j).expr()}: expected a tensor with a history, as the function"
+                    " gives it by torch.enable_grad(); the compiled function returned one without"
+                )
+
+    def _finish(  # type: ignore[override]
+        self, arrays: Sequence[Tensor], moves: Sequence[Move], outputs: Sequence[object], bases: Sequence[Array]
+    ) -> list[Any]:
+        """Check that torch permits every write; then write new values and set the geometry after the call, and return
+        the outputs, whose histories the writes make. An interrupt comes before all writes or after them.
+        """
+        enabled = torch.is_grad_enabled()
+        steps: list[Step] = []
         for move in moves:
-            with self._mode(move.numbers):
-                check_may_write(move.its, move.new.requires_grad, self._called(move.numbers[0]))
-        for u, mode in zip(self.ends, quiet, strict=True):
-            with mode:
-                check_may_write(arrays[u], False, self._called(u))
-        for move in moves:
-            with self._mode(move.numbers):
-                move.its.copy_(move.new)
-        for (u, end), mode in zip(self.ends.items(), quiet, strict=True):
-            t = arrays[u]
-            with mode:
-                t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
+            counts, mode = self._counts(move.numbers), self._mode(move.numbers)
+            if counts:
+                check_may_write(move.its, mode, move.new.requires_grad, self._called(move.numbers[0]))
+            its = move.its if counts else move.its.data
+            steps += [functools.partial(set_grad, mode), functools.partial(write, its, move.new)]
+        for u, end in self.ends.items():
+            t, mode = arrays[u], enabled and u not in self.quiet
+            check_may_write(t, mode, False, self._called(u))
+            offset = t.storage_offset() + end.offset - self.given[u].offset
+            steps += [functools.partial(set_grad, mode), functools.partial(move_to, t, end.shape, end.stride, offset)]
+        versions = {u: version_of(arrays[u]) for u in self.counted}
+        try:
+            run_steps(steps)
+        finally:
+            torch.set_grad_enabled(enabled)
+        for u, version in versions.items():
+            if version is not None and arrays[u]._version == version:  # it shares memory, but no version, with others
+                torch._C._autograd._unsafe_set_version_counter((arrays[u],), (version + 1,))
+        return self._outputs(arrays, outputs, bases)
 
     def _called(self, u: int) -> str:
         return f"functionalize: {PlainAOTInput(self.first[u]).expr()}"
@@ -1411,29 +1490,120 @@ class TensorPure(Pure):
     def _said(self, slot: int) -> str:
         return f"functionalize: {self.output_descs[slot].expr()}"
 
-    def _mode(self, numbers: Sequence[int]) -> contextlib.AbstractContextManager[object]:
-        """no_grad where the function wrote under it, or in ways hidden from autograd."""
+    def _enabled(self) -> contextlib.AbstractContextManager[object]:
+        """The mode of a call, with gradients where the function enabled them within no_grad."""
+        return torch.enable_grad() if self.inside == "enable_grad" else contextlib.nullcontext()
+
+    def _counts(self, numbers: Sequence[int]) -> bool:
+        """Whether a version counts the writes to these tensors."""
+        return not self.counted.isdisjoint(numbers)
+
+    def _mode(self, numbers: Sequence[int]) -> bool:
+        """Whether gradients are enabled for the write: not where the function wrote under no_grad, or in ways hidden
+        from autograd.
+        """
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
-        return torch.no_grad() if quiet else contextlib.nullcontext()
+        return not quiet and (torch.is_grad_enabled() or self.inside == "enable_grad")
 
-    def _view(self, arrays: Sequence[Tensor], output: int, value: object) -> object:
+    def _view(self, arrays: Sequence[Tensor], output: int, value: object, roots: dict[int, Tensor]) -> object:
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
-        p, one = self.outcome.places[output], self.shown[output]
-        if one is None:
+        p, one, tie = self.outcome.places[output], self.shown[output], self.ties[output]
+        if one is None or tie is None:
             return value
-        source = arrays[p.base]
-        group, place = self.plan.where[p.base]
-        held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
-        start = held - self.plan.groups[group].members[place].offset + p.offset
-        now = self.ends.get(p.base, self.given[p.base])  # where it began at the recorded call, when that had ended
+        source = arrays[tie.source]
+        if tie.base is None:
+            with torch.enable_grad() if tie.grown else torch.no_grad():
+                view = self._at(source, tie.source, p.offset, one)
+        else:
+            whole = roots.get(tie.base)
+            if whole is None:
+                root, (shown, offset) = source.detach() if tie.counted else source.data, self.detached[tie.base]
+                roots[tie.base] = whole = self._at(root, tie.source, offset, shown).detach()
+            view = whole if tie.is_base else self._at(source, tie.source, p.offset, one, whole)
+        if tie.creation is not None and view._is_view():
+            autograd, creation = torch._C._autograd, tie.creation
+            if tie.base is None and creation == autograd.CreationMeta.DEFAULT and source._base is not None:
+                creation = autograd._get_creation_meta(source)  # a view has that of the view that it is of
+            autograd._set_creation_meta(view, creation)
+        return view
+
+    def _at(self, source: Tensor, number: int, offset: int, one: Shown, of: Tensor | None = None) -> Tensor:
+        """A view of an argument, or of `of` on its memory, that begins at a byte of its group."""
+        group, place = self.plan.where[number]
+        held = self.given[number].offset * self.given[number].dtype.itemsize
+        start = held - self.plan.groups[group].members[place].offset + offset
+        now = self.ends.get(number, self.given[number])  # where it began at the recorded call, when that had ended
         start += source.storage_offset() * source.element_size() - now.offset * now.dtype.itemsize
-        view = source if one.dtype == source.dtype else retyped(source, one.dtype)
+        of = source if of is None else of
+        view = of if of.dtype == one.dtype else retyped(of, one.dtype)
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
-        view = torch._neg_view(view) if one.neg else view
-        return view.detach() if view.requires_grad and not one.requires_grad else view
+        return torch._neg_view(view) if one.neg else view
+
+
+def keeping_modes(call: Callable[[], object]) -> object:
+    """Call a function that enters modes of torch. Where it raises, all are left: an interrupt may come after a mode is
+    entered and before Python knows that it must be left. It comes once, so one of the two handlers runs whole.
+    """
+    torch_c = torch._C
+    enabled = torch.is_grad_enabled()
+    functions, dispatches = torch_c._len_torch_function_stack(), torch_c._len_torch_dispatch_stack()
+
+    def leave() -> None:
+        while torch_c._len_torch_function_stack() > functions:
+            torch_c._pop_torch_function_stack()
+        while torch_c._len_torch_dispatch_stack() > dispatches:
+            torch.utils._python_dispatch._pop_mode()
+        torch.set_grad_enabled(enabled)
+
+    try:
+        try:
+            return call()
+        except BaseException:
+            leave()
+            raise
+    except BaseException:
+        leave()
+        raise
+
+
+class Before(NamedTuple):
+    """Of a copy before the function runs."""
+
+    version: int | None
+    lies: tuple[Any, Any]
+    storage: int | None
+    history: object
+
+    @staticmethod
+    def of(t: Tensor) -> Before:
+        if has_no_storage(t):
+            return Before(None, (t.shape, t.stride()), None, None)
+        return Before(version_of(t), (t.shape, t.stride()), storage_of(t), history_of(t))
+
+
+def mode_of(inside: str) -> contextlib.AbstractContextManager[object]:
+    """The mode in which copies are made: a function may enable gradients within no_grad; and tensors of inference mode
+    have no versions.
+    """
+    if inside == "inference":
+        mode: contextlib.AbstractContextManager[object] = torch.inference_mode(False)
+        return mode
+    return torch.enable_grad() if inside else contextlib.nullcontext()
+
+
+def alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors show the same bytes. No operation of torch runs: a tracer would record it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return np.array_equal(numpy_view(x), numpy_view(y))
+
+
+#: The steps of a write: functions of C, so that no Python runs between them.
+set_grad = torch._C._set_grad_enabled
+write = torch._C.TensorBase.copy_
+move_to = torch._C.TensorBase.as_strided_
 
 
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
@@ -1486,14 +1656,14 @@ def gather(tree: object, leaves: list[object]) -> None:
         leaves.append(tree)
 
 
-def check_may_write(t: Tensor, grows: bool, name: str) -> None:
-    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written. `grows`:
-    the new value has a history.
+def check_may_write(t: Tensor, enabled: bool, grows: bool, name: str) -> None:
+    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written.
+    `enabled`: gradients are, for the write. `grows`: the new value has a history.
     """
     root = t if t._base is None else t._base
     if t.is_inference() and not torch.is_inference_mode_enabled():
         why = "is an inference tensor: write it within torch.inference_mode()"
-    elif not torch.is_grad_enabled() or not (grows or t.requires_grad):
+    elif not enabled or not (grows or t.requires_grad):
         return
     elif root.is_leaf and root.requires_grad:
         why = "is a leaf that requires grad, or a view of one: write it under torch.no_grad()"
@@ -1572,12 +1742,6 @@ def unlike_copies(
                         f" {given.untyped_storage().nbytes() // max(given.element_size(), 1)}: pass x.clone()"
                     )
                 )
-    storages = {t.untyped_storage()._cdata for t in tensors}
-    for j, o in enumerate(run.outputs):
-        if not isinstance(o, torch.Tensor) or not o.requires_grad or not o.is_leaf or any(o is t for t in tensors):
-            continue
-        if layout_of(o) == "strided" and o.untyped_storage()._cdata in storages:
-            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
     return found
 
 
@@ -1588,11 +1752,6 @@ def is_part(t: Tensor, whole: bool) -> bool:
     return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
 
 
-def uncompiled(what: str) -> ValueError:
-    """The error for what a compiled function cannot do."""
-    return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
-
-
 def history_of(t: Tensor) -> tuple[object, bool]:
     """The node of a tensor, of the base of one that is a view; and whether it requires a gradient."""
     own = t if t._base is None else t._base
@@ -1600,5 +1759,62 @@ def history_of(t: Tensor) -> tuple[object, bool]:
 
 
 def grad_state(tensors: Sequence[Any]) -> object:
-    """Which tensors require a gradient, are leaves, have attributes; and whether gradients are on."""
-    return torch.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
+    """Which tensors require a gradient, are leaves, have attributes, are of inference mode; and which modes are on."""
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return modes, [(t.requires_grad, t.is_leaf, bool(t.__dict__), t.is_inference()) for t in tensors]
+
+
+def out_of_sight(j: int, o: object) -> ValueError:
+    return uncompiled(f"{PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an argument")
+
+
+def admitted_views(
+    record: Any, run: ObservedTensors, caller: RunTensors, before: Sequence[tuple[Any, Any]], reads: Reads
+) -> tuple[OutputViews, list[Exception]]:
+    """What a record holds of a run: how results are views of arguments, and in which ways arguments are written; and
+    why some of it is not on the list (the module `admitted`).
+    """
+    problems: list[Exception] = []
+    tensors, outputs = run.tensors, run.outputs
+    for u, t in enumerate(tensors):
+        if (what := reads.hooks.get(storage_of(t))) is not None:
+            problems.append(uncompiled(f"{record.name(u)}: {what}"))
+    if run.left is not None:
+        problems.append(uncompiled("whether gradients are enabled is changed"))
+    quiet = frozenset(u for u, t in enumerate(tensors) if history_of(t) == before[u][0])
+    touched = {u for i, u in enumerate(record.index) if u is not None and (run.touched[i] or i in run.hidden)}
+    seen = {storage_of(w.where) for w in run.writes if not w.unseen}
+    for u, what in unlisted_writes(tensors, sorted(touched - quiet), seen, run.in_functions).items():
+        problems.append(uncompiled(f"{record.name(u)}: {what}"))
+    ties: list[Tie | None] = []
+    detached: list[Tensor] = []
+    starts: list[tuple[Shown, int]] = []
+    arrays = list(map(numpy_view, tensors))
+    for j, (o, p) in enumerate(zip(outputs, record.outcome.places, strict=True)):
+        tie = None
+        if hides(o, arrays):
+            problems.append(out_of_sight(j, o))
+        elif p.kind == "view" and isinstance(o, torch.Tensor):
+            members = record.plan.groups[record.plan.where[p.base].group].numbers
+            found = tie_of(o, tensors, [p.base, *members], detached)
+            tie = found if isinstance(found, Tie) else None
+            if tie is None:
+                problems.append(uncompiled(f"{PlainAOTOutput(j).expr()} {found}"))
+            if len(detached) > len(starts):
+                low = caller.lows[record.plan.where[p.base].group]
+                starts.append((Shown.given(detached[-1]), start_of(detached[-1]) - low))
+        ties.append(tie)
+    inference = torch.is_inference_mode_enabled()
+    grew = run.grew and not torch.is_grad_enabled()
+    views = OutputViews(
+        given=[Shown.given(t) for t in run.call.arrays],
+        ends={u: Shown.given(tensors[u]) for u in caller.moved},
+        outputs=[Shown.of(o) for o in outputs],
+        quiet=quiet,
+        counted=frozenset(u for u in touched if version_of(tensors[u]) != before[u][1][0]),
+        ties=ties,
+        detached=starts,
+        leaves=frozenset(u for u, t in enumerate(run.call.arrays) if t.is_leaf and t.requires_grad),
+        inside="inference" if inference else "enable_grad" if grew else "",
+    )
+    return views, problems

@@ -315,7 +315,7 @@ class Functionalized:
         record = Record(self, call)
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            self._learn_from(record, call, given)
+            record.tensors.keeping_modes(lambda: self._learn_from(record, call, given))
             self._remember(record)
             return self._compiled(record, given)
         caller, containers = record.caller(record.plan, call.arrays), CallerContainers(args, kwargs)
@@ -425,7 +425,7 @@ class Functionalized:
             record.own = own_of(observed.value, observed.tree)
             self._compile(record)
             return
-        shown, reads = part.Shown, part.Reads()
+        reads = part.Reads()
         run = part.ObservedTensors(call, source, undo_others=True)
         caller, containers = record.caller(record.plan, run.tensors), CallerContainers(run.tree)
         before = [(part.history_of(t), part.state_of(t)) for t in run.tensors]
@@ -447,6 +447,8 @@ class Functionalized:
                 )
             )
         problems += part.unlike_copies(record, run, [state for _, state in before], reads)
+        record.views, unlisted = part.admitted_views(record, run, caller, before, reads)
+        problems += unlisted
         if problems:
             record.problem = problems[0]
             if self._compiler is not None:
@@ -457,10 +459,6 @@ class Functionalized:
         )
         record.grad_state = part.grad_state(call.arrays)
         record.own = own_of(result, run.tree)
-        quiet = frozenset(u for u, t in enumerate(run.tensors) if part.history_of(t) == before[u][0])
-        ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
-        begins = [shown.given(t) for t in call.arrays]
-        record.views = part.OutputViews(begins, ends, [shown.of(o) for o in outputs], quiet)
         self._compile(record)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
@@ -492,9 +490,12 @@ class Functionalized:
         if record.own:
             every = trees.containers(given.tree)
             own = {k: every[i] for k, i in record.own.items()}
-        pure = record.pure
-        values = record.compiled(*pure.inner(given.leaves, given.arrays))
-        return pure.to_caller(given.arrays, values, own)
+        pure, compiled = record.pure, record.compiled
+
+        def run() -> object:
+            return pure.to_caller(given.arrays, compiled(*pure.inner(given.leaves, given.arrays)), own)
+
+        return run() if record.tensors is None else record.tensors.keeping_modes(run)
 
 
 # Dynamo calls the wrapper without tracing it or its callees: a graph break.
