@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,6 +25,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 
 from . import _core, dist
 from ._interop.protocols import DTypeLike
+from ._interop.sharing import memory_counts
 from ._interop.torch_graph import backward, on_new_thread
 from ._interop.torch_leaves import (
     Names,
@@ -427,9 +429,10 @@ def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
     base = gradient._base
     return (
         references,
+        weakref.getweakrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
         0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
-        torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),  # type: ignore[attr-defined, unused-ignore]
+        *memory_counts(gradient),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fanin
@@ -893,6 +894,75 @@ def test_large_gradients_that_nothing_else_refers_to_are_not_copied(measured: No
             for _ in range(3):
                 (torch.nn.functional.linear(torch.ones(1, 256), p) if view else p * 2).sum().backward()
         assert block._buffer.counters.copies == 0 and p.grad.eq(3 if view else 6).all()
+
+
+class Made(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    """The gradient of a sum, as a function of its shape makes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, make: Callable[[Any], Any]) -> Any:
+        ctx.shape, ctx.make = x.shape, make
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return ctx.make(ctx.shape), None
+
+
+#: What refers to the memory of a new tensor, or to an object that leads to it.
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "its storage": lambda t: t.untyped_storage(),
+    "a weak reference to its storage": lambda t: weakref.ref(t.untyped_storage()),
+    "a weak reference to it": weakref.ref,
+    "a capsule": torch.utils.dlpack.to_dlpack,
+    "an ndarray": lambda t: t.numpy(),
+    "a tensor of its storage": lambda t: t.new_empty(0).set_(t.untyped_storage()),
+    "a part": lambda t: t[3:],
+    "another process": lambda t: t.share_memory_().shape,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_large_gradient_is_not_written_where_something_leads_to_its_memory(holder: str) -> None:
+    kept: list[Any] = []
+
+    def make(shape: Any) -> Any:
+        made = torch.ones(shape)
+        kept.append(HOLDERS[holder](made))
+        return made
+
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    block = fanin.torch.accumulate([p])
+    with block:
+        for _ in range(3):
+            Made.apply(p, make).backward()
+    assert block._buffer.counters.copies == 1 and p.grad.eq(3).all() and len(kept) == 3
+
+
+@pytest.mark.parametrize("lend", [torch.from_numpy, torch.from_dlpack, lambda a: torch.frombuffer(a, dtype=torch.float32)])
+def test_a_large_gradient_is_not_written_where_its_memory_is_another_librarys(lend: Callable[[Any], Any]) -> None:
+    lent: list[Any] = []
+
+    def make(shape: Any) -> Any:
+        lent.append(np.ones(shape, np.float32))
+        return lend(lent[-1])
+
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    with fanin.torch.accumulate([p]):
+        for _ in range(3):
+            Made.apply(p, make).backward()
+    assert p.grad.eq(3).all() and [a.max() for a in lent] == [1, 1, 1]
+
+
+def test_a_hook_may_keep_the_storage_of_a_large_gradient() -> None:
+    kept: list[Any] = []
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    p.register_hook(lambda g: kept.append(g.untyped_storage()))
+    with fanin.torch.accumulate([p]):
+        for k in (1, 2, 3):
+            (p * k).sum().backward()
+    seen = [torch.empty(0).set_(one)[0].item() for one in kept]
+    assert p.grad.eq(6).all() and seen == [1, 2, 3]
 
 
 @pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
