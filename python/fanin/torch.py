@@ -10,9 +10,11 @@ gradients loses most of what comes after the sixteenth. Here they are summed in 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -55,7 +57,8 @@ class accumulate(_core.Block):
     that a flat buffer or another view of its memory has the sum at the end, and perhaps a part of it before. Inside the
     block no gradient reaches `.grad`, which is None; so `zero_grad()` inside changes nothing. Several threads may run
     backward passes at once. At the end, also of a block that raised, each sum is left where `into` names; a parameter
-    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning.
+    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning; so does
+    one that is open when Python ends (by `atexit`), and over ranks no sum is made.
 
     Hooks of tensors (`register_hook`) run in each pass. Hooks of `register_post_accumulate_grad_hook` that exist when
     the block begins, such as those of an optimizer that steps in the backward pass, run once, after the sums are in
@@ -146,7 +149,8 @@ class accumulate(_core.Block):
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
     ) -> None:
-        self._active = self._began = False
+        self._active = self._began = self._dropped = False
+        _blocks.add(self)
         self._collecting: dist.reducer._Collecting | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
@@ -229,7 +233,7 @@ class accumulate(_core.Block):
 
     def _begin(self) -> Self:
         self._active = True
-        self._began = False
+        self._began = self._dropped = False
         if self._reducer is not None:
             self._collecting = self._reducer._collect()
             self._collecting.__enter__()
@@ -248,6 +252,8 @@ class accumulate(_core.Block):
         return self
 
     def _end(self, error: BaseException | None) -> None:
+        if self._dropped:
+            return
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
         if self._reducer is not None:
@@ -266,15 +272,22 @@ class accumulate(_core.Block):
                     after(p)
 
     def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._drop()
+
+    def _drop(self) -> None:
+        """End a block that nothing will end."""
         if not getattr(self, "_active", False):
             return
+        self._dropped = True
         try:
-            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
+            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=3)
         finally:
             if self._reducer is None:
                 self._leave_all(self._began)
             elif self._collecting is not None:
                 self._collecting.drop()
+                self._active = False
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
@@ -418,6 +431,17 @@ class accumulate(_core.Block):
         return None
 
 
+_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
+
+
+@atexit.register
+def _drop_all() -> None:
+    """Ends the blocks that are open when Python ends: torch aborts the process where .grad is set later."""
+    with contextlib.ExitStack() as each:
+        for block in [*_blocks]:
+            each.callback(block._drop)
+
+
 def _has_memory(x: torch.Tensor) -> bool:
     """Whether the memory of a dense tensor still reaches to its last element."""
     last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -439,7 +463,7 @@ def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
 @functools.cache
 def _counts_alone() -> set[tuple[int, ...]]:
     """What `_counts` returns in a collector for new gradients, to which only the pass refers. Empty where torch does
-    not count: then every gradient is copied.
+    not count, or no thread can start, as when Python ends: then every gradient is copied.
     """
     seen: set[tuple[int, ...]] = set()
 
@@ -454,7 +478,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
 
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(AttributeError, RuntimeError):
         on_new_thread(measure)
     return seen
 

@@ -17,6 +17,7 @@ import pytest
 
 import fanin
 from kit import hooks
+from kit.prepared import run_prepared
 
 pytestmark = [
     pytest.mark.partners,
@@ -1172,3 +1173,82 @@ def test_the_name_of_a_parameter_comes_from_the_errors_fields_and_not_from_its_m
     with pytest.raises(ValueError, match="accumulate: slot 0: b"), fanin.torch._named(["w", "slot 0: b"]):
         raise caught.value
     assert caught.value.args == (f"accumulate: slot 0: b: {reason}",)
+
+
+# Python's end
+
+#: Ways to leave a block open to the end.
+OPEN = {
+    "a global": "block = fanin.torch.accumulate([p]); block.__enter__(); step()",
+    "a loop that is a generator": """
+def train():
+    with fanin.torch.accumulate([p]):
+        while True:
+            yield step()
+loop = train()
+next(loop)
+""",
+    "a stack": """
+stack = contextlib.ExitStack()
+stack.enter_context(fanin.torch.accumulate([p]))
+step()
+""",
+    "a cycle": """
+gc.disable()
+def circle():
+    block = fanin.torch.accumulate([p])
+    block.itself = block.__enter__()
+    step()
+circle()
+""",
+    "a large model": """
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(50)])
+block = fanin.torch.accumulate([p, *model.parameters()]); block.__enter__(); step()
+model(torch.ones(2, 64)).sum().backward()
+""",
+    "a thread": """
+def run():
+    with fanin.torch.accumulate([p]):
+        step(); begun.set(); threading.Event().wait()
+begun = threading.Event()
+threading.Thread(target=run, daemon=True).start(); begun.wait()
+""",
+    "one that another's end leaves open": """
+first = torch.nn.Parameter(torch.ones(2)); first.grad = torch.ones(2)
+bad = fanin.torch.accumulate([first]); bad.__enter__(); first.sum().backward(); first.data = torch.ones(3)
+block = fanin.torch.accumulate([p]); block.__enter__(); step()
+""",
+    "one that begins while Python ends": """
+def late():
+    global block
+    block = fanin.torch.accumulate([p]); block.__enter__(); step()
+atexit.register(late)
+""",
+}
+
+
+@pytest.mark.parametrize("way", OPEN)
+def test_a_block_that_is_open_when_python_ends_leaves_its_sums(way: str) -> None:
+    begin = """
+import atexit, contextlib, gc, threading, torch
+atexit.register(lambda: print(p.grad.tolist(), flush=True))
+import fanin.torch
+p = torch.nn.Parameter(torch.ones(3))
+def step():
+    (p * 2).sum().backward()
+"""
+    done = run_prepared(begin + OPEN[way], imports=("torch",))
+    assert done.stdout.strip() == "[2.0, 2.0, 2.0]" and "__exit__ without" not in done.stderr
+
+
+def test_a_block_that_begins_when_all_others_have_ended_ends_without_a_sum() -> None:
+    code = """
+import atexit, torch
+def late():
+    global block
+    block = fanin.torch.accumulate([p]); block.__enter__(); (p * 2).sum().backward()
+atexit.register(late)
+import fanin.torch
+p = torch.nn.Parameter(torch.ones(3))
+"""
+    assert run_prepared(code, imports=("torch",)).stderr == ""
