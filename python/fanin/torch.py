@@ -39,6 +39,7 @@ from ._interop.torch_leaves import (
     have_after_hooks,
     laid_out,
     leaves_of,
+    recorded,
     word,
 )
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
@@ -112,8 +113,8 @@ class accumulate(_core.Block):
         Parameters that FSDP or DTensor shards; an exit without its beginning; in a backward pass, a gradient that
         records a graph (`create_graph=True`). At the end it names the parameters whose shape or dtype has changed, or
         whose earlier `.grad` has no memory any more (these keep the earlier `.grad`, the others have their sums), and
-        those whose `.grad` was set within the block (these have the sum instead). Ctrl-C during the end is raised when
-        the end is complete.
+        those whose `.grad` was set within the block (these have the sum instead) or whose tensor was replaced there, as
+        by `set_` (these have all gradients). Ctrl-C during the end is raised when the end is complete.
 
     Notes
     -----
@@ -178,6 +179,7 @@ class accumulate(_core.Block):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
+        self._joined: dict[int, torch.Tensor] = {}  # sums with what reached .grad all the same
         self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
@@ -239,6 +241,7 @@ class accumulate(_core.Block):
             self._collecting.__enter__()
             return self
         self._came[-1] = 0
+        self._joined.clear()
         self._taking.begin(self._collectors())
         self._firsts = [getattr(p, self.into, None) for p in self._parameters]
         for slot, first in enumerate(self._firsts):
@@ -312,11 +315,7 @@ class accumulate(_core.Block):
                 if came[-1]:
                     raise ended(slot)
                 if gradient.requires_grad:
-                    raise RuntimeError(
-                        f"accumulate: the gradient of {word(names[slot])} records a graph, as of"
-                        " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
-                        " that backward() outside of the block"
-                    )
+                    raise RuntimeError(f"accumulate: {recorded(names[slot])}")
                 alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
                 p = parameters[slot]
                 donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
@@ -335,16 +334,18 @@ class accumulate(_core.Block):
         interrupt: BaseException | None = None
         sums: dict[int, torch.Tensor | None] = {}
         failed: dict[int, Exception] = {}
-        was_set: list[int] | None = None if began and self.into == "grad" else []
+        found: tuple[list[int], dict[int, torch.Tensor]] | None = None if began else ([], {})
         left = True  # for _leave, which needs _firsts
         while self._active:
             try:
+                if found is None:
+                    found = self._set_within()
                 self._taking.end()
                 self._came[-1] = 1
                 self._take(sums, failed)
-                if was_set is None:
-                    was_set = [slot for slot, p in enumerate(self._parameters) if p.grad is not None]
+                was_set, strays = found
                 if left:
+                    self._join(sums, strays, failed)
                     self._leave(sums, failed)
                 left = False
                 self._firsts = [None] * len(sums)
@@ -361,11 +362,46 @@ class accumulate(_core.Block):
             raise RuntimeError(
                 f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
             ) from why
+        if strays:
+            place = "in the sum, with torch's roundings" if self.into == "grad" else "in .grad"
+            raise RuntimeError(
+                f"accumulate: the tensor of {self._words(strays)} was replaced within the block, as by set_() or"
+                " torch.utils.swap_tensors(): torch made it a new AccumulateGrad node, without the block's hook; its"
+                f" later gradients are {place}: replace tensors outside of the block, or assign to .data"
+            )
         if was_set:
             raise RuntimeError(
                 f"accumulate: .grad of {self._words(was_set)} was set within the block, by an assignment or by"
                 " DistributedDataParallel outside of no_sync(): what was set is not in the sum that is there now"
             )
+
+    def _set_within(self) -> tuple[list[int], dict[int, torch.Tensor]]:
+        """The parameters whose .grad was set in the block; and the .grad of those whose node torch has replaced."""
+        was_set, strays = list[int](), dict[int, torch.Tensor]()
+        for slot, (p, began) in enumerate(zip(self._parameters, self._taking.grads, strict=True)):
+            if p.grad is None or (self.into == "main_grad" and p.grad is began):
+                continue
+            if self._taking.is_replaced(slot):
+                strays[slot] = p.grad
+            elif self.into == "grad":
+                was_set.append(slot)
+        return was_set, strays
+
+    def _join(
+        self, sums: dict[int, torch.Tensor | None], strays: dict[int, torch.Tensor], failed: dict[int, Exception]
+    ) -> None:
+        """Add gradients that reached .grad to the sums. A sum that is a tensor of the block's is not written, so that
+        this can be repeated.
+        """
+        for slot, stray in strays.items() if self.into == "grad" else ():
+            total = self._joined.get(slot, sums[slot])
+            try:
+                if slot not in self._joined:
+                    self._joined[slot] = stray if total is None else total + stray
+                    self._came[slot] = 1
+            except Exception as e:
+                failed[slot] = e
+        sums.update(self._joined)
 
     def _words(self, slots: Iterable[int]) -> str:
         return ", ".join(word(self._names[slot]) for slot in sorted(slots))
@@ -401,11 +437,10 @@ class accumulate(_core.Block):
             try:
                 if first is not None and first.layout == torch.strided:
                     kept = first
-                    if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
-                        if _has_memory(first):
-                            first.detach().copy_(total)
-                        else:  # torch would write all the same
-                            failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                    if self._came[slot] and not _has_memory(first):  # torch would write all the same
+                        failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                    elif self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                        first.detach().copy_(total)
                 elif total is not None:
                     kept = laid_out(total, p)
                 if kept is not None:  # else .grad stays None, or what it was if the block could not begin

@@ -940,7 +940,9 @@ def test_a_large_gradient_is_not_written_where_something_leads_to_its_memory(hol
     assert block._buffer.counters.copies == 1 and p.grad.eq(3).all() and len(kept) == 3
 
 
-@pytest.mark.parametrize("lend", [torch.from_numpy, torch.from_dlpack, lambda a: torch.frombuffer(a, dtype=torch.float32)])
+@pytest.mark.parametrize(
+    "lend", [torch.from_numpy, torch.from_dlpack, lambda a: torch.frombuffer(a, dtype=torch.float32)]
+)
 def test_a_large_gradient_is_not_written_where_its_memory_is_another_librarys(lend: Callable[[Any], Any]) -> None:
     lent: list[Any] = []
 
@@ -1252,3 +1254,122 @@ import fanin.torch
 p = torch.nn.Parameter(torch.ones(3))
 """
     assert run_prepared(code, imports=("torch",)).stderr == ""
+
+
+# What is replaced within a block
+
+
+def set_(p: Any, other: Any) -> None:
+    with torch.no_grad():
+        p.set_(other.detach())
+
+
+REPLACE: dict[str, Callable[[Any, Any], None]] = {"set_": set_, "swap_tensors": torch.utils.swap_tensors}
+
+
+@pytest.mark.parametrize("replace", REPLACE)
+@pytest.mark.parametrize("earlier", [None, 10.0])
+@pytest.mark.parametrize("n", [2, 1 << 14])
+def test_gradients_after_a_tensor_was_replaced_are_in_the_sum_and_the_error_names_the_cause(
+    replace: str, earlier: float | None, n: int
+) -> None:
+    for dtype in (None, "exact"):
+        p, other = (torch.nn.Parameter(torch.full((n,), k)) for k in (1.0, 7.0))
+        p.grad = None if earlier is None else torch.full((n,), earlier)
+        with (
+            pytest.raises(
+                RuntimeError, match=r"^accumulate: the tensor of w was replaced within the block, as by set_"
+            ),
+            fanin.torch.accumulate([("w", p)], dtype=dtype),
+        ):
+            p.sum().backward()
+            REPLACE[replace](p, other)
+            (p * 2).sum().backward()
+            (p * 3).sum().backward()
+        assert p.grad.eq(6 + (earlier or 0)).all()
+        p.grad = None
+        with fanin.torch.accumulate([("w", p)]):
+            p.sum().backward()
+        assert p.grad.eq(1).all()
+
+
+def test_data_that_is_assigned_within_a_block_is_no_other_tensor() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with fanin.torch.accumulate([p]):
+        p.sum().backward()
+        p.data = torch.full((2,), 2.0)
+        (p * p).sum().backward()
+    assert p.grad.tolist() == [5.0, 5.0]
+
+
+def test_a_tensor_that_is_replaced_where_sums_go_to_main_grad_is_named() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with (
+        pytest.raises(RuntimeError, match=r"the tensor of w was replaced .* its later gradients are in \.grad"),
+        fanin.torch.accumulate([("w", p)], into="main_grad"),
+    ):
+        p.sum().backward()
+        set_(p, torch.ones(2))
+        (p * 2).sum().backward()
+    assert p.main_grad.tolist() == [1.0, 1.0] and p.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_tensor_that_is_replaced_by_one_of_another_shape_is_named() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with (
+        pytest.raises(RuntimeError, match=r"there is no \.grad for the sum of w: "),
+        fanin.torch.accumulate([("w", p)]),
+    ):
+        p.sum().backward()
+        set_(p, torch.ones(3))
+        p.sum().backward()
+    assert p.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_hook_that_returns_a_gradient_that_requires_one_is_named() -> None:
+    for n in (2, 1 << 14):
+        p = torch.nn.Parameter(torch.ones(n))
+        p.register_hook(lambda g: torch.ones(g.shape, requires_grad=True))
+        with (
+            pytest.raises(RuntimeError, match=r"the gradient of w records a graph .* a hook that returns a tensor"),
+            fanin.torch.accumulate([("w", p)]),
+        ):
+            p.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, "exact"])
+@pytest.mark.parametrize("n", [2, 1 << 14])
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_a_gradient_whose_memory_is_freed_after_the_last_pass_is_named(dtype: Any, n: int, into: str) -> None:
+    p, q = (torch.nn.Parameter(torch.ones(n)) for _ in range(2))
+    for one in (p, q):
+        setattr(one, into, torch.ones(n))
+    earlier = getattr(p, into)
+    block = fanin.torch.accumulate([("w", p), ("v", q)], dtype=dtype, **({} if into == "grad" else {"into": into}))
+    with pytest.raises(RuntimeError, match=rf"there is no \.{into} for the sum of w: .* was freed or cut"), block:
+        (p + q).sum().backward()
+        earlier.untyped_storage().resize_(0)
+    assert getattr(q, into).eq(2).all()
+
+
+# Strides
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, "exact"])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_a_sum_has_the_strides_of_its_parameter_whatever_those_of_the_gradients(
+    dtype: Any, own: Any, into: str
+) -> None:
+    for n in (3, 64):
+        p = torch.nn.Parameter(torch.ones(n, n, 4, 4, dtype=own).to(memory_format=torch.channels_last))
+        q = torch.nn.Parameter(torch.ones(n, 64, dtype=own).t())
+        ones = [torch.ones(x.shape, dtype=own) for x in (p, q)]
+        for passes in (1, 2):
+            with fanin.torch.accumulate([p, q], dtype=dtype, into=into):
+                for _ in range(passes):
+                    torch.autograd.backward([p, q], ones)
+            for x, given in zip((p, q), ones, strict=True):
+                got = getattr(x, into)
+                assert got.stride() == x.stride() != given.stride() and got.eq(passes).all()
+                setattr(x, into, None)
