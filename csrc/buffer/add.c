@@ -130,9 +130,8 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     }
     fan_append(wants, sizeof wants, "%s", fan_device_text(want, place, sizeof place));
     fan_append(has, sizeof has, "%s", fan_device_text(v->device, place, sizeof place));
-    bool same = strcmp(wants + strlen("a gradient on "), place) == 0;
     return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has, "%s (A12)",
-                             same ? " of another machine" : "");
+                             fan_device_of_another(v->device, want));
 }
 
 static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
@@ -142,8 +141,9 @@ static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_s
     if (!s || (s->device->backend == d->backend && s->device->self == d->self))
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, key),
-                       "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
-                       fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
+                       "the %s stream is on %s, which cannot wait for or be waited for by %s%s", whose,
+                       fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two),
+                       fan_device_of_another(s->device, d));
 }
 
 fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,

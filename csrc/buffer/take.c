@@ -121,9 +121,10 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
                            "out= of dtype %s cannot take a sum of dtype %s", fan_dtype_name(out->dtype),
                            fan_dtype_name(d));
     if (s->p->device && out->device != s->p->device)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= is on %s, the sum on %s",
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= is on %s, the sum on %s%s",
                            fan_device_text(out->device, has, sizeof has),
-                           fan_device_text(s->p->device, wants, sizeof wants));
+                           fan_device_text(s->p->device, wants, sizeof wants),
+                           fan_device_of_another(out->device, s->p->device));
     return FAN_OK;
 }
 

@@ -38,6 +38,12 @@ void fan_device_drop(fan_device *d); /* d may be NULL */
 fan_device *fan_cpu(void);
 /* fan_device_text: writes "cpu", "sim:0". */
 char *fan_device_text(const fan_device *d, char *buf, size_t size);
+/* fan_device_of_another: for a message, after the text of a device: " of another machine" if that is how the two
+ * differ, or "". */
+static inline const char *fan_device_of_another(const fan_device *d, const fan_device *other)
+{
+    return d->backend == other->backend && d->self != other->self ? " of another machine" : "";
+}
 
 static inline void fan__device_lock(fan_device *d) { (void)pthread_mutex_lock(&d->lock); }
 static inline void fan__device_unlock(fan_device *d) { (void)pthread_mutex_unlock(&d->lock); }

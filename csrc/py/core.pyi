@@ -508,7 +508,7 @@ class Node:
 
         Raises IndexError for a slot that does not exist.
         """
-    def _edges(self) -> list[Edge]:
+    def _edges(self) -> list[Edge]:  # step
         """Where its gradients go, as a list."""
     def _append_edge(self, edge: Edge, /) -> None:  # step
         """Edges.append."""
@@ -1466,13 +1466,13 @@ class Trace:
     """The core of fanin.trace: a ring of lines."""
     def __new__(cls, capacity: int) -> Trace: ...
     @property
-    def dropped(self) -> int:
+    def dropped(self) -> int:  # step
         """The number of lines that newer ones replaced."""
-    def begin(self) -> None:
+    def begin(self) -> None:  # step
         """Start to record the work of this thread."""
-    def end(self) -> None:
+    def end(self) -> None:  # step
         """Stop recording."""
-    def lines(self) -> list[_TraceLine]:
+    def lines(self) -> list[_TraceLine]:  # step
         """The lines, oldest first, as tuples."""
     def __len__(self) -> int: ...
 

@@ -10,10 +10,13 @@ gradients loses most of what comes after the sixteenth. Here they are summed in 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,6 +27,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 
 from . import _core, dist
 from ._interop.protocols import DTypeLike
+from ._interop.sharing import memory_counts
 from ._interop.torch_graph import backward, on_new_thread
 from ._interop.torch_leaves import (
     Names,
@@ -35,6 +39,7 @@ from ._interop.torch_leaves import (
     have_after_hooks,
     laid_out,
     leaves_of,
+    recorded,
     word,
 )
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
@@ -53,7 +58,8 @@ class accumulate(_core.Block):
     that a flat buffer or another view of its memory has the sum at the end, and perhaps a part of it before. Inside the
     block no gradient reaches `.grad`, which is None; so `zero_grad()` inside changes nothing. Several threads may run
     backward passes at once. At the end, also of a block that raised, each sum is left where `into` names; a parameter
-    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning.
+    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning; so does
+    one that is open when Python ends (by `atexit`), and over ranks no sum is made.
 
     Hooks of tensors (`register_hook`) run in each pass. Hooks of `register_post_accumulate_grad_hook` that exist when
     the block begins, such as those of an optimizer that steps in the backward pass, run once, after the sums are in
@@ -107,8 +113,8 @@ class accumulate(_core.Block):
         Parameters that FSDP or DTensor shards; an exit without its beginning; in a backward pass, a gradient that
         records a graph (`create_graph=True`). At the end it names the parameters whose shape or dtype has changed, or
         whose earlier `.grad` has no memory any more (these keep the earlier `.grad`, the others have their sums), and
-        those whose `.grad` was set within the block (these have the sum instead). Ctrl-C during the end is raised when
-        the end is complete.
+        those whose `.grad` was set within the block (these have the sum instead) or whose tensor was replaced there, as
+        by `set_` (these have all gradients). Ctrl-C during the end is raised when the end is complete.
 
     Notes
     -----
@@ -144,7 +150,8 @@ class accumulate(_core.Block):
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
     ) -> None:
-        self._active = self._began = False
+        self._active = self._began = self._dropped = False
+        _blocks.add(self)
         self._collecting: dist.reducer._Collecting | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
@@ -172,6 +179,7 @@ class accumulate(_core.Block):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
+        self._joined: dict[int, torch.Tensor] = {}  # sums with what reached .grad all the same
         self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
@@ -227,12 +235,13 @@ class accumulate(_core.Block):
 
     def _begin(self) -> Self:
         self._active = True
-        self._began = False
+        self._began = self._dropped = False
         if self._reducer is not None:
             self._collecting = self._reducer._collect()
             self._collecting.__enter__()
             return self
         self._came[-1] = 0
+        self._joined.clear()
         self._taking.begin(self._collectors())
         self._firsts = [getattr(p, self.into, None) for p in self._parameters]
         for slot, first in enumerate(self._firsts):
@@ -246,6 +255,8 @@ class accumulate(_core.Block):
         return self
 
     def _end(self, error: BaseException | None) -> None:
+        if self._dropped:
+            return
         if not self._active:
             raise RuntimeError("accumulate: __exit__ without __enter__")
         if self._reducer is not None:
@@ -264,15 +275,22 @@ class accumulate(_core.Block):
                     after(p)
 
     def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._drop()
+
+    def _drop(self) -> None:
+        """End a block that nothing will end."""
         if not getattr(self, "_active", False):
             return
+        self._dropped = True
         try:
-            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
+            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=3)
         finally:
             if self._reducer is None:
                 self._leave_all(self._began)
             elif self._collecting is not None:
                 self._collecting.drop()
+                self._active = False
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
@@ -297,11 +315,7 @@ class accumulate(_core.Block):
                 if came[-1]:
                     raise ended(slot)
                 if gradient.requires_grad:
-                    raise RuntimeError(
-                        f"accumulate: the gradient of {word(names[slot])} records a graph, as of"
-                        " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
-                        " that backward() outside of the block"
-                    )
+                    raise RuntimeError(f"accumulate: {recorded(names[slot])}")
                 alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
                 p = parameters[slot]
                 donate = alone and own[slot] and p.layout == gradient.layout and gradient.stride() == p.stride()
@@ -320,16 +334,18 @@ class accumulate(_core.Block):
         interrupt: BaseException | None = None
         sums: dict[int, torch.Tensor | None] = {}
         failed: dict[int, Exception] = {}
-        was_set: list[int] | None = None if began and self.into == "grad" else []
+        found: tuple[list[int], dict[int, torch.Tensor]] | None = None if began else ([], {})
         left = True  # for _leave, which needs _firsts
         while self._active:
             try:
+                if found is None:
+                    found = self._set_within()
                 self._taking.end()
                 self._came[-1] = 1
                 self._take(sums, failed)
-                if was_set is None:
-                    was_set = [slot for slot, p in enumerate(self._parameters) if p.grad is not None]
+                was_set, strays = found
                 if left:
+                    self._join(sums, strays, failed)
                     self._leave(sums, failed)
                 left = False
                 self._firsts = [None] * len(sums)
@@ -346,11 +362,46 @@ class accumulate(_core.Block):
             raise RuntimeError(
                 f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
             ) from why
+        if strays:
+            place = "in the sum, with torch's roundings" if self.into == "grad" else "in .grad"
+            raise RuntimeError(
+                f"accumulate: the tensor of {self._words(strays)} was replaced within the block, as by set_() or"
+                " torch.utils.swap_tensors(): torch made it a new AccumulateGrad node, without the block's hook; its"
+                f" later gradients are {place}: replace tensors outside of the block, or assign to .data"
+            )
         if was_set:
             raise RuntimeError(
                 f"accumulate: .grad of {self._words(was_set)} was set within the block, by an assignment or by"
                 " DistributedDataParallel outside of no_sync(): what was set is not in the sum that is there now"
             )
+
+    def _set_within(self) -> tuple[list[int], dict[int, torch.Tensor]]:
+        """The parameters whose .grad was set in the block; and the .grad of those whose node torch has replaced."""
+        was_set, strays = list[int](), dict[int, torch.Tensor]()
+        for slot, (p, began) in enumerate(zip(self._parameters, self._taking.grads, strict=True)):
+            if p.grad is None or (self.into == "main_grad" and p.grad is began):
+                continue
+            if self._taking.is_replaced(slot):
+                strays[slot] = p.grad
+            elif self.into == "grad":
+                was_set.append(slot)
+        return was_set, strays
+
+    def _join(
+        self, sums: dict[int, torch.Tensor | None], strays: dict[int, torch.Tensor], failed: dict[int, Exception]
+    ) -> None:
+        """Add gradients that reached .grad to the sums. A sum that is a tensor of the block's is not written, so that
+        this can be repeated.
+        """
+        for slot, stray in strays.items() if self.into == "grad" else ():
+            total = self._joined.get(slot, sums[slot])
+            try:
+                if slot not in self._joined:
+                    self._joined[slot] = stray if total is None else total + stray
+                    self._came[slot] = 1
+            except Exception as e:
+                failed[slot] = e
+        sums.update(self._joined)
 
     def _words(self, slots: Iterable[int]) -> str:
         return ", ".join(word(self._names[slot]) for slot in sorted(slots))
@@ -386,11 +437,10 @@ class accumulate(_core.Block):
             try:
                 if first is not None and first.layout == torch.strided:
                     kept = first
-                    if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
-                        if _has_memory(first):
-                            first.detach().copy_(total)
-                        else:  # torch would write all the same
-                            failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                    if self._came[slot] and not _has_memory(first):  # torch would write all the same
+                        failed[slot] = RuntimeError(f"the memory of its earlier .{into} was freed or cut")
+                    elif self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                        first.detach().copy_(total)
                 elif total is not None:
                     kept = laid_out(total, p)
                 if kept is not None:  # else .grad stays None, or what it was if the block could not begin
@@ -416,6 +466,17 @@ class accumulate(_core.Block):
         return None
 
 
+_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
+
+
+@atexit.register
+def _drop_all() -> None:
+    """Ends the blocks that are open when Python ends: torch aborts the process where .grad is set later."""
+    with contextlib.ExitStack() as each:
+        for block in [*_blocks]:
+            each.callback(block._drop)
+
+
 def _has_memory(x: torch.Tensor) -> bool:
     """Whether the memory of a dense tensor still reaches to its last element."""
     last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -427,16 +488,17 @@ def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
     base = gradient._base
     return (
         references,
+        weakref.getweakrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
         0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
-        torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),  # type: ignore[attr-defined, unused-ignore]
+        *memory_counts(gradient),
     )
 
 
 @functools.cache
 def _counts_alone() -> set[tuple[int, ...]]:
     """What `_counts` returns in a collector for new gradients, to which only the pass refers. Empty where torch does
-    not count: then every gradient is copied.
+    not count, or no thread can start, as when Python ends: then every gradient is copied.
     """
     seen: set[tuple[int, ...]] = set()
 
@@ -451,7 +513,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
 
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(AttributeError, RuntimeError):
         on_new_thread(measure)
     return seen
 

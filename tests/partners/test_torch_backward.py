@@ -944,3 +944,37 @@ def test_a_tensor_of_any_layout_is_handed_through() -> None:
     assert torch.equal(seen[0], odd.resolve_neg())
     with pytest.raises(ValueError, match="expected"):
         fanin.backward([(leaf, 0, torch.randn(2, 3))])
+
+
+def test_a_checkpoint_that_several_workers_compute_names_the_cause() -> None:
+    """Which worker comes first is not decided: the pass is right, or an error with a note. Some error is planted."""
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            raise RuntimeError("only once on any region computed under selective activation checkpoint")
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)])
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = op == torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def loss() -> Any:
+        made = create_selective_checkpoint_contexts
+        return checkpoint(model, x, use_reentrant=False, context_fn=lambda: made(policy)).sum()
+
+    noted = {True: 0, False: 0}
+    for make, workers in [(lambda: Raises.apply(x).sum(), 3), (lambda: Raises.apply(x).sum(), 1), *[(loss, 3)] * 5]:
+        try:
+            fanin_torch.backward(make(), workers=workers)
+        except RuntimeError as e:
+            notes = getattr(e, "__notes__", [])
+            noted[any("workers=3: a checkpoint" in line and "use workers=1" in line for line in notes)] += 1
+    assert noted[True] >= 1 and noted[False] == 1, noted

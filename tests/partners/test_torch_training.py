@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fanin
 from kit import hooks
+from kit.prepared import run_prepared
 
 pytestmark = [
     pytest.mark.partners,
@@ -895,6 +897,77 @@ def test_large_gradients_that_nothing_else_refers_to_are_not_copied(measured: No
         assert block._buffer.counters.copies == 0 and p.grad.eq(3 if view else 6).all()
 
 
+class Made(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    """The gradient of a sum, as a function of its shape makes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, make: Callable[[Any], Any]) -> Any:
+        ctx.shape, ctx.make = x.shape, make
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return ctx.make(ctx.shape), None
+
+
+#: What refers to the memory of a new tensor, or to an object that leads to it.
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "its storage": lambda t: t.untyped_storage(),
+    "a weak reference to its storage": lambda t: weakref.ref(t.untyped_storage()),
+    "a weak reference to it": weakref.ref,
+    "a capsule": torch.utils.dlpack.to_dlpack,
+    "an ndarray": lambda t: t.numpy(),
+    "a tensor of its storage": lambda t: t.new_empty(0).set_(t.untyped_storage()),
+    "a part": lambda t: t[3:],
+    "another process": lambda t: t.share_memory_().shape,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_large_gradient_is_not_written_where_something_leads_to_its_memory(holder: str) -> None:
+    kept: list[Any] = []
+
+    def make(shape: Any) -> Any:
+        made = torch.ones(shape)
+        kept.append(HOLDERS[holder](made))
+        return made
+
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    block = fanin.torch.accumulate([p])
+    with block:
+        for _ in range(3):
+            Made.apply(p, make).backward()
+    assert block._buffer.counters.copies == 1 and p.grad.eq(3).all() and len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    "lend", [torch.from_numpy, torch.from_dlpack, lambda a: torch.frombuffer(a, dtype=torch.float32)]
+)
+def test_a_large_gradient_is_not_written_where_its_memory_is_another_librarys(lend: Callable[[Any], Any]) -> None:
+    lent: list[Any] = []
+
+    def make(shape: Any) -> Any:
+        lent.append(np.ones(shape, np.float32))
+        return lend(lent[-1])
+
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    with fanin.torch.accumulate([p]):
+        for _ in range(3):
+            Made.apply(p, make).backward()
+    assert p.grad.eq(3).all() and [a.max() for a in lent] == [1, 1, 1]
+
+
+def test_a_hook_may_keep_the_storage_of_a_large_gradient() -> None:
+    kept: list[Any] = []
+    p = torch.nn.Parameter(torch.ones(1 << 14))
+    p.register_hook(lambda g: kept.append(g.untyped_storage()))
+    with fanin.torch.accumulate([p]):
+        for k in (1, 2, 3):
+            (p * k).sum().backward()
+    seen = [torch.empty(0).set_(one)[0].item() for one in kept]
+    assert p.grad.eq(6).all() and seen == [1, 2, 3]
+
+
 @pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
 def test_large_gradients_that_others_refer_to_are_copied(measured: None, frames: Any) -> None:
     for holders in range(1, 5):
@@ -1102,3 +1175,201 @@ def test_the_name_of_a_parameter_comes_from_the_errors_fields_and_not_from_its_m
     with pytest.raises(ValueError, match="accumulate: slot 0: b"), fanin.torch._named(["w", "slot 0: b"]):
         raise caught.value
     assert caught.value.args == (f"accumulate: slot 0: b: {reason}",)
+
+
+# Python's end
+
+#: Ways to leave a block open to the end.
+OPEN = {
+    "a global": "block = fanin.torch.accumulate([p]); block.__enter__(); step()",
+    "a loop that is a generator": """
+def train():
+    with fanin.torch.accumulate([p]):
+        while True:
+            yield step()
+loop = train()
+next(loop)
+""",
+    "a stack": """
+stack = contextlib.ExitStack()
+stack.enter_context(fanin.torch.accumulate([p]))
+step()
+""",
+    "a cycle": """
+gc.disable()
+def circle():
+    block = fanin.torch.accumulate([p])
+    block.itself = block.__enter__()
+    step()
+circle()
+""",
+    "a large model": """
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(50)])
+block = fanin.torch.accumulate([p, *model.parameters()]); block.__enter__(); step()
+model(torch.ones(2, 64)).sum().backward()
+""",
+    "a thread": """
+def run():
+    with fanin.torch.accumulate([p]):
+        step(); begun.set(); threading.Event().wait()
+begun = threading.Event()
+threading.Thread(target=run, daemon=True).start(); begun.wait()
+""",
+    "one that another's end leaves open": """
+first = torch.nn.Parameter(torch.ones(2)); first.grad = torch.ones(2)
+bad = fanin.torch.accumulate([first]); bad.__enter__(); first.sum().backward(); first.data = torch.ones(3)
+block = fanin.torch.accumulate([p]); block.__enter__(); step()
+""",
+    "one that begins while Python ends": """
+def late():
+    global block
+    block = fanin.torch.accumulate([p]); block.__enter__(); step()
+atexit.register(late)
+""",
+}
+
+
+@pytest.mark.parametrize("way", OPEN)
+def test_a_block_that_is_open_when_python_ends_leaves_its_sums(way: str) -> None:
+    begin = """
+import atexit, contextlib, gc, threading, torch
+atexit.register(lambda: print(p.grad.tolist(), flush=True))
+import fanin.torch
+p = torch.nn.Parameter(torch.ones(3))
+def step():
+    (p * 2).sum().backward()
+"""
+    done = run_prepared(begin + OPEN[way], imports=("torch",))
+    assert done.stdout.strip() == "[2.0, 2.0, 2.0]" and "__exit__ without" not in done.stderr
+
+
+def test_a_block_that_begins_when_all_others_have_ended_ends_without_a_sum() -> None:
+    code = """
+import atexit, torch
+def late():
+    global block
+    block = fanin.torch.accumulate([p]); block.__enter__(); (p * 2).sum().backward()
+atexit.register(late)
+import fanin.torch
+p = torch.nn.Parameter(torch.ones(3))
+"""
+    assert run_prepared(code, imports=("torch",)).stderr == ""
+
+
+# What is replaced within a block
+
+
+def set_(p: Any, other: Any) -> None:
+    with torch.no_grad():
+        p.set_(other.detach())
+
+
+REPLACE: dict[str, Callable[[Any, Any], None]] = {"set_": set_, "swap_tensors": torch.utils.swap_tensors}
+
+
+@pytest.mark.parametrize("replace", REPLACE)
+@pytest.mark.parametrize("earlier", [None, 10.0])
+@pytest.mark.parametrize("n", [2, 1 << 14])
+def test_gradients_after_a_tensor_was_replaced_are_in_the_sum_and_the_error_names_the_cause(
+    replace: str, earlier: float | None, n: int
+) -> None:
+    for dtype in (None, "exact"):
+        p, other = (torch.nn.Parameter(torch.full((n,), k)) for k in (1.0, 7.0))
+        p.grad = None if earlier is None else torch.full((n,), earlier)
+        with (
+            pytest.raises(
+                RuntimeError, match=r"^accumulate: the tensor of w was replaced within the block, as by set_"
+            ),
+            fanin.torch.accumulate([("w", p)], dtype=dtype),
+        ):
+            p.sum().backward()
+            REPLACE[replace](p, other)
+            (p * 2).sum().backward()
+            (p * 3).sum().backward()
+        assert p.grad.eq(6 + (earlier or 0)).all()
+        p.grad = None
+        with fanin.torch.accumulate([("w", p)]):
+            p.sum().backward()
+        assert p.grad.eq(1).all()
+
+
+def test_data_that_is_assigned_within_a_block_is_no_other_tensor() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with fanin.torch.accumulate([p]):
+        p.sum().backward()
+        p.data = torch.full((2,), 2.0)
+        (p * p).sum().backward()
+    assert p.grad.tolist() == [5.0, 5.0]
+
+
+def test_a_tensor_that_is_replaced_where_sums_go_to_main_grad_is_named() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with (
+        pytest.raises(RuntimeError, match=r"the tensor of w was replaced .* its later gradients are in \.grad"),
+        fanin.torch.accumulate([("w", p)], into="main_grad"),
+    ):
+        p.sum().backward()
+        set_(p, torch.ones(2))
+        (p * 2).sum().backward()
+    assert p.main_grad.tolist() == [1.0, 1.0] and p.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_tensor_that_is_replaced_by_one_of_another_shape_is_named() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    with (
+        pytest.raises(RuntimeError, match=r"there is no \.grad for the sum of w: "),
+        fanin.torch.accumulate([("w", p)]),
+    ):
+        p.sum().backward()
+        set_(p, torch.ones(3))
+        p.sum().backward()
+    assert p.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_hook_that_returns_a_gradient_that_requires_one_is_named() -> None:
+    for n in (2, 1 << 14):
+        p = torch.nn.Parameter(torch.ones(n))
+        p.register_hook(lambda g: torch.ones(g.shape, requires_grad=True))
+        with (
+            pytest.raises(RuntimeError, match=r"the gradient of w records a graph .* a hook that returns a tensor"),
+            fanin.torch.accumulate([("w", p)]),
+        ):
+            p.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, "exact"])
+@pytest.mark.parametrize("n", [2, 1 << 14])
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_a_gradient_whose_memory_is_freed_after_the_last_pass_is_named(dtype: Any, n: int, into: str) -> None:
+    p, q = (torch.nn.Parameter(torch.ones(n)) for _ in range(2))
+    for one in (p, q):
+        setattr(one, into, torch.ones(n))
+    earlier = getattr(p, into)
+    block = fanin.torch.accumulate([("w", p), ("v", q)], dtype=dtype, **({} if into == "grad" else {"into": into}))
+    with pytest.raises(RuntimeError, match=rf"there is no \.{into} for the sum of w: .* was freed or cut"), block:
+        (p + q).sum().backward()
+        earlier.untyped_storage().resize_(0)
+    assert getattr(q, into).eq(2).all()
+
+
+# Strides
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, "exact"])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_a_sum_has_the_strides_of_its_parameter_whatever_those_of_the_gradients(
+    dtype: Any, own: Any, into: str
+) -> None:
+    for n in (3, 64):
+        p = torch.nn.Parameter(torch.ones(n, n, 4, 4, dtype=own).to(memory_format=torch.channels_last))
+        q = torch.nn.Parameter(torch.ones(n, 64, dtype=own).t())
+        ones = [torch.ones(x.shape, dtype=own) for x in (p, q)]
+        for passes in (1, 2):
+            with fanin.torch.accumulate([p, q], dtype=dtype, into=into):
+                for _ in range(passes):
+                    torch.autograd.backward([p, q], ones)
+            for x, given in zip((p, q), ones, strict=True):
+                got = getattr(x, into)
+                assert got.stride() == x.stride() != given.stride() and got.eq(passes).all()
+                setattr(x, into, None)

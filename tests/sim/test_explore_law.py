@@ -225,6 +225,61 @@ def test_the_law_finds_two_workers_whose_locks_touch_nothing() -> None:
     assert "missed" in words, (words, reduced)
 
 
+# Reads beside a call of another thread
+
+
+def hook_removed(m: Machine, owner: str) -> Any:
+    leaf = fanin.Leaf(np.zeros(1))
+    node = fanin.Node(lambda g: g, edges=[(leaf, 0)])
+    hooked: Any = {"leaf": leaf, "node": node}[owner]
+    hook = hooked.register_hook(lambda g: g * 2)
+    m.spawn(lambda: fanin.backward([(node, 0, np.ones(1))]))
+    m.spawn(hook.remove)
+    m.join()
+    return repr(shown(leaf))
+
+
+def trace_read(m: Machine, read: Callable[[Any], Any]) -> Any:
+    trace, s, buf = fanin.trace(capacity=1), m.stream(), fanin.InputBuffer(1)
+
+    def traced() -> None:
+        with trace:
+            buf.add(0, np.ones(1))
+            m.launch(s, lambda: None)
+
+    m.spawn(traced)
+    reader = m.spawn(lambda: read(trace))
+    m.join()
+    return reader.result
+
+
+def edges_read(m: Machine, read: Callable[[Any], Any]) -> Any:
+    edges = fanin.Node(lambda g: g).edges
+    m.spawn(lambda: edges.append(None))
+    reader = m.spawn(lambda: read(edges))
+    m.join()
+    return reader.result
+
+
+READS: dict[str, Callable[[Machine], Any]] = {
+    "a hook of a leaf": lambda m: hook_removed(m, "leaf"),
+    "a hook of a node": lambda m: hook_removed(m, "node"),
+    "repr(trace)": lambda m: trace_read(m, repr),
+    "len(trace)": lambda m: trace_read(m, len),
+    "trace.lines": lambda m: trace_read(m, lambda trace: len(trace.lines)),
+    "trace.dropped": lambda m: trace_read(m, lambda trace: trace.dropped),
+    "len(edges)": lambda m: edges_read(m, len),
+    "list(edges)": lambda m: edges_read(m, lambda edges: len(list(edges))),
+    "repr(edges)": lambda m: edges_read(m, repr),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_the_reduction_loses_no_outcome_of_a_read_beside_a_call(what: str) -> None:
+    words, reduced, _ = searched(READS[what], 60)
+    assert not words and reduced.complete and len(reduced.results) > 1, (words, reduced)
+
+
 # No method is forgotten
 
 #: What reads nothing that another call could change, or what only the machinery of threads calls.

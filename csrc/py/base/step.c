@@ -65,6 +65,7 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
     PyTypeObject *machine = fan_state_get()->machine_type; /* NULL: a core without fanin.sim */
     if (fan_sched_enter_or_raise() < 0)
         return -1;
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
     if (machine && PyObject_TypeCheck(self, machine))
         return 0;
     for (Py_ssize_t i = nargs; i < n; i++) {
@@ -74,7 +75,6 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
         writes |= PyUnicode_CompareWithASCIIString(name, "out") == 0;
     }
     fan_sched_access(FAN_THING_HOST_MEMORY, 0, writes ? FAN_SCHED_WRITE : FAN_SCHED_READ);
-    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
     accessed(self, slots);
     for (Py_ssize_t i = 0; i < n; i++)
         accessed(args[i], NULL);

@@ -59,6 +59,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
 
 PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 {
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     for (int when = 0; owner->more && when < FAN_HOOK_TIMES; when++) {
         PyObject *before = owner->more->hooks[when], *all = NULL;
         Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;

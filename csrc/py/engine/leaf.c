@@ -440,7 +440,7 @@ static int check_grad(const leaf_object *self, PyObject *value)
         fan_device_text(spec->device, wants, sizeof wants);
         fan_device_text(v.device, has, sizeof has);
         bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s", name, wants, has,
-                         strcmp(wants, has) == 0 ? " of another machine" : "");
+                         fan_device_of_another(v.device, spec->device));
     }
     fan_value_release(&v);
     return bad ? -1 : 0;

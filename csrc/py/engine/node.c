@@ -247,11 +247,10 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
     if (!wrong)
         return 0;
     const fan_device *d = wrong->device;
-    bool machine = d->backend == own->device->backend && d->self != own->device->self;
     return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
                       fan_device_text(d, one, sizeof one), (size_t)(wrong - specs->specs),
                       (unsigned long long)own->handle, fan_device_text(own->device, two, sizeof two),
-                      machine ? " of another machine" : "");
+                      fan_device_of_another(own->device, d));
 }
 
 static int place_in(node_object *self, place_args *a, PyObject *slots)

@@ -252,10 +252,10 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
             continue;
         }
         if (in[i])
-            return fan_set_error(PyExc_ValueError,
-                                 "%U: operand %zu lies on %s, but the graph tree is of %s (of its machine)", self->name,
-                                 i, fan_device_text(d, there, sizeof there),
-                                 fan_device_text(self->tree->d, here, sizeof here));
+            return fan_set_error(PyExc_ValueError, "%U: operand %zu lies on %s, but the graph tree is of %s%s",
+                                 self->name, i, fan_device_text(d, there, sizeof there),
+                                 fan_device_text(self->tree->d, here, sizeof here),
+                                 fan_device_of_another(d, self->tree->d));
         if ((self->nroles == 0 || i < self->nroles) &&
             (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i]))) {
             char text[32];

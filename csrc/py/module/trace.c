@@ -61,9 +61,17 @@ static PyObject *line_of(const fan_trace_line *l)
                          (unsigned long long)l->thread);
 }
 
+/* trace_read: reports a read to the search of host orders. Any call of the recorded thread, which counts itself in its
+ * footprint, may add lines. */
+static const fan_trace *trace_read(PyObject *o)
+{
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
+    return trace_of(o);
+}
+
 static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_trace *t = trace_of(o);
+    const fan_trace *t = trace_read(o);
     size_t n = fan_trace_count(t);
     PyObject *made = PyList_New(0);
     for (size_t i = 0; made && i < n; i++)
@@ -73,10 +81,17 @@ static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *trace_get_dropped(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(fan_trace_dropped(trace_of(o)));
+    return PyLong_FromUnsignedLongLong(fan_trace_dropped(trace_read(o)));
 }
 
-static Py_ssize_t trace_length(PyObject *o) { return (Py_ssize_t)fan_trace_count(trace_of(o)); }
+static Py_ssize_t trace_length(PyObject *o)
+{
+    if (fan_sched_active() && fan_sched_enter_or_raise() < 0)
+        return -1;
+    size_t n = fan_trace_count(trace_read(o));
+    fan_sched_leave();
+    return (Py_ssize_t)n;
+}
 
 #include "py/declared/Trace.h"
 

@@ -87,16 +87,25 @@ def parts_alone(x: object) -> tuple[bool, bool]:
 def is_alone(part: Tensor, made_here: bool) -> bool:
     """Whether a sparse tensor alone has this part of it, and this its memory: as often as of a tensor that is new."""
     torch = sys.modules["torch"]
-    count: Callable[[int], int] = torch._C._storage_Use_Count
-    new = torch.empty(1)
-    memory, memory_of_new = part.untyped_storage(), new.untyped_storage()
     return (
         part._use_count() == 2  # of the sparse tensor, and `part`
-        and count(memory._cdata) == count(memory_of_new._cdata)
-        and sys.getrefcount(memory) == sys.getrefcount(memory_of_new)
+        and memory_counts(part, made_here) == memory_counts(torch.empty(1))
         and not weakref.getweakrefcount(part)
-        and not weakref.getweakrefcount(memory)
-        and (memory.resizable() or made_here)
-        and not memory.is_shared()
         and part.is_contiguous()
+    )
+
+
+def memory_counts(x: Tensor, made_here: bool = False) -> tuple[int, ...]:
+    """The references that torch and Python count to a tensor's memory and to its storage object; whether torch's
+    allocator made the memory (or fanin, if `made_here`); whether other processes may have it. Something else has the
+    memory if these are not those of a new tensor.
+    """
+    count: Callable[[int], int] = sys.modules["torch"]._C._storage_Use_Count
+    memory = x.untyped_storage()
+    return (
+        count(memory._cdata),
+        sys.getrefcount(memory),
+        weakref.getweakrefcount(memory),
+        memory.resizable() or made_here,
+        memory.is_shared() and x.device.type == "cpu",  # on a GPU all memory says so
     )

@@ -171,7 +171,16 @@ def backward(
                 workers=workers,
             )
 
-    _inside(run, retain)
+    try:
+        _inside(run, retain)
+    except RuntimeError as e:
+        if workers > 1 and "checkpoint" in str(e):
+            note(
+                e,
+                f"backward: workers={workers}: a checkpoint without reentrance computes its segment for one thread:"
+                " use workers=1",
+            )
+        raise
 
 
 def _gradients(

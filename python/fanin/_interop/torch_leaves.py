@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -44,7 +45,7 @@ class Taking:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
         self._later: list[torch.Tensor] = []  # those whose hooks after accumulation are replaced
-        self._grads: list[torch.Tensor | None] = []
+        self.grads: list[torch.Tensor | None] = []  # .grad at the beginning
 
     def begin(self, collectors: Sequence[Collector]) -> None:
         """Install a collector for each parameter; ValueError if another takes the gradient of one."""
@@ -71,7 +72,7 @@ class Taking:
                     )
             _takings.append(self._reference)
         try:
-            self._grads = [p.grad for p in self.parameters]
+            self.grads = [p.grad for p in self.parameters]
             self._nodes = accumulators(self.call, self.parameters, self.names)
             for p in have_after_hooks(self.parameters):
                 self._later.append(p)
@@ -101,9 +102,18 @@ class Taking:
         if self._reference in _takings:
             _takings.remove(self._reference)
 
+    def is_replaced(self, slot: int) -> bool:
+        """Before `end`: whether the node of a parameter is another one than at the beginning."""
+        p = self.parameters[slot]
+        if not p.requires_grad:
+            return False
+        with contextlib.suppress(RuntimeError):
+            return accumulators(self.call, [p], [self.names[slot]]) != [self._nodes[slot]]
+        return True
+
     def check(self) -> None:
         """After `end`: RuntimeError if a .grad was set meanwhile."""
-        grads, self._grads = self._grads, []
+        grads, self.grads = self.grads, []
         was_set = [
             word(name)
             for p, name, grad in zip(self.parameters, self.names, grads, strict=True)
@@ -114,6 +124,15 @@ class Taking:
                 f"{self.call}: .grad of {', '.join(was_set)} was set meanwhile, by an assignment or by"
                 " DistributedDataParallel outside of no_sync(): what was set is no sum over ranks"
             )
+
+
+def recorded(name: str | int) -> str:
+    """Of a gradient that requires a gradient."""
+    return (
+        f"the gradient of {word(name)} records a graph (requires_grad is True), as of backward(create_graph=True) or of"
+        " a hook that returns a tensor with requires_grad: the sum cannot be differentiated; let the hook return"
+        " x.detach(), or call that backward() elsewhere"
+    )
 
 
 class Later:
@@ -290,10 +309,7 @@ class TorchLeaf:
         def collect(gradients: tuple[torch.Tensor | None]) -> tuple[None]:
             [g] = gradients
             if g is not None and g.requires_grad:
-                raise RuntimeError(
-                    f"Reducer: the gradient of {self.name} records a graph, as of backward(create_graph=True): a sum"
-                    " over ranks cannot be differentiated"
-                )
+                raise RuntimeError(f"Reducer: {recorded(self.name)}")
             if g is not None:
                 put(g)
             return (None,)

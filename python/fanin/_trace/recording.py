@@ -120,17 +120,17 @@ class Trace(Pictured):
 
     def __init__(self, capacity: int = 1 << 16) -> None:
         self._capacity = capacity
-        self._cores: list[_core.Trace] = []
+        self._cores = [_core.Trace(capacity)]
         self._races: list[tuple[int, str]] = []  # (lines before it, the message)
-        self._depth = 0
+        self._depth, self._begun = 0, False
 
     def __enter__(self) -> Trace:
         if self._depth:
             raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
-        self._depth = 1
-        core = _core.Trace(self._capacity)
-        self._cores.append(core)
-        core.begin()
+        if self._begun:
+            self._cores.append(_core.Trace(self._capacity))
+        self._cores[-1].begin()
+        self._begun, self._depth = True, 1
         active().append(self)
         return self
 
