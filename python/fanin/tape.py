@@ -934,7 +934,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     gradients : sequence
         An initial gradient for each value. Default: ones.
     budget : int, float or "auto"
-        The budget of the buffers.
+        The budget of this pass's buffers.
     create_graph : bool
         The pass records itself: `.grad` becomes a Var, which can be differentiated.
     progress : callable
@@ -942,14 +942,14 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
     """
-    with fanin.set_options(budget=budget):
-        fanin.backward(
-            roots_of(losses, gradients, create_graph),
-            keep_graph=True,
-            create_graph=create_graph,
-            progress=progress,
-            reducer=reducer,
-        )
+    fanin.backward(
+        roots_of(losses, gradients, create_graph),
+        keep_graph=True,
+        create_graph=create_graph,
+        progress=progress,
+        budget=budget,
+        reducer=reducer,
+    )
 
 
 def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[object] | None = None, *,
@@ -961,8 +961,8 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
         if x.edge is None:
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
     roots = roots_of(losses, gradients, create_graph)
-    with fanin.set_options(budget=budget):
-        made = fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)
+    edges = [cast(Edge, x.edge) for x in inputs]
+    made = fanin.grad(roots, edges, keep_graph=True, create_graph=create_graph, budget=budget)
     if _here.recording is not None:
         for g in made:
             if type(g) is np.ndarray:
