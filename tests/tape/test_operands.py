@@ -216,7 +216,7 @@ OPS = [tape.embedding, tape.gathered]
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
 @pytest.mark.parametrize(
     "index",
-    [[0, 1], (0, 1), 1, np.int64(2), np.array(1), [], np.zeros((0, 2), int), np.array([[2, 2], [0, 2]]),
+    [[0, 1], (0, 1), [[], []], 1, np.int64(2), np.array(1), [], np.zeros((0, 2), int), np.array([[2, 2], [0, 2]]),
      *(np.array([2, 0, 2], d) for d in ("int8", "uint8", "int32", "uint32", "uint64"))],
 )  # fmt: skip
 def test_rows_are_those_of_numpy_and_their_gradient_counts_how_often_each_was_read(
