@@ -140,6 +140,7 @@ struct fan_backward_config {
     bool keep_graph;
     bool create_graph; /* the pass records itself (A1, L6) */
     bool detect;       /* the pass ends at the first gradient that is not finite (E11) */
+    uint64_t budget;   /* of the pass's buffers */
     uint32_t workers;  /* threads that run nodes, the caller's included (E12); 0 is 1 */
     void *schedule;    /* held from begin on; NULL: E2's order */
     void *progress;    /* callback, held from begin on; NULL: none */

@@ -677,6 +677,7 @@ def backward(
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
+    budget: float | Literal["auto"] | None = None,
     workers: int = 1,
     reducer: object = None,
 ) -> None:  # step
@@ -706,6 +707,9 @@ def backward(
         time. An exception in it ends the pass.
     one : callable, optional
         `one(node, slot)` returns the gradient of a root that has none.
+    budget : int, float or "auto", optional
+        Bytes that may wait in each buffer of this pass (see `InputBuffer`). Default: `set_options(budget=)`, as it is
+        when the pass begins.
     workers : int
         Threads that run nodes, the caller's included, with the same bits for every number. It pays where
         functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
@@ -758,6 +762,7 @@ def grad(
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
+    budget: float | Literal["auto"] | None = None,
     workers: int = 1,
 ) -> list[Any]:  # step
     """Run a pass and return the gradients of `inputs` as a list; no leaf changes.
@@ -802,6 +807,7 @@ def walk(
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
+    budget: float | Literal["auto"] | None = None,
 ) -> Walk:  # step
     """A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.
 

@@ -71,6 +71,19 @@ def counters() -> ProcessCounters:
     return _core.counters()
 
 
+#: Whether `set_options(debug=True)` is in force: read for each operation of fanin.tape.
+debugging = False
+
+
+def _set(given: Sequence[Any]) -> Mapping[str, Any]:
+    """Set the options of the core, where `given` is not None; return those of before."""
+    global debugging
+    before: Mapping[str, Any] = _core.set_options(*given)
+    if given[0] is not None:
+        debugging = bool(given[0])
+    return before
+
+
 class Restore:
     """The result of `set_options`: as a context manager it restores the options at the end of the block."""
 
@@ -81,7 +94,7 @@ class Restore:
         return None
 
     def __exit__(self, *_: object) -> None:
-        _core.set_options(*self._before)
+        _set(self._before)
         if self._raw is not None:
             streams.raw_addresses = self._raw
 
@@ -106,8 +119,8 @@ def set_options(
     ----------
     debug : bool
         Hash each array when it is added and again when it is summed; a change between them is a RuntimeError that names
-        the contribution. Memory that is kept for later results is filled with a pattern, and a write to it ends the
-        process. Default: False.
+        the contribution. `fanin.tape` does so with what its derivatives read. Memory that is kept for later results is
+        filled with a pattern, and a write to it ends the process. Default: False.
     budget : int, float or "auto"
         Bytes that may wait in a buffer without a budget of its own, for buffers made from now on (see
         `fanin.InputBuffer`). Default: "auto".
@@ -157,7 +170,7 @@ def set_options(
         "capture_redirect": capture_redirect,
         "detect": detect,
     }
-    old: Mapping[str, Any] = _core.set_options(*given.values())
+    old = _set(list(given.values()))
     raw = streams.raw_addresses  # in the same step of a thread of `Machine.spawn`
     if raw_addresses is not None:
         streams.raw_addresses = bool(raw_addresses)

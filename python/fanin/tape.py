@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fanin
-from fanin import _core
+from fanin import _core, options
 from fanin._interop.protocols import DType, NDArray
 from fanin._overlap import overlaps
 from fanin._words import counted, type_of
@@ -339,28 +339,28 @@ class Var:
         return f"<Var {self.shape} {self.dtype} on {self.device.name}, {self.node or 'constant'}>"
 
     def __add__(self, other: Var | npt.ArrayLike) -> Var:
-        return add(self, operand(other, self))
+        return add(self, other)
 
     def __radd__(self, other: npt.ArrayLike) -> Var:
-        return add(operand(other, self), self)
+        return add(other, self)
 
     def __sub__(self, other: Var | npt.ArrayLike) -> Var:
-        return sub(self, operand(other, self))
+        return sub(self, other)
 
     def __rsub__(self, other: npt.ArrayLike) -> Var:
-        return sub(operand(other, self), self)
+        return sub(other, self)
 
     def __mul__(self, other: Var | npt.ArrayLike) -> Var:
-        return mul(self, operand(other, self))
+        return mul(self, other)
 
     def __rmul__(self, other: npt.ArrayLike) -> Var:
-        return mul(operand(other, self), self)
+        return mul(other, self)
 
     def __matmul__(self, other: Var | npt.ArrayLike) -> Var:
-        return matmul(self, operand(other, self))
+        return matmul(self, other)
 
     def __rmatmul__(self, other: npt.ArrayLike) -> Var:
-        return matmul(operand(other, self), self)
+        return matmul(other, self)
 
     def __neg__(self) -> Var:
         return neg(self)
@@ -380,7 +380,7 @@ class Var:
 
     def mean(self, axis: Axis = None) -> Var:
         """Return the mean over some axes (default: all)."""
-        return total(self, axis, 1 / math.prod(self.shape[i] for i in axes_of(self, axis)))
+        return total(self, axis, share(math.prod(self.shape[i] for i in axes_of(self, axis))))
 
     def to(self, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
         """Copy it to another device, as the function `to` does."""
@@ -389,6 +389,10 @@ class Var:
 
 def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
     """A constant: a copy of an ndarray on a device."""
+    if not isinstance(value, _core.Array):
+        checked = numbers("array", value)
+        if _here.recording is None and not _in_graph_tree():  # these read the value as it was given
+            value = checked
     return Var(device.put(value), device)
 
 
@@ -399,17 +403,57 @@ def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter
     return var
 
 
-def operand(x: object, like: Var) -> object:
-    """The other operand of an operator: Vars and numbers as they are, else an ndarray of the other's dtype."""
-    return x if type(x) in (Var, float, int) else fitted(x, like)
+def numbers(name: str, x: object) -> NDArray:
+    """An array of numbers as an ndarray; TypeError for everything that would lose its meaning, by the name of the
+    operation.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: got a masked array, whose mask would be lost: pass x.filled(value)")
+    if isinstance(x, np.ndarray) and type(x) not in (np.ndarray, np.memmap):
+        raise TypeError(f"{name}: got {type_of(x)}, whose own operators would not be used: pass np.asarray(x)")
+    if isinstance(x, Var):
+        raise TypeError(f"{name}: expected an array of numbers, got {x!r}")
+    made = np.asarray(x)
+    if made.dtype.kind not in NUMBERS and (made.dtype.kind != "V" or made.dtype.type is np.void):  # V: bfloat16, too
+        got = f"{type_of(x)} of {made.dtype}" if made.shape else type_of(x)
+        raise TypeError(f"{name}: expected numbers or an array of numbers, got {got}")
+    return made
 
 
-def fitted(x: object, like: Var) -> NDArray:
-    """An ndarray of a Var's dtype. Floats do not fit into integers, nor complex numbers into floats."""
-    own, wanted = np.asarray(x).dtype, like.dtype
-    if (own.kind == "f" and wanted.kind in "biu") or (own.kind == "c" and wanted.kind in "biuf"):
-        raise TypeError(f"{own} beside {like!r} would lose values in {wanted}: make that one of {own}")
-    return np.asarray(x, wanted)
+def plain_operand(name: str, x: object) -> object:
+    """An input of an operation that has no Var: an array or a number as it is, else an ndarray."""
+    ready = x.dtype.kind != "O" if type(x) is np.ndarray else isinstance(x, int | float | np.number | _core.Array)
+    return x if ready else numbers(name, x)
+
+
+NUMBERS = "biufc"  # kinds of dtypes
+WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # a kind holds those of lesser numbers
+
+
+def array_of(name: str, x: object) -> NDArray:
+    """`numbers` that a replay may read, where a step is recorded."""
+    if _here.recording is not None:
+        no_numbers_of_numpy(name, [x])
+    return numbers(name, x)
+
+
+def fitted(name: str, x: object, like: Var) -> NDArray:
+    """An ndarray of a Var's dtype, for an operation. Numbers of a wider kind do not fit, such as floats into integers,
+    nor integers beyond its range.
+    """
+    made, wanted = numbers(name, x), like.dtype
+    own = made.dtype
+    if WIDTHS[own.kind] > WIDTHS[wanted.kind]:
+        raise TypeError(f"{name}: {own} beside {like!r} would lose values in {wanted}: make that one of {own}")
+    if own.kind in "iu" and wanted.kind in "iu" and made.size and not np.can_cast(own, wanted):
+        limits = np.iinfo(wanted)
+        beyond = [n for n in (int(made.min()), int(made.max())) if not limits.min <= n <= limits.max]
+        if beyond:
+            raise OverflowError(
+                f"{name}: {beyond[0]} beside {like!r} does not fit into {wanted}, from {limits.min} to {limits.max}:"
+                f" make that one of {own}"
+            )
+    return made.astype(wanted, copy=False)
 
 
 def update(
@@ -418,15 +462,72 @@ def update(
     """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first written one, a Var or
     an ndarray.
 
-    That stream must be ordered after all other readers; after `backward`, it is ordered after the whole pass.
+    That stream must be ordered after all other readers; after `backward`, it is ordered after the whole pass. A later
+    pass over an operation whose derivative reads what is written here is a RuntimeError.
     """
     device = cpu if isinstance(writes[0], np.ndarray) else cast(Var, writes[0]).device
     stream = device.current()
+    for x in writes:
+        _writes.add(
+            x.data if isinstance(x, Var) else x, device, name if name != "update" else getattr(fn, "__name__", "update")
+        )
     with at(device, name, stream):
         launch(fn, *([x.needed_on(stream) if isinstance(x, Var) else x for x in xs] for xs in (reads, writes)))
     for x in writes:
         if isinstance(x, Var):
             x.made_on(stream)
+
+
+class _Writes:
+    """The newest write of `update` to each piece of memory. A view shares the memory of its base."""
+
+    def __init__(self) -> None:
+        self.count = 0  # of all writes
+        self._lock = threading.Lock()
+        self._of_host: dict[int, tuple[int, str, object]] = {}  # by the id of the ndarray that owns the memory
+        self._of_devices = weakref.WeakKeyDictionary[object, dict[tuple[str, int, int], tuple[int, str]]]()
+
+    def add(self, x: Array, device: Device, by: str) -> None:
+        """Count a write to the memory of x."""
+        with self._lock:
+            self.count += 1
+            if isinstance(x, np.ndarray):
+                base = owner(x)
+                key = id(base)
+                end = weakref.ref(base, lambda _: self._of_host.pop(key, None))
+                self._of_host[key] = self.count, by, end
+            else:
+                self._of_devices.setdefault(device.machine or cpu, {})[extent(x)] = self.count, by
+
+    def after(self, x: object, device: Device, count: int) -> str | None:
+        """The name of the newest write to the memory of x, if it came after so many writes."""
+        if isinstance(x, np.ndarray):
+            number, by, _ = self._of_host.get(id(owner(x)), (0, "", None))
+            return by if number > count else None
+        if not isinstance(x, _core.Array):
+            return None
+        where, low, high = extent(x)
+        for (there, start, end), (number, by) in self._of_devices.get(device.machine or cpu, {}).items():
+            if number > count and where == there and low < end and start < high:
+                return by
+        return None
+
+
+_writes = _Writes()
+
+
+def owner(x: NDArray) -> NDArray:
+    """The ndarray whose memory x is a view of; x itself if it is none."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def extent(x: _core.Array) -> tuple[str, int, int]:
+    """The device of an array, and the addresses between which it lies."""
+    reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    low = x.address + sum(r for r in reach if r < 0)
+    return x.device, low, x.address + sum(r for r in reach if r > 0) + x.itemsize
 
 
 # ---------------------------------------------------------------- 3. The class of operations
@@ -458,17 +559,22 @@ class Op:
     `forward(*arrays)` returns an ndarray. `vjps[i](g, y, *args)` makes, of the result's gradient g, the gradient of
     input i, or one that broadcasts from it: the input's slot sums it to the shape (A9). y is the result if `result` is
     true. They work on arrays and on Vars. `shape(*args)` is the shape of the result, for devices, where it is needed
-    before the result; without it, inputs broadcast. `view`: whether the result is a view.
+    before the result; without it, inputs broadcast. `view`: whether the result is a view. `reads[i]`: the places of the
+    arguments whose values `vjps[i]` reads, -1 for the result; default: all.
+
+    Inputs and index arrays that are no Vars are read when the operation is called: those that a derivative reads are
+    copied. Arguments that it reads are guarded: a write by `update` before the pass is a RuntimeError.
     """
 
     def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
-                 shape: Callable[..., Shape] | None = None, result: bool = False) -> None:  # fmt: skip
+                 shape: Callable[..., Shape] | None = None, result: bool = False,
+                 reads: Sequence[Sequence[int]] | None = None) -> None:  # fmt: skip
         self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
         self.compute = of_numpy_2(forward)
-        self.view, self.shape, self.result = view, shape, result
+        self.view, self.shape, self.result, self.reads = view, shape, result, reads
 
     def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
-        device, edges, live = None, list[Edge](), list[int]()
+        device, edges, live, others = None, list[Edge](), list[int](), False
         arrays: list[object] = []
         for x in args:
             if type(x) is Var:
@@ -477,21 +583,84 @@ class Op:
                     edges.append(x.edge)
                     live.append(len(arrays))
                 x = x.data
+            elif type(x) is not float and type(x) is not int and (len(arrays) < self.n or type(x) is np.ndarray):
+                others = True
             arrays.append(x)
         if device is None:
+            if others:
+                args = tuple([plain_operand(self.name, x) for x in args[: self.n]]) + args[self.n :]
             return cast(Var, self.compute(*args) if _here.recording is None else self.queued(args, ()))
+        if others:
+            args = self.admitted(args, live)
+            arrays = [x.data if type(x) is Var else x for x in args]
         if device.machine is not None or _here.recording is not None or _in_graph_tree():
             return self.on_device(device, args, live)
         data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
         if edges:
             me: Me = []
-            fn = partial(gradients, self.vjps[live[0]], arrays, y.data if self.result else None, self, args, live, me)
+            result = y.data if self.result else None
+            count = _writes.count
+            saved: Saved = (count, self.digests(arrays, result, live)) if options.debugging else count
+            fn = partial(gradients, self.vjps[live[0]], arrays, result, self, args, live, me, saved)
             node = fanin.Node(fn, 1, edges, slots=(y.data,), name=self.name)
             if len(live) > 1:
                 me.append(weakref.ref(node))
             y.edge = node, 0
         return y
+
+    def admitted(self, args: Sequence[object], live: Sequence[int]) -> tuple[object, ...]:
+        """The arguments with inputs that are no Vars as ndarrays of the first Var's dtype, and copies of arrays that a
+        derivative reads: their owner may write to them.
+        """
+        if _here.recording is not None:
+            no_numbers_of_numpy(self.name, args)
+        like = next((x for x in args[: self.n] if type(x) is Var), None)
+        copies = _here.recording is None and not _in_graph_tree()  # these refuse writes that they do not record
+        made = list(args)
+        for i, x in enumerate(args):
+            kind = type(x)
+            if kind is Var or kind is float or kind is int or isinstance(x, _core.Array):
+                continue
+            fits = isinstance(x, np.ndarray) and kind is np.ndarray and (like is None or x.dtype == like.data.dtype)
+            if i < self.n and not fits:
+                made[i] = fitted(self.name, x, like) if like else numbers(self.name, x)
+            if copies and made[i] is x and isinstance(x, np.ndarray):
+                read = any(i in self.places(j, args) for j in live)
+                made[i] = x.copy("K") if read else x
+        return tuple(made)
+
+    def places(self, i: int, args: Sequence[object]) -> Sequence[int]:
+        """The places of the arguments that the i-th derivative reads, -1 for the result."""
+        return range(-1, len(args)) if self.reads is None else self.reads[i]
+
+    def read(self, live: Sequence[int], need: Sequence[bool], args: Sequence[object], records: bool) -> set[int]:
+        """The places that the needed derivatives read now; a pass that records itself makes the result again."""
+        read = {place for i, n in zip(live, need, strict=True) if n for place in self.places(i, args)}
+        return read | set(range(self.n)) if records and self.result else read
+
+    def digests(self, arrays: Sequence[object], result: object, live: Sequence[int]) -> dict[int, int]:
+        """Of each argument that a derivative reads: a digest of its bytes."""
+        read = {place for i in live for place in self.places(i, arrays)}
+        values = {place: result if place < 0 else arrays[place] for place in read}
+        return {place: hash(x.tobytes()) for place, x in values.items() if isinstance(x, np.ndarray)}
+
+    def check(self, args: Sequence[object], arrays: Sequence[object], result: object, read: Iterable[int],
+              saved: Saved, device: Device) -> None:  # fmt: skip
+        """RuntimeError for a write, since the operation was called, to what its derivatives read."""
+        count, digests = saved if isinstance(saved, tuple) else (saved, {})
+        for place in sorted(set(read)):
+            x = result if place < 0 else arrays[place]
+            by = _writes.after(x, device, count)
+            if by is None and (place not in digests or hash(cast(NDArray, x).tobytes()) == digests[place]):
+                continue
+            what = "its result" if place < 0 else f"its argument {place}, {args[place]!r},"
+            by = "a write without tape.update (found by debug=True)" if by is None else f"tape.update of {by!r}"
+            raise RuntimeError(
+                f"{self.name}: {by} has changed {what} after {self.name} was called, and the derivative needs the value"
+                f" of then: run the pass before the write, call {self.name} again after it, or give it a copy,"
+                " x.to(x.device)"
+            )
 
     def recorded(self, args: Any, live: list[int], need: Sequence[bool], g: Var) -> list[Var | None]:
         """The gradients of some inputs as Vars. The result, if needed, is made again, so that it leads back."""
@@ -505,10 +674,15 @@ class Op:
         if device.machine is not None:  # kernels run late, when the caller may have written into his own
             args = [x.copy() if type(x) is np.ndarray else x for x in args]
 
+        saved, data = _writes.count, [x.data if type(x) is Var else x for x in args]
+
         def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
+            if saved != _writes.count:
+                read = self.read(live, need, args, records=not _here.back)
+                self.check(args, data, y[0] and y[0].data, read, saved, device)
             if not _here.back:
-                return self.recorded(args, live, need, grads[0])
-            xs = [Var(x.data, x.device) if type(x) is Var else x for x in args]  # without edges
+                return self.recorded(held(args, data), live, need, grads[0])
+            xs = [Var(a, x.device) if type(x) is Var else x for x, a in zip(args, data, strict=True)]  # without edges
             grads = [dense(g) for g in grads]
             return [self.vjps[i](*grads, *y, *xs) if n else None for i, n in zip(live, need, strict=True)]
 
@@ -570,11 +744,17 @@ class Op:
         return locked(out)
 
 
+Saved = int | tuple[int, dict[int, int]]  # the number of writes when an operation was called; with debug=True, digests
+
+
 def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Sequence[object], live: list[int], me: Me,
-              g: object) -> object:  # fmt: skip
+              saved: Saved, g: object) -> object:  # fmt: skip
     """The function of a node on the CPU: of arrays, or of Vars in a pass that records itself."""
+    if saved != _writes.count:
+        read = op.read(live, needs(me, live), args, records=type(g) is Var)
+        op.check(args, arrays, y, read, saved, cpu)
     if type(g) is Var:
-        return op.recorded(args, live, needs(me, live), g)
+        return op.recorded(held(args, arrays), live, needs(me, live), g)
     if g is None:
         return [None] * len(live)
     if type(g) is fanin.Sparse:
@@ -582,6 +762,19 @@ def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Seque
     if not me:
         return vjp(g, y, *arrays)  # of one input
     return [op.vjps[i](g, y, *arrays) if n else None for i, n in zip(live, needs(me, live), strict=True)]
+
+
+def held(args: Sequence[object], arrays: Sequence[object]) -> list[object]:
+    """The arguments with the arrays that they had when the operation was called; `.data` may be another now."""
+
+    def of(x: object, data: object) -> object:
+        if type(x) is not Var or x.data is data:
+            return x
+        then = Var(cast(Array, data), x.device)
+        then.edge = x.edge
+        return then
+
+    return [of(x, data) for x, data in zip(args, arrays, strict=True)]
 
 
 def needs(me: Me, edges: Sequence[object]) -> list[bool]:
@@ -674,16 +867,18 @@ def sum_to(x: Var, shape: Shape) -> Var:
 
 # ---------------------------------------------------------------- 4. Operations
 
-neg: Op = Op("neg", np.negative, lambda g, y, a: -g)
-add = Op("add", np.add, lambda g, y, a, b: g, lambda g, y, a, b: g)
-sub = Op("sub", np.subtract, lambda g, y, a, b: g, lambda g, y, a, b: -g)
-mul = Op("mul", np.multiply, lambda g, y, a, b: g * b, lambda g, y, a, b: g * a)
+NONE = ((),)  # of one derivative that reads no values
+neg: Op = Op("neg", np.negative, lambda g, y, a: -g, reads=NONE)
+add = Op("add", np.add, lambda g, y, a, b: g, lambda g, y, a, b: g, reads=NONE * 2)
+sub = Op("sub", np.subtract, lambda g, y, a, b: g, lambda g, y, a, b: -g, reads=NONE * 2)
+mul = Op("mul", np.multiply, lambda g, y, a, b: g * b, lambda g, y, a, b: g * a, reads=((1,), (0,)))
 product = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b: a.T @ g,
-            shape=lambda a, b: (a.shape[0], b.shape[1]))  # fmt: skip
+            shape=lambda a, b: (a.shape[0], b.shape[1]), reads=((1,), (0,)))  # fmt: skip
 
 
 def matmul(a: object, b: object) -> Var:
     """Of matrices: (n, k) with (k, m) is (n, m)."""
+    a, b = (x if isinstance(x, Var | _core.Array) else array_of("matmul", x) for x in (a, b))
     shapes = [tuple(getattr(x, "shape", ())) for x in (a, b)]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][0]:
         raise ValueError(
@@ -692,23 +887,25 @@ def matmul(a: object, b: object) -> Var:
     return product(a, b)
 
 
-tanh = Op("tanh", np.tanh, lambda g, y, a: g * (1 - y * y), result=True)
+tanh = Op("tanh", np.tanh, lambda g, y, a: g * (1 - y * y), result=True, reads=((-1,),))
 positive = Op("positive", lambda x: (x > 0).astype(x.dtype))
-relu = Op("relu", lambda x: np.maximum(x, 0), lambda g, y, a: g * positive(a))
-reshape: Op = Op("reshape", reshaped, lambda g, y, a, shape: reshape(g, tuple(a.shape)), view=True)
-expand: Op = Op("expand", expanded, lambda g, y, a, shape: g, view=True)
+relu = Op("relu", lambda x: np.maximum(x, 0), lambda g, y, a: g * positive(a), reads=((0,),))
+reshape: Op = Op("reshape", reshaped, lambda g, y, a, shape: reshape(g, tuple(a.shape)), view=True, reads=NONE)
+expand: Op = Op("expand", expanded, lambda g, y, a, shape: g, view=True, reads=NONE)
 permute: Op = Op("transpose", lambda x, axes: x.transpose(*axes),
-             lambda g, y, a, axes: permute(g, np.argsort(axes).tolist()), view=True)  # fmt: skip
-rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded(g, i, tuple(a.shape)), view=True)
+             lambda g, y, a, axes: permute(g, np.argsort(axes).tolist()), view=True, reads=NONE)  # fmt: skip
+rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded(g, i, tuple(a.shape)), view=True,
+              reads=NONE)  # fmt: skip
 
 
-def transpose(a: Var, axes: Shape | None = None) -> Var:
+def transpose(a: Var, axes: Sequence[int] | None = None) -> Var:
     """Permute the axes (default: reverse them)."""
-    return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes)
+    return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes_of(a, axes))
 
 
 padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(x)), *[(0, 0)] * (x.ndim - 1)]),
-                lambda g, y, a, i, shape: rows(g, i, a.shape[0]), shape=lambda a, i, shape: shape)  # fmt: skip
+                lambda g, y, a, i, shape: rows(g, i, a.shape[0]), shape=lambda a, i, shape: shape,
+                reads=NONE)  # fmt: skip
 
 
 def split(a: Var, parts: int) -> list[Var]:
@@ -737,10 +934,18 @@ def axes_of(a: Var | Array, axis: Axis) -> Shape:
     return axes
 
 
+def share(n: int) -> float:
+    """Return the weight of one of n in their mean: NaN for a mean of nothing."""
+    return 1 / n if n else math.nan
+
+
 def add_up(x: NDArray, axes: Shape, scale: float) -> object:
     """Return the sum over `axes`, times `scale`."""
-    y = x.sum(axes)
-    return y if scale == 1 else y * scale
+    if scale == 1:
+        return x.sum(axes)
+    if x.dtype == np.float16:  # whose sum may be infinite where the mean is not
+        return (x.sum(axes, np.float32) * scale).astype(x.dtype)
+    return x.sum(axes) * scale
 
 
 def spread(g: Var | NDArray, y: object, a: Var | NDArray, axes: Shape, scale: float) -> Var:
@@ -751,7 +956,8 @@ def spread(g: Var | NDArray, y: object, a: Var | NDArray, axes: Shape, scale: fl
 
 
 summed = Op("sum", add_up, spread,
-            shape=lambda a, axes, scale: tuple(n for i, n in enumerate(a.shape) if i not in axes))  # fmt: skip
+            shape=lambda a, axes, scale: tuple(n for i, n in enumerate(a.shape) if i not in axes),
+            reads=NONE)  # fmt: skip
 
 
 def total(a: Var | Array, axis: Axis = None, scale: float = 1) -> Var:
@@ -786,10 +992,9 @@ def paste(g: NDArray, size: int) -> NDArray:
 
 #: Of images (n, height, width, channels): the square around each pixel, zeros beyond the edge; and its adjoint.
 squares: Op = Op("patches", windows, lambda g, y, a, size: pasted(g, size),
-             shape=lambda a, size: (*a.shape[:3], size, size, a.shape[3]))  # fmt: skip
-pasted: Op = Op(
-    "pasted", paste, lambda g, y, a, size: squares(g, size), shape=lambda a, size: (*a.shape[:3], a.shape[5])
-)
+             shape=lambda a, size: (*a.shape[:3], size, size, a.shape[3]), reads=NONE)  # fmt: skip
+pasted: Op = Op("pasted", paste, lambda g, y, a, size: squares(g, size),
+             shape=lambda a, size: (*a.shape[:3], a.shape[5]), reads=NONE)  # fmt: skip
 
 
 def patches(a: Var, size: int) -> Var:
@@ -812,30 +1017,64 @@ def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
     return y
 
 
+def read_rows(table: NDArray, index: NDArray) -> NDArray:
+    """Return rows of a table."""
+    if index.size and index.min() < 0:
+        raise IndexError(
+            f"rows of a table: expected indices from 0 to {len(table) - 1}, got {index.min()}: index % {len(table)}"
+            " counts from the end"
+        )
+    return table[index]
+
+
 def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | NDArray) -> object:
     """The gradient of rows read from a table, row by row; dense in a pass that records itself, like sums of Vars."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
     if type(index) is np.ndarray and _here.device.machine is not None:
         index = array(index, _here.device)
-    n, width = math.prod(index.shape), table.shape[1]
-    parts = (reshape(index, (1, n)), reshape(g, (n, width)))
+    if index.dtype not in (np.int32, np.int64):  # those of sparse gradients
+        wide = run(copy, index.data if isinstance(index, Var) else index, dtype=np.int64)
+        index = Var(wide, _here.device)
+    n = math.prod(index.shape)
+    parts = (reshape(index, (1, n)), reshape(g, (n, *table.shape[1:])))
     return fanin.Sparse("coo", tuple(x.data if type(x) is Var else x for x in parts), tuple(table.shape))
 
 
-#: Rows of a table, by their numbers. The table's gradient is sparse, if it is a parameter, or a copy of one.
-embedding = Op("embedding", lambda table, index: table[index], rows_read,
-               shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
-scattered: Op = Op("scattered", add_rows, lambda g, y, a, index, shape: embedding(g, index),
-               shape=lambda a, index, shape: shape)  # fmt: skip
-#: The same with a dense gradient, as a recorded step needs (6): the size of a sparse sum depends on values.
-gathered = Op("gathered", lambda table, index: table[index],
-              lambda g, y, table, index: scattered(g, index, tuple(table.shape)),
-              shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
+def integers(name: str, x: object) -> Any:
+    """An array of integers, for an operation: a Var, or what makes an ndarray."""
+    made = x if isinstance(x, Var | _core.Array) else array_of(name, x)
+    if isinstance(x, list | tuple) and not made.size:  # of no integers, which NumPy makes an array of floats
+        made = made.astype(np.intp)
+    if made.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got {made.dtype}")
+    return made
+
+
+looked_up = Op("embedding", read_rows, rows_read,
+               shape=lambda table, index: (*index.shape, *table.shape[1:]), reads=((1,),))  # fmt: skip
+scattered: Op = Op("scattered", add_rows, lambda g, y, a, index, shape: looked_up(g, index),
+               shape=lambda a, index, shape: shape, reads=((1,),))  # fmt: skip
+densely_looked_up = Op("gathered", read_rows, lambda g, y, table, index: scattered(g, index, tuple(table.shape)),
+              shape=lambda table, index: (*index.shape, *table.shape[1:]), reads=((1,),))  # fmt: skip
+
+
+def embedding(table: Var, index: object) -> Var:
+    """Rows of a table, by their numbers from 0. The table's gradient is sparse, if it is a parameter, or a copy of
+    one.
+    """
+    return looked_up(table, integers("embedding", index))
+
+
+def gathered(table: Var, index: object) -> Var:
+    """`embedding` with a dense gradient, as a recorded step needs (6): the size of a sparse sum depends on values."""
+    return densely_looked_up(table, integers("gathered", index))
 
 
 def log_softmax(z: NDArray) -> NDArray:
     """Return the logarithm of the softmax of each row."""
+    if not z.size:  # rows of nothing have no maximum
+        return z.copy()
     z = z - z.max(1, keepdims=True)
     z -= np.log(np.exp(z).sum(1, keepdims=True))
     return z
@@ -855,17 +1094,34 @@ def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
 
 
-softmax: Op = Op("softmax", lambda z: np.exp(log_softmax(z)), softmax_slope)
-excess = Op("excess", lambda z, t: np.exp(log_softmax(z)) - (t[:, None] == np.arange(z.shape[1])), softmax_slope)
-entropy = Op("cross entropy", lambda z, t, n: -picked(log_softmax(z), t).sum() / n,
-             lambda g, y, z, t, n: excess(z, t) * (g * (1 / n)), shape=lambda z, t, n: ())  # fmt: skip
+def negative_mean(z: NDArray, labels: NDArray, n: int) -> object:
+    """Return the sum of the negative log softmax of each row at its label, divided by n; of nothing it is NaN."""
+    if n:
+        return -picked(log_softmax(z), labels).sum() / n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return -picked(log_softmax(z), labels).sum() / n
 
 
-def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
-    """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it."""
-    if len(logits.shape) != 2 or labels.shape != logits.shape[:1]:
-        raise ValueError(f"cross_entropy: expected a label for each row, got {labels.shape} for {logits.shape}")
-    return entropy(logits, labels, count or logits.shape[0])
+def chances(z: NDArray) -> NDArray:
+    """Return the softmax of each row."""
+    p: NDArray = np.exp(log_softmax(z))
+    return p
+
+
+softmax: Op = Op("softmax", chances, softmax_slope, reads=((0,),))
+excess = Op("excess", lambda z, t: chances(z) - (t[:, None] == np.arange(z.shape[1])), softmax_slope, reads=((0,),))
+entropy = Op("cross entropy", negative_mean, lambda g, y, z, t, n: excess(z, t) * (g * (1 / n if n else math.inf)),
+             shape=lambda z, t, n: (), reads=((0, 1),))  # fmt: skip
+
+
+def cross_entropy(logits: Var, labels: object, count: int | None = None) -> Var:
+    """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it. Of no rows it is
+    NaN.
+    """
+    given = integers("cross_entropy", labels)
+    if len(logits.shape) != 2 or given.shape != logits.shape[:1]:
+        raise ValueError(f"cross_entropy: expected a label for each row, got {given.shape} for {logits.shape}")
+    return entropy(logits, given, logits.shape[0] if count is None else count)
 
 
 def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
@@ -907,12 +1163,12 @@ def roots_of(
             if g is None:
                 g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
             elif type(g) in (bool, int, float, complex):  # a number of the step's own, in a recorded one too
-                fitted(g, x)
+                fitted("backward", g, x)
                 g = run(lambda out, number=g: out.fill(number), shape=(), dtype=x.dtype)
             elif isinstance(g, Var):
                 g = g if recording else g.needed_on(x.device.current())
             elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
-                g = x.device.put(fitted(g, x))
+                g = x.device.put(fitted("backward", g, x))
         if recording:
             g = sum_to(g if isinstance(g, Var) else Var(cast(Array, g), x.device), x.shape)
         roots.append((*x.edge, g))
@@ -934,7 +1190,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     gradients : sequence
         An initial gradient for each value. Default: ones.
     budget : int, float or "auto"
-        The budget of the buffers.
+        The budget of this pass's buffers.
     create_graph : bool
         The pass records itself: `.grad` becomes a Var, which can be differentiated.
     progress : callable
@@ -942,14 +1198,14 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
     """
-    with fanin.set_options(budget=budget):
-        fanin.backward(
-            roots_of(losses, gradients, create_graph),
-            keep_graph=True,
-            create_graph=create_graph,
-            progress=progress,
-            reducer=reducer,
-        )
+    fanin.backward(
+        roots_of(losses, gradients, create_graph),
+        keep_graph=True,
+        create_graph=create_graph,
+        progress=progress,
+        budget=budget,
+        reducer=reducer,
+    )
 
 
 def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[object] | None = None, *,
@@ -961,8 +1217,8 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
         if x.edge is None:
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
     roots = roots_of(losses, gradients, create_graph)
-    with fanin.set_options(budget=budget):
-        made = fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)
+    edges = [cast(Edge, x.edge) for x in inputs]
+    made = fanin.grad(roots, edges, keep_graph=True, create_graph=create_graph, budget=budget)
     if _here.recording is not None:
         for g in made:
             if type(g) is np.ndarray:

@@ -26,7 +26,7 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
                                 size_t *nwanted)
 {
     /* The parameters of backward, in the order of core.pyi. */
-    enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS, REDUCER, ALL };
+    enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, BUDGET, WORKERS, REDUCER, ALL };
     PyObject *a[ALL] = {NULL};
     fanin_pass_options o;
     fan_backward *p = NULL;
@@ -44,7 +44,7 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
     a[WORKERS] = a[INPUTS] ? PyLong_FromUnsignedLong(o.workers ? o.workers : 1) : NULL;
     a[KEEP_GRAPH] = o.flags & FANIN_PASS_KEEP_GRAPH ? Py_True : Py_None;
     a[DETECT] = o.flags & FANIN_PASS_DETECT ? Py_True : Py_None;
-    a[CREATE_GRAPH] = a[SCHEDULE] = a[PROGRESS] = a[ONE] = a[REDUCER] = Py_None;
+    a[CREATE_GRAPH] = a[SCHEDULE] = a[PROGRESS] = a[ONE] = a[BUDGET] = a[REDUCER] = Py_None;
     if (a[WORKERS])
         p = fan_task_begin_args(call, a, strcmp(call, "grad") == 0, nwanted);
     Py_XDECREF(a[ROOTS]);

@@ -120,7 +120,6 @@ static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyOb
 PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config)
 {
     config.accumulate = FAN_DT_NONE;
-    config.budget = fan_state_get()->budget;
     config.frontend = &fan_python;
     return declared_make(fan_state_get()->buffer_type, d, names, &config);
 }
@@ -165,9 +164,9 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
     return buffer_make(type, &config);
 }
 
-PyObject *fan_buffer_plain(size_t n)
+PyObject *fan_buffer_plain(size_t n, uint64_t budget)
 {
-    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
+    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, budget);
 }
 
 /* buffer_new_fast: InputBuffer(n), InputBuffer(n, budget=..) and InputBuffer(slots). */

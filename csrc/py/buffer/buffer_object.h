@@ -69,9 +69,9 @@ void fan_slot_specs_fini(fan_slot_specs *d);
 PyObject *fan_process_counters(void); /* a fanin.options.ProcessCounters */
 void fan_buffer_freelist_free(fan_state *st);
 
-/* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared (specs NULL: of so many), with
- * the name, stream, leaf, stats and create_graph of `config`; `names`: of slots, or NULL. */
-PyObject *fan_buffer_plain(size_t n);
+/* fan_buffer_plain: InputBuffer(n, budget=budget). fan_buffer_declared: of slots that were declared (specs NULL: of so
+ * many), with the name, stream, leaf, stats, create_graph and budget of `config`; `names`: of slots, or NULL. */
+PyObject *fan_buffer_plain(size_t n, uint64_t budget);
 PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config);
 
 /* ---- add.c ---- */

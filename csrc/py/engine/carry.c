@@ -159,7 +159,8 @@ static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fa
     int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
     if (host < 0)
         return fan_from_python(err);
-    fan_buffer_config how = {.stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect};
+    fan_buffer_config how = {
+        .stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect, .budget = c->budget};
     *buffer = fan_node_buffer(fan_node_object(n), how);
     return *buffer ? FAN_OK : fan_from_python(err);
 }

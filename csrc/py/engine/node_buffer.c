@@ -5,7 +5,8 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
 {
     char name[128];
     const node_more *more = n->more;
-    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream) {
+    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed); /* its lines bear the node's name */
+    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream || traced) {
         const fan_slot_specs none = {.n = n->node.inputs}, *slots = more && more->slots.specs ? &more->slots : &none;
         how.name = fan_node_name(&n->node, name, sizeof name);
         how.leaf = how.stream && n->node.ops->leaf;
@@ -14,23 +15,12 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
             made->flags[0] |= FAN_ARRAYS;
         return made;
     }
-    if (atomic_load_explicit(&fan_traces, memory_order_relaxed)) { /* its lines bear the node's name */
-        PyObject *args[2] = {PyLong_FromUnsignedLong(n->node.inputs),
-                             PyUnicode_FromString(fan_node_name(&n->node, name, sizeof name))};
-        PyObject *names = args[0] && args[1] ? Py_BuildValue("(s)", "name") : NULL, *made = NULL;
-        if (names)
-            made = fan_buffer_call((PyObject *)fan_state_get()->buffer_type, args, 1, names);
-        Py_XDECREF(names);
-        Py_XDECREF(args[0]);
-        Py_XDECREF(args[1]);
-        return (buffer_object *)made;
-    }
-    return (buffer_object *)fan_buffer_plain(n->node.inputs);
+    return (buffer_object *)fan_buffer_plain(n->node.inputs, how.budget);
 }
 
 PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options)
 {
-    fan_buffer_config config = {.create_graph = options.create_graph};
+    fan_buffer_config config = {.create_graph = options.create_graph, .budget = fan_state_get()->budget};
     buffer_object *buffer = fan_node_buffer(n, config);
     PyObject *gradients[2] = {one, two};
     PyObject *out = options.out ? options.out : Py_None;

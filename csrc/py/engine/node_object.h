@@ -172,8 +172,8 @@ PyObject *fan_node_get_name(PyObject *o, void *closure);
 PyObject *fan_node_get_number(PyObject *o, void *closure);
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
 
-/* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one), create_graph (A1) and
- * stats (E11) of `how`; NULL with an exception. */
+/* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one), create_graph (A1),
+ * stats (E11) and budget of `how`; NULL with an exception. */
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 
 typedef struct fan_sum_options {

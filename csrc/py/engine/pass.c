@@ -107,7 +107,7 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
 
 /* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as core.pyi declares
  * them. */
-enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS, REDUCER };
+enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, BUDGET, WORKERS, REDUCER };
 
 static int parse(pass_parts *parts, PyObject *const *a)
 {
@@ -120,6 +120,9 @@ static int parse(pass_parts *parts, PyObject *const *a)
     c->create_graph = a[CREATE_GRAPH] == Py_True;
     if (a[DETECT] && a[DETECT] != Py_None)
         c->detect = a[DETECT] == Py_True;
+    c->budget = fan_state_get()->budget;
+    if (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
+        return -1;
     /* The nodes that create_graph records lead back over this graph. */
     c->keep_graph = a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None ? a[KEEP_GRAPH] == Py_True : c->create_graph;
     if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
