@@ -37,7 +37,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -47,6 +47,7 @@ import numpy.typing as npt
 import fanin
 from fanin import _core
 from fanin._interop.protocols import DType, NDArray
+from fanin._keys import exactly
 from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
@@ -1483,16 +1484,15 @@ def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Ke
             form.append((label, type(x)))
             continue
         try:
-            hash(data)
-            value = not isinstance(data, np.ndarray | np.generic | _core.Array)
-        except TypeError:
+            form.append((label, _kind(x)))
+            value = not isinstance(x, Var | np.ndarray | np.generic)
+        except Exception:  # not hashable, or an array inside
             value = False
         if not value:
             raise TypeError(
                 f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
                 f" got {data!r}"
             )
-        form.append((label, _kind(x)))
     return tuple(arrays), tuple(form)
 
 
@@ -1510,11 +1510,15 @@ def _kind(x: object) -> tuple[object, ...]:
     data: object = _data(x)
     if isinstance(data, np.ndarray):
         return (type(x), data.dtype, data.shape, data.strides)
-    if isinstance(x, float | complex):  # 0.0 == -0.0, and a NaN is not itself
-        return (type(x), x if x == x else "nan", repr(x))
-    if isinstance(x, tuple | frozenset):  # (1,) == (1.0,)
-        return (type(x), x, (frozenset if isinstance(x, frozenset) else tuple)(map(_kind, x)))
-    return (type(x), x)
+    return (_Value(exactly(x), x),)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An argument that is no array: as it is compared, and as it is shown."""
+
+    key: tuple[object, ...]
+    shown: object = field(compare=False)
 
 
 def _is_array(kind: object) -> bool:
@@ -1523,7 +1527,7 @@ def _is_array(kind: object) -> bool:
 
 def _said(kind: object) -> str:
     if not _is_array(kind):
-        return repr(cast(tuple[object, ...], kind)[1])
+        return repr(cast(tuple[_Value], kind)[0].shown)
     *_, dtype, shape, strides = cast(tuple[object, ...], kind)
     return f"an array {shape} of {dtype} with strides {strides}"
 
