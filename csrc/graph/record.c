@@ -160,8 +160,7 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
                             "%s: output %zu is not its own: the function did not allocate it in this call, and it is "
                             "no operand; pass the array as an operand",
                             r->function->name, i);
-        if (given != r->args->in && r->operands[operand].placement == FAN_PLACE_COPY &&
-            !fan_array_same_view(a, given[operand]))
+        if (r->operands[operand].placement == FAN_PLACE_COPY && !fan_array_same_view(a, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a copy, or give the "
                             "operand the role static",
@@ -292,10 +291,10 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
             continue;
         if (operand_of(r, a, given) >= 0) {
             o->operand = operand_of(r, a, given);
-            if (!fan_array_same_view(a, given[o->operand])) {
-                r->signature->shown[o->operand] = true;
-                FAN_TRY(geometry(a, &o->array, err));
-            }
+            if (a == given[o->operand])
+                continue;
+            r->signature->shown[o->operand] |= r->operands[o->operand].placement != FAN_PLACE_COPY;
+            FAN_TRY(geometry(a, &o->array, err));
             continue;
         }
         o->block = b;

@@ -88,16 +88,66 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
     return status;
 }
 
+/* repeats: whether an array has more elements than its memory has room for, as broadcast ones and windows. */
+static bool repeats(const fan_array *a)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    return a->size > 1 && (hi - lo) / (int64_t)fan_dtype_size(a->dtype) < a->size;
+}
+
+/* once: a view of an array that repeats itself, without the repetitions: of axes with a stride of 0 one element, or,
+ * where the repetitions have another form, the bytes. `like`: the array that decides. */
+static fan_status once(const fan_array *a, const fan_array *like, fan_array **out, fan_error *err)
+{
+    int64_t shape[FAN_MAX_NDIM], lo, hi, step = 1;
+    int64_t count = 1;
+    for (int k = 0; k < like->ndim; k++) {
+        shape[k] = like->strides[k] ? like->shape[k] : 1;
+        count *= shape[k];
+    }
+    fan_array_reach(like, &lo, &hi);
+    bool by_bytes = (hi - lo) / (int64_t)fan_dtype_size(like->dtype) < count;
+    if (!by_bytes)
+        return fan_array_view(a->storage, a->data, a->dtype, a->ndim, shape, a->strides, a->writable, out, err);
+    int64_t bytes = hi - lo;
+    return fan_array_view(a->storage, a->data + lo, FAN_DT_UINT8, 1, &bytes, &step, a->writable, out, err);
+}
+
+/* stage_once: copies an operand that repeats itself. Its copy has the same strides where once() takes the bytes. */
+static fan_status stage_once(const fan_tree_run *r, const fan_array *a, const fan_array *staged, fan_error *err)
+{
+    fan_array *from = NULL, *to = NULL;
+    fan_status status = once(a, a, &from, err);
+    if (status == FAN_OK)
+        status = once(staged, a, &to, err);
+    if (status == FAN_OK) {
+        fan_operand in = {.array = from, .acc = from->dtype};
+        fan_job job = {.kind = FAN_JOB_COPY, .out = to, .in = &in, .n = 1, .label = "stage"};
+        status = fan_device_run(r->tree->device, r->tree->origin, &job, err);
+    }
+    fan_array_drop(from);
+    fan_array_drop(to);
+    return status;
+}
+
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
+    size_t count = 0;
     for (size_t c = 0; c < n->ncopied; c++) {
         size_t i = n->copied[c];
-        n->copy_in[c] = (fan_operand){.array = r->args->in[i], .acc = r->args->in[i]->dtype};
-        n->copies[c] = (fan_job){
-            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[c], .n = 1, .label = "stage"};
+        const fan_array *a = r->args->in[i];
+        if (repeats(a)) {
+            FAN_TRY(stage_once(r, a, n->operands[i].staged, err));
+            continue;
+        }
+        n->copy_in[count] = (fan_operand){.array = a, .acc = a->dtype};
+        n->copies[count] = (fan_job){
+            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[count], .n = 1, .label = "stage"};
+        count++;
     }
-    for (size_t i = 0; i < n->ncopied; i += FAN_STAGE_MANY) {
-        size_t some = n->ncopied - i < FAN_STAGE_MANY ? n->ncopied - i : FAN_STAGE_MANY;
+    for (size_t i = 0; i < count; i += FAN_STAGE_MANY) {
+        size_t some = count - i < FAN_STAGE_MANY ? count - i : FAN_STAGE_MANY;
         fan_job *copies = n->copies + i;
         const fan_backend *b = r->tree->device->backend;
         fan_job_state states[FAN_STAGE_MANY];
@@ -223,10 +273,14 @@ static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan
     }
     if (o->block)
         a = fan_array_hold(o->array);
-    else if (!o->array) /* the whole operand */
+    else if (!o->array) /* the operand itself */
         a = fan_array_hold(r->args->in[o->operand]);
-    else
-        FAN_TRY(view_on(r->args->in[o->operand]->storage, o->array, o->array->data, &a, err));
+    else {
+        const fan_array *in = r->args->in[o->operand];
+        bool whole = r->operands[o->operand].placement == FAN_PLACE_COPY; /* check_own allows no other view of a copy */
+        const fan_array *like = whole ? in : o->array;
+        FAN_TRY(view_on(in->storage, like, like->data, &a, err));
+    }
     if (!o->keep) {
         *out = a;
         return FAN_OK;

@@ -215,8 +215,17 @@ class Array(Core):  # type: ignore[misc]
     def __pow__(self, other: object, mod: None = None, /) -> Any:
         # ndarray.__pow__ calls these for a common exponent; the bits of np.power differ before NumPy 2.3
         usual = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
-        name = usual.get(other) if type(other) in (int, float) and self.dtype.char in "efdFD" else None  # type: ignore[call-overload]
+        if type(other) in (int, float, complex) and self.dtype.kind in "bc" and on_cpu(self):
+            return recorder(self).raised(self, other)
+        name = usual.get(other) if type(other) in (int, float) and self.dtype.char in "efd" else None  # type: ignore[call-overload]
         return by_ufunc(name, self) if name else by_ufunc("power", self, other)
+
+    def __ipow__(self, other: object, mod: None = None, /) -> Any:
+        made = self**other
+        if not np.can_cast(made.dtype, self.dtype, "same_kind"):
+            raise TypeError(f"x **= y: the result has dtype {made.dtype}, which does not fit into {self.dtype}")
+        recorder(self).assign(self, made)
+        return self
 
     def __rpow__(self, other: object, mod: None = None, /) -> Any:
         return by_ufunc("power", other, self)

@@ -35,10 +35,12 @@ import math
 import operator
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -47,6 +49,7 @@ import numpy.typing as npt
 import fanin
 from fanin import _core, options
 from fanin._interop.protocols import DType, NDArray
+from fanin._keys import exactly
 from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
@@ -126,17 +129,21 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextmanager
-def at(device: Device, name: str, stream: Stream, back: bool = False) -> Iterator[None]:
+class at:
     """Kernels run on this stream (on the CPU: at once) until the block ends."""
-    before = _here.__dict__.copy()
-    _here.__dict__.update(device=device, name=name, back=back)
-    try:
-        with fanin.stream(stream) if stream is not None else nullcontext():
-            yield
-    finally:
-        _here.__dict__.clear()
-        _here.__dict__.update(before)
+
+    def __init__(self, device: Device, name: str, stream: Stream, back: bool = False) -> None:
+        self.now = {"device": device, "name": name, "back": back}
+        self.stream = nullcontext() if stream is None else fanin.stream(stream)
+
+    def __enter__(self) -> None:
+        self.before = {"device": _here.device, "name": _here.name, "back": _here.back}
+        vars(_here).update(self.now)
+        self.stream.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        vars(_here).update(self.before)
+        self.stream.__exit__(*raised)
 
 
 def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[Array]) -> None:
@@ -196,8 +203,8 @@ def constant(value: npt.ArrayLike) -> Array:
         no_numbers_of_numpy("tape.array", [value])
     elif not recording.knows(x):
         raise fanin.CaptureError(
-            f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
-            " show the values of now: pass it to the step, or make it outside"
+            f"tape.array: this array of shape {x.shape} is no argument of the step, nor in static=, and was made by"
+            " NumPy alone: each replay would show the values of now: pass it to the step, or name it in static="
         )
     out = _core.recording_empty(np.empty_like(x))  # laid out as np.array(x) is
     record(recording, copy, "copy", [x], [out], value if plain(value) else None)
@@ -1234,6 +1241,7 @@ Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
 Overlap = tuple[int, str | int]  # of which argument; the kernel that writes it, or the gradient that shares it
 R = TypeVar("R")  # the result of a step
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -1270,9 +1278,14 @@ class _Call(NamedTuple):
     grads: Grads
 
 
+#: Run an iterator, and a function without arguments, in C: the interpreter checks for Ctrl-C before and after alone.
+_at_once = partial(deque, maxlen=0)
+_called: Callable[[partial[object]], object] = partial.__call__
+
+
 class _Recording:
-    """Work of the CPU on this thread inside a `with` block, which can be replayed. In the block only kernels may write
-    into its operands.
+    """Work of the CPU on this thread while a function runs, which can be replayed. Meanwhile only kernels may write its
+    operands.
     """
 
     def __init__(self) -> None:
@@ -1290,14 +1303,30 @@ class _Recording:
         if _core.recording_operand(self.core, x):
             self.writable.append(x)
 
-    def __enter__(self) -> None:
-        _core.recording_begin(self.core)
-        _core.recording_lock(self.writable, True)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        _core.recording_lock(self.writable, False)
-        with nullcontext() if kind is None else suppress(fanin.CaptureError):  # `kind` is more specific
-            _core.recording_end(self.core)
+    def __call__(self, fn: Callable[[], T], trace: list[Traced] | None = None) -> T:
+        """`fn()`, recorded. Ctrl-C at any place leaves nothing locked, and no recording on this thread."""
+        undo = list[partial[object]]()
+        before = {"recording": _here.recording, "trace": _here.trace, "device": _here.device, "name": _here.name,
+                  "back": _here.back}  # fmt: skip
+        last = [partial(_core.recording_lock, self.writable, False), partial(vars(_here).update, before),
+                partial(_core.recording_end, self.core)]  # fmt: skip
+        begin = partial(_at_once, map(_called, [
+            partial(_core.recording_begin, self.core), partial(_core.recording_lock, self.writable, True),
+            partial(vars(_here).update, recording=self, trace=trace), partial(undo.extend, last),
+        ]))  # fmt: skip
+        end = partial(_at_once, map(_called, undo))
+        try:
+            begin()
+            made = fn()
+        except BaseException:
+            try:
+                end()
+            except fanin.CaptureError:
+                pass  # the first one is more specific
+            raise
+        else:
+            end()
+        return made
 
 
 @dataclass
@@ -1377,6 +1406,10 @@ class Compiled(Generic[R]):
         self._replays = self._raw = 0
         self._before: Key = ()
         self._lock = threading.RLock()
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        """Bind it as a method, as functions are."""
+        return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> R:
         if _here.recording is not None or _in_graph_tree():  # a part of another one, or of a graph tree
@@ -1478,33 +1511,32 @@ class Compiled(Generic[R]):
 
     def _run(self, recording: _Recording, call: _Call, key: Key) -> _Recorded:
         """The step runs, and is recorded."""
-        (args, kwargs, arrays, form, static, grads), before = call, _here.__dict__.copy()
+        args, kwargs, arrays, form, static, grads = call
         shared = _sharing(static, grads)
         trace: list[Traced] | None = [] if self.verify else None
         places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
         for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
             recording.operand(x)
+
+        def run() -> tuple[list[NDArray], Sequence[NDArray | None], object, list[NDArray | None]]:
+            inside = [locked(_copied(x)) for x in arrays]
+            own = [None if g is None else recording.view(g) if i in shared else _copied(g) for i, g in enumerate(grads)]
+            for leaf, g in zip(self._leaves, own, strict=True):
+                leaf.grad = g
+            copies = iter(inside)
+
+            def of(x: object) -> object:
+                if type(x) is dict:
+                    return {k: of(y) for k, y in x.items()}
+                return next(copies) if type(x) is np.ndarray else Var(next(copies), cpu) if isinstance(x, Var) else x
+
+            passed, names = [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
+            result = _mapped(self.step(*passed, **names), partial(_returned, recording))
+            after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
+            return inside, own, result, after
+
         try:
-            with recording:
-                _here.__dict__.update(recording=recording, trace=trace)
-                inside = [locked(_copied(x)) for x in arrays]
-                own = [
-                    None if g is None else recording.view(g) if i in shared else _copied(g) for i, g in enumerate(grads)
-                ]
-                for leaf, g in zip(self._leaves, own, strict=True):
-                    leaf.grad = g
-                copies = iter(inside)
-
-                def of(x: object) -> object:
-                    if type(x) is dict:
-                        return {k: of(y) for k, y in x.items()}
-                    return (
-                        next(copies) if type(x) is np.ndarray else Var(next(copies), cpu) if isinstance(x, Var) else x
-                    )
-
-                passed, names = [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
-                result = _mapped(self.step(*passed, **names), partial(_returned, recording))
-                after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
+            inside, own, result, after = recording(run, trace)
         except ValueError as e:
             if "read-only" not in str(e):
                 raise
@@ -1512,9 +1544,6 @@ class Compiled(Generic[R]):
                 f"compiled: {e}: what NumPy alone writes in a step, no replay would write again: name it among the"
                 " writes of tape.update(fn, reads, writes), which have to be arrays that can be written"
             ) from e
-        finally:
-            _here.__dict__.clear()
-            _here.__dict__.update(before)
         first = tuple([None if g is None else recording.view(g) for g in own])
         bound = tuple(map(recording.view, inside)), tuple(map(recording.view, static)), first
         overwritten = tuple([(x, by) for x in recording.operands if (by := recording.writes(x)) is not None])
@@ -1660,7 +1689,7 @@ class _State:
         self.vars = list(zip(step._static, call.static, strict=True))
         self.grads = list(zip(step._leaves, call.grads, strict=True))
         self.arrays = [x for x in (*call.static, *call.grads, *call.arrays) if type(x) is np.ndarray]
-        self.were = [x.copy("K") for x in self.arrays]
+        self.were = [_once(x).copy("K") for x in self.arrays]
 
     def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
         for var, data in self.vars:
@@ -1669,7 +1698,7 @@ class _State:
             leaf.grad = g
         for x, was in zip(self.arrays, self.were, strict=True):
             if (there := view(x)).flags.writeable:
-                np.copyto(there, was)
+                np.copyto(_once(there), was)
 
 
 _DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
@@ -1739,16 +1768,15 @@ def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Ke
             form.append((label, type(x)))
             continue
         try:
-            hash(data)
-            value = not isinstance(data, np.ndarray | np.generic | _core.Array)
-        except TypeError:
+            form.append((label, _kind(x)))
+            value = not isinstance(x, Var | np.ndarray | np.generic)
+        except Exception:  # not hashable, or an array inside
             value = False
         if not value:
             raise TypeError(
                 f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
                 f" got {data!r}"
             )
-        form.append((label, _kind(x)))
     return tuple(arrays), tuple(form)
 
 
@@ -1766,11 +1794,15 @@ def _kind(x: object) -> tuple[object, ...]:
     data: object = _data(x)
     if isinstance(data, np.ndarray):
         return (type(x), data.dtype, data.shape, data.strides)
-    if isinstance(x, float | complex):  # 0.0 == -0.0, and a NaN is not itself
-        return (type(x), x if x == x else "nan", repr(x))
-    if isinstance(x, tuple | frozenset):  # (1,) == (1.0,)
-        return (type(x), x, (frozenset if isinstance(x, frozenset) else tuple)(map(_kind, x)))
-    return (type(x), x)
+    return (_Value(exactly(x), x),)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An argument that is no array: as it is compared, and as it is shown."""
+
+    key: tuple[object, ...]
+    shown: object = field(compare=False)
 
 
 def _is_array(kind: object) -> bool:
@@ -1779,15 +1811,22 @@ def _is_array(kind: object) -> bool:
 
 def _said(kind: object) -> str:
     if not _is_array(kind):
-        return repr(cast(tuple[object, ...], kind)[1])
+        return repr(cast(tuple[_Value], kind)[0].shown)
     *_, dtype, shape, strides = cast(tuple[object, ...], kind)
     return f"an array {shape} of {dtype} with strides {strides}"
 
 
 def _copied(x: NDArray) -> NDArray:
     made = _core.recording_empty(x)
-    np.copyto(made, x)
+    np.copyto(_once(made), _once(x))
     return made
+
+
+def _once(x: NDArray) -> NDArray:
+    """A view without what a broadcast array repeats."""
+    if 0 not in x.strides:
+        return x
+    return x[tuple([slice(None) if step else slice(1) for step in x.strides])]
 
 
 def _dense(leaf: object, g: object) -> NDArray:

@@ -144,7 +144,7 @@ static fan_status check_access(fan_recording *r, const char *name, fan_cpu_acces
                : recording_refuse(r, err, FAN_ERR_CAPTURE,
                                   "%s %s memory that is neither allocated in the recording nor an operand: a replay "
                                   "would use its contents at that time; compute it in the recording, or pass it as an "
-                                  "operand",
+                                  "operand (to a step of tape.compiled as an argument, or in static=)",
                                   name, access.write ? "writes" : "reads");
 }
 

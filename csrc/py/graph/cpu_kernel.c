@@ -643,13 +643,26 @@ static PyObject *recording_overlaps(PyObject *Py_UNUSED(module), PyObject *const
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
+/* stage_array: copies an array into one of the same layout; of one that repeats itself the bytes. */
+static int stage_array(PyArrayObject *to, PyArrayObject *from)
+{
+    const char *lo, *at;
+    size_t bytes;
+    fan_ndarray_extent((PyObject *)to, &at, &bytes);
+    fan_ndarray_extent((PyObject *)from, &lo, &bytes);
+    if (bytes >= (size_t)PyArray_NBYTES(from))
+        return PyArray_CopyInto(to, from);
+    memcpy((char *)(uintptr_t)at, lo, bytes);
+    return 0;
+}
+
 /* stage_arrays: copies a call's arrays into the recording's memory: 0, or -1 with an exception. */
 static int stage_arrays(PyObject *capsule, PyObject *views, PyObject *arrays)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
         PyObject *x = PyTuple_GET_ITEM(arrays, i), *view = PyTuple_GET_ITEM(views, i);
         if (view != Py_None && PyArray_BASE((PyArrayObject *)view) == capsule &&
-            PyArray_CopyInto((PyArrayObject *)view, (PyArrayObject *)x) < 0)
+            stage_array((PyArrayObject *)view, (PyArrayObject *)x) < 0)
             return -1;
     }
     return 0;

@@ -489,6 +489,12 @@ static PyObject *function_repr(PyObject *o)
     return PyUnicode_FromFormat("<fanin.GraphFunction %U>", function_self(o)->name);
 }
 
+/* function_bind: as functions do, it binds as a method of an object. */
+static PyObject *function_bind(PyObject *o, PyObject *owner, PyObject *Py_UNUSED(type))
+{
+    return owner && owner != Py_None ? PyMethod_New(o, owner) : Py_NewRef(o);
+}
+
 #include "py/declared/GraphFunction.h"
 
 static PyMemberDef function_members[] = {
@@ -498,11 +504,17 @@ static PyMemberDef function_members[] = {
 };
 
 static PyType_Slot function_slots[] = {
-    {Py_tp_doc, (void *)function_doc},   {Py_tp_dealloc, function_dealloc},
-    {Py_tp_traverse, function_traverse}, {Py_tp_clear, function_clear},
-    {Py_tp_repr, function_repr},         {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_getset, function_getset},     {Py_tp_methods, function_methods},
-    {Py_tp_members, function_members},   {0, NULL},
+    {Py_tp_doc, (void *)function_doc},
+    {Py_tp_dealloc, function_dealloc},
+    {Py_tp_traverse, function_traverse},
+    {Py_tp_clear, function_clear},
+    {Py_tp_repr, function_repr},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getset, function_getset},
+    {Py_tp_methods, function_methods},
+    {Py_tp_members, function_members},
+    {Py_tp_descr_get, function_bind},
+    {0, NULL},
 };
 
 PyType_Spec fan_graph_function_spec = {

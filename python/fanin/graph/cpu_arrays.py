@@ -71,22 +71,25 @@ def order_of(x: Array | NDArray) -> list[int]:
     return sorted(range(x.ndim), key=lambda k: -abs(x.strides[k]))
 
 
-def laid(x: Array) -> NDArray:
-    """Of the same shape and dtype, its axes in the same order; of integers zeros, which are places in anything."""
+def laid(x: Array, whole: int = 0) -> NDArray:
+    """Of the same shape and dtype, its axes in the same order: of ones, and of integers `whole`; zeros are places in
+    anything.
+    """
     order, steps = order_of(x), x.strides
-    full = np.full([x.shape[k] if steps[k] else 1 for k in order], x.dtype.kind not in "iu", x.dtype)
+    full = np.full([x.shape[k] if steps[k] else 1 for k in order], whole if x.dtype.kind in "iu" else 1, x.dtype)
     return np.broadcast_to(full.transpose(np.argsort(order)), x.shape)
 
 
-def shown(xs: Sequence[object], by_steps: bool = False) -> list[object]:
-    """Arguments for NumPy in the place of arrays; if all have their axes in order, without memory and so without
-    strides.
+def shown(xs: Sequence[object], by_steps: bool = False, whole: int = 0) -> list[object]:
+    """Arguments for NumPy in the place of arrays, of ones, and of integers `whole`; if all have their axes in order,
+    without memory and so without strides.
     """
     arrays = [x for x in xs if isinstance(x, Array)]
     plain = not by_steps and all(order_of(x) == list(range(x.ndim)) for x in arrays)
-    kinds = {x.dtype: np.full((), x.dtype.kind not in "iu", x.dtype) for x in arrays}
+    kinds = {x.dtype: np.full((), whole if x.dtype.kind in "iu" else 1, x.dtype) for x in arrays}
     return [
-        x if not isinstance(x, Array) else np.broadcast_to(kinds[x.dtype], x.shape) if plain else laid(x) for x in xs
+        x if not isinstance(x, Array) else np.broadcast_to(kinds[x.dtype], x.shape) if plain else laid(x, whole)
+        for x in xs
     ]
 
 
@@ -211,13 +214,30 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         fill_recorded(f"np.{f.__name__}", arrays[-1], call(arrays))
 
     with np.errstate(all="ignore"):
-        like = call(shown(found, by_steps=f is np.einsum))
+        try:
+            like = call(shown(found, by_steps=f is np.einsum))
+        except ZeroDivisionError:  # it divides by integers, or by their sum
+            like = call(shown(found, whole=1))
     if isinstance(like, list | tuple):
         raise TypeError(
             f"np.{f.__name__}: it gives several results, a {type(like).__name__}, and one array can be recorded"
         )
     out = new(like)
     _core.cpu_launch(kernel, f.__name__, tuple(found), (out,))
+    return out
+
+
+def raised(x: Array, exponent: complex) -> Array | NDArray:
+    """`x ** exponent` as the operator of ndarrays has it, which is np.power for some types and numbers alone."""
+    if not _core.cpu_wants_handles():
+        return cast(NDArray, x.numpy() ** exponent)  # type: ignore[operator]
+
+    def kernel(a: NDArray, out: NDArray) -> None:
+        fill_recorded("power", out, a**exponent)  # type: ignore[operator]
+
+    with np.errstate(all="ignore"):
+        out = new(laid(x) ** exponent)  # type: ignore[operator]
+    _core.cpu_launch(kernel, "power", (x,), (out,))
     return out
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, MethodType, ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
-if TYPE_CHECKING:
-    pass
+from .._keys import ArrayInside, exactly
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,6 @@ def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
     return numbers, not one, None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
 
 
-PLAIN = frozenset({int, bool, str, bytes, type(None)})
-
-
 class Keys:
     """Numbers of the values, besides arrays, that select a function's recording. The least recently used of 64 goes."""
 
@@ -110,29 +105,19 @@ class Keys:
         return number
 
     def distinct(self, x: object) -> tuple[object, ...]:
-        """A key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
-        kind = type(x)
-        if kind in PLAIN:
-            return kind, x
-        if isinstance(x, float | complex):
-            return kind, struct.pack("dd", x.real, x.imag)
-        if isinstance(x, np.generic):
-            return kind, x.tobytes(), x.dtype
-        if isinstance(x, tuple):
-            return kind, tuple(map(self.distinct, x))
-        if hasattr(kind, "__dlpack__"):
-            raise TypeError(
-                f"{self.name}: arguments that are no operands select the recording by value, got a {kind.__name__},"
-                " whose values may change: pass an array on the tree's device, or numbers"
-            )
+        """A key that is equal only for values of the same type and bits."""
         try:
-            hash(x)
+            return exactly(x)
+        except ArrayInside as e:
+            raise TypeError(
+                f"{self.name}: arguments that are no operands select the recording by value, got a {e}, whose values"
+                " may change: pass an array on the tree's device, or numbers"
+            ) from None
         except Exception:
             raise TypeError(
                 f"{self.name}: arguments that are no arrays, and the result of key=, select the recording, so they must"
                 f" be hashable, got {x!r}"
             ) from None
-        return kind, x
 
 
 # ---- verify=: what a function finds outside of its operands

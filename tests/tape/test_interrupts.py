@@ -1,0 +1,126 @@
+"""Ctrl-C at any place of a call that records leaves nothing behind: no array locked, no recording on the thread."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import tape
+from kit.sample import sizes
+
+pytestmark = pytest.mark.core
+COUNTS = sizes(25, 5000)
+
+
+class Interrupt(BaseException):
+    """In the place of a KeyboardInterrupt, which would end the run of the tests."""
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    def handle(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Training:
+    """A step of a parameter and its speed; each call records."""
+
+    def __init__(self) -> None:
+        self.w, self.speed = tape.parameter(np.full((3, 2), 0.5)), np.zeros((3, 2))
+
+    def arrays(self) -> list[Any]:
+        return [self.w.data, self.speed]
+
+    def state(self) -> list[bytes]:
+        return [x.tobytes() for x in (*self.arrays(), *([] if self.w.grad is None else [self.w.grad]))]
+
+
+class InStep(Training):
+    def __init__(self) -> None:
+        super().__init__()
+        self.call = tape.compiled(self.plain, static=[self.w, self.speed])
+
+    def plain(self, x: Any) -> Any:
+        loss = tape.tanh(tape.array(x) @ self.w).sum()
+        tape.backward(loss)
+        tape.update(lambda g, w, v: np.subtract(w, g, out=w), [self.w.grad], [self.w, self.speed])
+        self.w.grad = None
+        return loss
+
+
+class InTree(Training):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = fanin.GraphTree("cpu", memory=1 << 16)
+        self.function = self.tree.function(self.plain, roles=("copy", "static", "static"))
+
+    def plain(self, x: Any, w: Any, speed: Any) -> Any:
+        p = tape.Var(w, tape.cpu)
+        p.edge = fanin.Leaf(w), 0
+        loss = tape.tanh(tape.Var(x, tape.cpu) @ p).sum()
+        [g] = tape.grad(loss, [p])
+        speed += g
+        w -= speed
+        return loss.data
+
+    def call(self, x: Any) -> None:
+        for _ in range(2):  # warmed up, recorded
+            with self.tree.step():
+                self.function(x, self.w.data, self.speed)
+
+
+def run(make: Callable[[], Any], count: int) -> tuple[int, int]:
+    rng, x = random.Random(7), np.ones((4, 3))
+    interrupted = whole = 0
+    start = time.perf_counter()
+    for _ in range(5):
+        make().call(x)
+    usual = (time.perf_counter() - start) / 5
+    with raising():
+        for i in range(count):
+            own = make()
+            states = [own.state()]
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, rng.uniform(0, 1.2 * usual)))
+                own.call(x)
+                whole += 1
+            except Interrupt:
+                interrupted += 1
+            finally:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:  # it came between the call and the end of the timer
+                    interrupted += 1
+            assert all(a.flags.writeable for a in own.arrays()), i
+            assert (tape._here.recording, tape._here.back, tape._here.name) == (None, False, "kernel"), i
+            assert not fanin._core.cpu_wants_handles(), i
+            if make is InStep:
+                after = InStep()
+                after.plain(x)
+                assert own.state() in (*states, after.state()), i
+            for _ in range(3):
+                own.call(x)
+            assert all(np.isfinite(a).all() for a in own.arrays()), i
+    return interrupted, whole
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("make", [InStep, InTree])
+def test_an_interrupt_of_a_call_that_records_leaves_nothing_behind(make: Callable[[], Any], count: int) -> None:
+    interrupted, whole = run(make, count)
+    print(f"{make.__name__}: {interrupted} of {count} calls were interrupted, {whole} were not")
+    assert interrupted > 0
