@@ -150,7 +150,7 @@ class accumulate(_core.Block):
         scale: complex | None = None,
         missing: Literal["error", "skip"] | None = None,
     ) -> None:
-        self._active = self._began = self._dropped = False
+        self._active = self._began = self._dropped = self._again = False
         _blocks.add(self)
         self._collecting: dist.reducer._Collecting | None = None
         if into not in ("grad", "main_grad"):
@@ -234,6 +234,9 @@ class accumulate(_core.Block):
         def __enter__(self) -> Self: ...
 
     def _begin(self) -> Self:
+        self._again = self._active
+        if self._again:
+            raise ValueError("accumulate: the block has begun already: expected it to end first")
         self._active = True
         self._began = self._dropped = False
         if self._reducer is not None:
@@ -255,6 +258,9 @@ class accumulate(_core.Block):
         return self
 
     def _end(self, error: BaseException | None) -> None:
+        if self._again:  # what ends is the entry that was refused: the block goes on
+            self._again = False
+            return
         if self._dropped:
             return
         if not self._active:

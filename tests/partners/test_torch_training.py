@@ -692,6 +692,29 @@ def test_what_has_no_memory_any_more_takes_no_other_gradient_along(left: int, si
         assert a.grad.tolist() == [3.0] * size
 
 
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_a_block_that_is_entered_again_inside_itself_refuses_that_and_goes_on(ranks: int | None) -> None:
+    def train(group: Any) -> list[Any]:
+        p = torch.nn.Parameter(torch.ones(2))
+        block = fanin.torch.accumulate([p], group=group)
+        with block:
+            (p * 3).sum().backward()
+            with pytest.raises(ValueError, match=r"^accumulate: the block has begun already"), block:
+                raise AssertionError("it is never here")
+            (p * 5).sum().backward()
+        first = p.grad.tolist()
+        with block:
+            (p * 2).sum().backward()
+        second = p.grad.tolist()
+        p.sum().backward()
+        return [first, second, p.grad.tolist()]
+
+    n = ranks or 1
+    want = [[8.0 * n] * 2, [10.0 * n] * 2, [10.0 * n + 1] * 2]
+    got = [train(None)] if ranks is None else fanin.dist.threads(ranks, train, timeout=None)
+    assert got == [want] * n
+
+
 def test_an_exit_without_its_beginning_is_an_error() -> None:
     block = fanin.torch.accumulate([torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(RuntimeError, match=r"^accumulate: __exit__ without __enter__$"):
