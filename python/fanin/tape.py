@@ -501,7 +501,8 @@ class _Writes:
             if isinstance(x, np.ndarray):
                 base = owner(x)
                 key = id(base)
-                end = weakref.ref(base, lambda _: self._of_host.pop(key, None))
+                # No Python runs in it, in which an exception, as of Ctrl-C, would be lost.
+                end = weakref.ref(base, functools.partial(self._of_host.pop, key))
                 self._of_host[key] = self.count, by, end
             else:
                 self._of_devices.setdefault(device.machine or cpu, {})[extent(x)] = self.count, by
