@@ -908,6 +908,7 @@ class GraphStep:
 class GraphFunction(Generic[_P, _R]):
     """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __get__(self, owner: object, kind: type | None = None, /) -> Any: ...
     def explain(self) -> str:  # step
         """The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also
         the reason and the remedy.

@@ -1280,8 +1280,8 @@ class _Call(NamedTuple):
 
 
 #: Run an iterator, and a function without arguments, in C: the interpreter checks for Ctrl-C before and after alone.
-_at_once = partial(deque, maxlen=0)
-_called: Callable[[partial[object]], object] = partial.__call__
+_at_once: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
+_called: Callable[[partial[Any]], object] = partial.__call__
 
 
 class _Recording:
@@ -1306,15 +1306,20 @@ class _Recording:
 
     def __call__(self, fn: Callable[[], T], trace: list[Traced] | None = None) -> T:
         """`fn()`, recorded. Ctrl-C at any place leaves nothing locked, and no recording on this thread."""
-        undo = list[partial[object]]()
-        before = {"recording": _here.recording, "trace": _here.trace, "device": _here.device, "name": _here.name,
-                  "back": _here.back}  # fmt: skip
-        last = [partial(_core.recording_lock, self.writable, False), partial(vars(_here).update, before),
-                partial(_core.recording_end, self.core)]  # fmt: skip
-        begin = partial(_at_once, map(_called, [
-            partial(_core.recording_begin, self.core), partial(_core.recording_lock, self.writable, True),
-            partial(vars(_here).update, recording=self, trace=trace), partial(undo.extend, last),
-        ]))  # fmt: skip
+        undo = list[partial[Any]]()
+        before = {name: getattr(_here, name) for name in ("recording", "trace", "device", "name", "back")}
+        last: list[partial[Any]] = [
+            partial(_core.recording_lock, self.writable, False),
+            partial(vars(_here).update, before),
+            partial(_core.recording_end, self.core),  # which may fail
+        ]
+        first: list[partial[Any]] = [
+            partial(_core.recording_begin, self.core),  # which may fail
+            partial(_core.recording_lock, self.writable, True),
+            partial(vars(_here).update, recording=self, trace=trace),
+            partial(undo.extend, last),
+        ]
+        begin = partial(_at_once, map(_called, first))
         end = partial(_at_once, map(_called, undo))
         try:
             begin()

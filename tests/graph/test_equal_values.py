@@ -128,7 +128,7 @@ def test_the_same_value_made_again_is_replayed(recorder: str) -> None:
             assert len(runs) == 1, make
             continue
         tree = fanin.GraphTree("cpu", memory=1 << 16)
-        f = tree.function(plain)
+        f: Any = tree.function(plain)
         for _ in range(4):
             with tree.step():
                 f(np.ones(1), make())

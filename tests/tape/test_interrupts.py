@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -17,7 +18,7 @@ from fanin import tape
 from kit.sample import sizes
 
 pytestmark = pytest.mark.core
-COUNTS = sizes(25, 5000)
+COUNTS = sizes(60, 5000)
 
 
 class Interrupt(BaseException):
@@ -86,12 +87,15 @@ class InTree(Training):
 def run(make: Callable[[], Any], count: int) -> tuple[int, int]:
     rng, x = random.Random(7), np.ones((4, 3))
     interrupted = whole = 0
-    start = time.perf_counter()
+    usual = math.inf
     for _ in range(5):
+        start = time.perf_counter()
         make().call(x)
-    usual = (time.perf_counter() - start) / 5
+        usual = min(usual, time.perf_counter() - start)
     with raising():
-        for i in range(count):
+        for i in range(50 * count):  # more where the machine is so busy that no alarm came within a call
+            if i >= count and interrupted:
+                break
             own = make()
             states = [own.state()]
             try:
@@ -122,5 +126,5 @@ def run(make: Callable[[], Any], count: int) -> tuple[int, int]:
 @pytest.mark.parametrize("make", [InStep, InTree])
 def test_an_interrupt_of_a_call_that_records_leaves_nothing_behind(make: Callable[[], Any], count: int) -> None:
     interrupted, whole = run(make, count)
-    print(f"{make.__name__}: {interrupted} of {count} calls were interrupted, {whole} were not")
+    print(f"{make.__name__}: {interrupted} calls were interrupted, {whole} were not")
     assert interrupted > 0

@@ -7,6 +7,7 @@ and launch a kernel that fills it, now or in each replay; NumPy computes its sha
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, cast
@@ -227,16 +228,19 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
     return out
 
 
+to_the_power = cast(Callable[[NDArray, complex], NDArray], operator.pow)
+
+
 def raised(x: Array, exponent: complex) -> Array | NDArray:
     """`x ** exponent` as the operator of ndarrays has it, which is np.power for some types and numbers alone."""
     if not _core.cpu_wants_handles():
-        return cast(NDArray, x.numpy() ** exponent)  # type: ignore[operator]
+        return to_the_power(x.numpy(), exponent)
 
     def kernel(a: NDArray, out: NDArray) -> None:
-        fill_recorded("power", out, a**exponent)  # type: ignore[operator]
+        fill_recorded("power", out, to_the_power(a, exponent))
 
     with np.errstate(all="ignore"):
-        out = new(laid(x) ** exponent)  # type: ignore[operator]
+        out = new(to_the_power(laid(x), exponent))
     _core.cpu_launch(kernel, "power", (x,), (out,))
     return out
 
