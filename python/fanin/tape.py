@@ -502,7 +502,7 @@ class _Writes:
                 base = owner(x)
                 key = id(base)
                 # No Python runs in it, in which an exception, as of Ctrl-C, would be lost.
-                end = weakref.ref(base, functools.partial(self._of_host.pop, key))
+                end = weakref.ref(base, partial(self._of_host.pop, key))
                 self._of_host[key] = self.count, by, end
             else:
                 self._of_devices.setdefault(device.machine or cpu, {})[extent(x)] = self.count, by

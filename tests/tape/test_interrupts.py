@@ -17,7 +17,11 @@ import fanin
 from fanin import tape
 from kit.sample import sizes
 
-pytestmark = pytest.mark.core
+pytestmark = [
+    pytest.mark.core,
+    # one that comes in a callback of the garbage collector is lost there
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 COUNTS = sizes(60, 5000)
 
 
