@@ -120,13 +120,8 @@ def test_recorded_functions_bind_as_methods() -> None:
         def __init__(self, by: float) -> None:
             self.by = by
 
-        @tree.function
-        def scaled(self, x: Any) -> Any:
-            return x * self.by
-
-        @tape.compiled
-        def twice(self, x: Any) -> Any:
-            return tape.array(x) * (2.0 * self.by)
+        scaled = tree.function(lambda self, x: x * self.by)
+        twice = tape.compiled(lambda self, x: tape.array(x) * (2.0 * self.by))
 
     one, two = Layer(3.0), Layer(5.0)
     for k in range(4):
