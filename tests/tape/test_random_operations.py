@@ -196,7 +196,7 @@ def lookup(rng: Rng) -> Case:
         given, error = index.astype("int64") - rows, IndexError
     elif wrong < 0.4 and index.size:
         given, error = index + np.asarray(rows, index.dtype), IndexError
-    elif wrong < 0.6:
+    elif wrong < 0.6 and index.size:
         given = index.tolist()
     elif wrong < 0.8:
         given = tape.array(index)
