@@ -351,6 +351,8 @@ class World:
         self.node = fanin.Node(lambda g: g, edges=[(self.leaf, 0)])
         self.root = (self.node, 0, np.zeros(2))
         self.hook = self.node.register_hook(lambda g: g)
+        self.leaf_hook = self.leaf.register_hook(lambda g: g)
+        self.edges, self.trace, self.out = self.node.edges, fanin.trace(capacity=4), np.zeros(2, np.float32)
         self.walk = fanin.walk([self.root], keep_graph=True)
         self.tree = fanin.GraphTree("sim:0", memory=1 << 16)
         self.double = self.tree.function(lambda x: fanin.add_n([x, x]))
@@ -396,7 +398,16 @@ class World:
             (type(None), "buf[0]"): lambda: buf[0],
             (type(None), "repr(buf)"): lambda: repr(buf),
             (type(None), "repr(event)"): lambda: repr(self.e),
+            (type(None), "take(out=)"): lambda: buf.take(slot=0, out=self.out),
+            (type(None), "with target"): self.with_target,
+            (type(None), "repr(trace)"): lambda: repr(self.trace),
+            (type(None), "trace.lines"): lambda: self.trace.lines,
+            (type(None), "trace.dropped"): lambda: self.trace.dropped,
         }
+
+    def with_target(self) -> None:
+        with self.buf.target(0) as lent:
+            lent.fill(1)
 
     def calls_of_machines(self) -> dict[tuple[type, str], Callable[[], Any]]:
         m, one = self.m, np.zeros(2, np.float32)
@@ -447,6 +458,11 @@ class World:
             (_core.Walk, "explain"): self.walk.explain,
             (type(None), "edges.append"): lambda: node.edges.append(None),
             (type(None), "hook.remove"): self.hook.remove,
+            (type(None), "leaf's hook.remove"): self.leaf_hook.remove,
+            (type(None), "len(edges)"): lambda: len(self.edges),
+            (type(None), "edges[0]"): lambda: self.edges[0],
+            (type(None), "iter(edges)"): lambda: list(self.edges),
+            (type(None), "repr(edges)"): lambda: repr(self.edges),
             (type(None), "next(walk)"): lambda: next(self.walk),
             (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
             (type(None), "repr(node)"): lambda: repr(node),
@@ -540,6 +556,94 @@ def test_a_call_without_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fanin, "unheard", lambda: 0, raising=False)
     with pytest.raises(AssertionError, match="mark it `# step`"):
         test_every_public_function_is_a_turn_or_needs_none()
+
+
+# No footprint is forgotten
+
+#: Calls that change what others read. `set_options` and `counters` come before or after any call, so they show nothing.
+CHANGES = [
+    (type(None), "backward"),
+    (_core.InputBuffer, "clear"),
+    (Machine, "synchronize"),
+    (_core.GraphTree, "close"),
+    (_core.Event, "record"),
+    (_core.Array, "record_stream"),
+    (Machine, "streams"),
+]
+#: Calls whose result and effect no other call changes.
+ALONE = {
+    (_core.Target, "__exit__"): "the one here is refused: it was not entered; `with target` is beside it",
+    (type(None), "InputBuffer"): "a new object",
+    (
+        type(None),
+        "add_n",
+    ): "reads the caller's arrays, as any call may; `take(out=)`, which writes one, is beside it below",
+    (type(None), "trim"): "frees memory that no sum uses",
+    (Machine, "spawn"): "a new thread, which begins when it is chosen",
+}
+Key = tuple[type, str]
+
+
+def in_both_orders(call: Key, other: Key) -> bool:
+    """Whether explore runs two calls of two threads in more than one order."""
+
+    def run(m: Machine) -> None:
+        world = World(m)
+        calls = world.calls()
+
+        def quietly(call: Callable[[], Any]) -> None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                call()
+
+        for key in (call, other):
+            m.spawn(quietly, calls[key])
+        m.join()
+        if (Machine, "begin_capture") in (call, other):
+            m.end_capture(world.t)
+
+    return explore(run, limit=2, samples=0).runs > 1
+
+
+def without_footprint(called: Sequence[Key]) -> set[Key]:
+    return {key for key in called if not any(in_both_orders(key, other) for other in CHANGES)}
+
+
+def all_calls() -> list[Key]:
+    with Machine() as m:
+        called = list(World(m).calls())
+        m.join()
+    return called
+
+
+def test_every_call_has_a_footprint_or_depends_on_no_other() -> None:
+    called = all_calls()
+    assert len(called) > 80 and without_footprint(called) == set(ALONE)
+
+
+@faults_are_planted
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("OF_GRAPH", (type(None), "leaf's hook.remove")),
+        ("OF_GRAPH", (type(None), "len(edges)")),
+        ("OF_GRAPH", (_core.GraphTree, "closed")),
+        ("OF_MUTEX", (_core.Leaf, "grad")),
+        ("OF_EVENT", (_core.Event, "stream")),
+        ("OF_COUNTERS", (type(None), "repr(trace)")),
+    ],
+)
+def test_a_footprint_that_is_left_out_is_found(kind: str, key: Key) -> None:
+    assert not without_footprint([key])
+    with planted(kind):
+        assert without_footprint([key]) == {key}
+
+
+@faults_are_planted
+def test_a_sum_of_an_array_that_another_call_writes_is_run_in_both_orders() -> None:
+    calls = (type(None), "add_n"), (type(None), "take(out=)")
+    assert in_both_orders(*calls)
+    with planted("OF_HOST"):
+        assert not in_both_orders(*calls)
 
 
 # Queries are choices

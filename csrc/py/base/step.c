@@ -40,6 +40,11 @@ static void buffer_accessed(const fan_buffer *b, PyObject *slots)
     }
 }
 
+static bool of_graph_tree(const fan_state *st, const PyTypeObject *type)
+{
+    return type == st->graph_tree_type || type == st->graph_step_type || type == st->graph_function_type;
+}
+
 /* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record their own steps, and
  * a leaf's gradient has a lock. */
 static void accessed(PyObject *o, PyObject *slots)
@@ -52,7 +57,7 @@ static void accessed(PyObject *o, PyObject *slots)
         fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
     else if (type == st->event_type)
         fan_sim_read_event(fan_event_of(o));
-    else if (type == st->walk_type || type == st->graph_function_type || PyType_IsSubtype(type, st->node_type))
+    else if (type == st->walk_type || of_graph_tree(st, type) || PyType_IsSubtype(type, st->node_type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 
