@@ -1051,7 +1051,7 @@ def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | ND
 
 def integers(name: str, x: object) -> Any:
     """An array of integers, for an operation: a Var, or what makes an ndarray."""
-    made = x if isinstance(x, Var | _core.Array) else array_of(name, x)
+    made: Any = x if isinstance(x, Var | _core.Array) else array_of(name, x)
     if isinstance(x, list | tuple) and not made.size:  # of no integers, which NumPy makes an array of floats
         made = made.astype(np.intp)
     if made.dtype.kind not in "iu":
