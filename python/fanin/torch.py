@@ -492,12 +492,13 @@ def _has_memory(x: torch.Tensor) -> bool:
 def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
     """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
     base = gradient._base
+    held: Any = gradient
     return (
         references,
         weakref.getweakrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
         0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
-        *memory_counts(gradient),
+        *memory_counts(held),
     )
 
 
