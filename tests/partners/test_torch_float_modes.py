@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +17,23 @@ from fanin import dist
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.partners, pytest.mark.rule("A15")]
+
+
+#: C's four rounding modes.
+ROUNDINGS = [n << (22 if platform.machine() == "aarch64" else 10) for n in range(4)]
+
+
+class Brought(torch.autograd.Function):
+    """A loss whose gradient is given."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Any, gradient: Any) -> Any:
+        ctx.gradient = gradient
+        return w.detach().sum().real
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return ctx.gradient, None
 
 
 @pytest.fixture
@@ -81,3 +101,79 @@ def test_a_norm_of_each_dtype_of_torch() -> None:
         return found
 
     assert dist.threads(2, rank, timeout=None) == [[5.0] * 5] * 2
+
+
+@pytest.mark.parametrize("layout", ["strided", "transposed", "sparse"])
+def test_a_sum_over_ranks_is_added_to_grad_alike_on_a_rank_that_flushes(layout: str) -> None:
+    """1e-38 is normal; what is added to it, and the right sum, are not."""
+    shape = (64, 600)  # torch's own addition runs on several threads
+
+    def rank(group: dist.Group) -> Any:
+        w = torch.zeros(shape, requires_grad=True)
+        earlier = torch.full(shape, 1e-38)
+        if layout == "transposed":
+            earlier = torch.full(shape[::-1], 1e-38).t()
+        w.grad = earlier.to_sparse() if layout == "sparse" else earlier
+        kept, version = w.grad, w.grad._version
+        reducer = dist.Reducer([w], group)
+        brought = torch.full(shape, -9e-39 if group.rank else 1e-45)
+        loss = Brought.apply(w, brought)
+        if group.rank and not torch.set_flush_denormal(True):
+            pytest.skip("this processor has no such mode")
+        try:
+            fanin.torch.backward(loss, reducer=reducer)
+        finally:
+            torch.set_flush_denormal(False)
+        if layout != "sparse":
+            assert w.grad is kept and w.grad._version == version + 1
+        return w.grad.contiguous().numpy()
+
+    exact = np.float32(1e-38) + (np.float32(-9e-39) + np.float32(1e-45))
+    for found in dist.threads(2, rank, timeout=None):
+        assert (found == exact).all() and found.shape == shape
+
+
+@pytest.mark.parametrize("kind", ["conjugate", "negative", "expanded", "complex sum"])
+def test_a_sum_over_ranks_is_added_to_a_view_as_torch_adds_it_or_refused(kind: str) -> None:
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    grads = {
+        "conjugate": z.conj(),
+        "negative": z.conj().imag,
+        "expanded": torch.ones(1).expand(2),
+        "complex sum": torch.ones(2, dtype=torch.complex128),
+    }
+
+    def rank(group: dist.Group) -> Any:
+        earlier = grads[kind].clone() if kind == "complex sum" else grads[kind]
+        w = torch.zeros(2, dtype=earlier.dtype, requires_grad=True)
+        w.grad = earlier
+        expected = None if kind == "expanded" else earlier + 3
+        reducer = dist.Reducer([w], group)
+        loss = Brought.apply(w, torch.full((2,), 3, dtype=w.dtype))
+        if expected is None:
+            with pytest.raises(RuntimeError, match="refers to a single memory location"):
+                fanin.torch.backward(loss, reducer=reducer)
+            return True
+        fanin.torch.backward(loss, reducer=reducer)
+        return w.grad is earlier and torch.equal(w.grad, expected)
+
+    assert dist.threads(1, rank, timeout=None) == [True]
+
+
+def test_a_mean_over_ranks_has_one_factor_in_every_mode() -> None:
+    torch_ranks = pytest.importorskip("fanin._interop.torch_ranks")
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    before = libm.fegetround()
+
+    def rank(group: dist.Group) -> tuple[list[float], float]:
+        found = []
+        for mode in ROUNDINGS:
+            assert libm.fesetround(mode) == 0
+            try:
+                found += [torch_ranks.mean_factor(group), 1 / group.size]
+            finally:
+                libm.fesetround(before)
+        return found[::2], len({*found[1::2]})
+
+    [(factors, ways), *_] = dist.threads(3, rank, timeout=None)
+    assert factors == [1 / 3] * len(ROUNDINGS) and ways == 2

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
+from .. import _core
 from .._words import type_of
 
 #: The name of each parameter; a number: its index among those given, if it has no name.
@@ -227,6 +228,28 @@ def laid_out(total: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(p.shape, strides, dtype=total.dtype, device=total.device).copy_(total)
 
 
+def add_into(grad: torch.Tensor, total: torch.Tensor) -> None:
+    """Add a sum to a strided .grad in place, with the same bits in every floating-point mode.
+
+    What the core does not write, such as an object or a view with torch's conjugate bit, torch adds to or refuses.
+    """
+    with torch.no_grad():
+        if grad.device.type == "cpu" and not grad.is_inference():
+            place = grad.detach()
+            with contextlib.suppress(BufferError, TypeError, ValueError):  # raised before the first write
+                _core.add_n([place, total], out=place)
+                return
+        _core.in_default_modes(lambda: grad.add_(total))
+
+
+def dense_sum(total: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The sum of a dense and a sparse tensor, with the same bits in every floating-point mode."""
+    if grad.device.type == "cpu":
+        with contextlib.suppress(BufferError, TypeError, ValueError):
+            return _core.add_n([total, grad])
+    return _core.in_default_modes(lambda: total + grad)
+
+
 def check_leaf(call: str, p: torch.Tensor, name: str | int) -> None:
     """TypeError for a tensor whose gradients cannot be summed into .grad."""
     if not p.is_leaf:
@@ -322,9 +345,8 @@ class TorchLeaf:
         if p.grad is None:
             p.grad = laid_out(total, p)
         elif p.grad.layout == torch.strided:
-            with torch.no_grad():
-                p.grad.add_(total)
+            add_into(p.grad, total)
         else:
-            p.grad = laid_out(total + p.grad, p)  # torch adds no dense tensor to a sparse one
+            p.grad = laid_out(dense_sum(total, p.grad), p)  # torch adds no dense tensor to a sparse one
         for after in [*after_hooks(p).values()]:
             after(p)

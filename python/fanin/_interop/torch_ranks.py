@@ -64,6 +64,11 @@ def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: compl
     return Options(order, scale, accumulate=name)
 
 
+def mean_factor(group: Group) -> float:
+    """1 / the number of ranks, the same number in every floating-point mode."""
+    return _core.in_default_modes(lambda: 1 / group.size)
+
+
 def _sum(
     call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, bounds: Sequence[int] | None = None
 ) -> torch.Tensor:
@@ -157,7 +162,7 @@ class _Pass:
             if self.error is None:
                 options = self.hook.options
                 if options.scale is None:
-                    options = replace(options, scale=1 / self.group.size)
+                    options = replace(options, scale=mean_factor(self.group))
                 with self.group.entered("ddp_hook"), self.call(place.number) as call:
                     if x.layout is not torch.strided:
                         raise TypeError(
@@ -373,7 +378,7 @@ class ReduceScatter:
         with ranks.call("ReduceScatter", self._timeout) as call:
             ops, factor = torch.distributed.ReduceOp, None
             if op == ops.AVG:
-                factor = 1 / ranks.size
+                factor = mean_factor(ranks)
             elif op == ops.PREMUL_SUM:
                 factor = float(op.__getstate__()[1])
             elif op != ops.SUM:
