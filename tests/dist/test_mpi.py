@@ -430,3 +430,21 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """,
     )
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit", "raise SystemExit(0)", "pass"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_ends_without_an_error_ends_the_waits_of_the_others(end: str, ranks: int) -> None:
+    """The others have no time limit."""
+    program = f"""
+group = dist.group(timeout=None)
+assert dist.add_n([np.ones(3)], group).tolist() == [comm.size] * 3
+if comm.rank == 1:
+    {end}
+else:
+    with pytest.raises(fanin.PeerError, match="rank 1 ended;") as e:
+        dist.add_n([np.ones(3)], group)
+    assert e.value.rank == 1 and "rank 1 ended" in group.closed
+    print("named")
+"""
+    assert mpiexec(ranks, program).count("named") == ranks - 1

@@ -117,3 +117,23 @@ def test_repeated_indices_are_added_up() -> None:
     assert sorted(np.asarray(merged(x)).tolist()) == [0.0, 2.0]
     dense = np.ones(3)
     assert merged(dense) is dense
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_clip_that_is_refused_has_scaled_nothing(n: int) -> None:
+    def rank(group: dist.Group) -> Any:
+        first, second = fanin.Leaf(np.zeros(3), name="first"), fanin.Leaf(np.zeros(2), name="second")
+        reducer = dist.Reducer([first, second], group, missing="skip")
+        fanin.backward([(first, 0, np.full(3, 2.0))], reducer=reducer)
+        kept = np.ones(2)
+        second.grad = kept
+        kept.flags.writeable = False
+        with pytest.raises(BufferError, match="clip_norm: the sum of second: out: expected an array that can be writt"):
+            dist.clip_norm(reducer, 1.0)
+        refused = first.grad.tolist()
+        second.grad = np.ones(2)
+        dist.clip_norm(reducer, 1.0)
+        return refused, reducer.norm()
+
+    for refused, norm in dist.threads(n, rank, timeout=None):
+        assert refused == [2.0 * n] * 3 and norm == pytest.approx(1, rel=1e-15)

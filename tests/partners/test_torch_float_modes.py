@@ -177,3 +177,21 @@ def test_a_mean_over_ranks_has_one_factor_in_every_mode() -> None:
 
     [(factors, ways), *_] = dist.threads(3, rank, timeout=None)
     assert factors == [1 / 3] * len(ROUNDINGS) and ways == 2
+
+
+@pytest.mark.parametrize("kind", ["conjugate", "negative"])
+def test_a_kept_gradient_with_a_bit_of_torch_is_measured_and_clipped(kind: str) -> None:
+    def rank(group: dist.Group) -> Any:
+        z = torch.tensor([3 + 3j, 4 - 4j], dtype=torch.complex128)
+        kept = z.conj() if kind == "conjugate" else z.conj().imag
+        w = torch.zeros(2, dtype=kept.dtype, requires_grad=True)
+        reducer = dist.Reducer([w], group, missing="skip")
+        w.grad = kept
+        expected = kept / 5
+        norm, stats = reducer.norm(), reducer.stats()
+        assert dist.clip_norm(reducer, norm / 5) == norm == stats.norm
+        assert w.grad is kept and torch.allclose(w.grad, expected, rtol=1e-15)
+        return norm
+
+    expected = 50**0.5 if kind == "conjugate" else 5.0
+    assert dist.threads(2, rank, timeout=None) == [expected] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class MPIEngine:
         self.rank, self.size, self.name = comm.Get_rank(), comm.Get_size(), comm.Get_name() or "an MPI communicator"
         #: The bytes of a message: before version 4 MPI's counts are ints.
         self.largest = None if MPI.Get_version() >= (4, 0) else 2**31 - 1
-        self._owner, self._ended = comm, False
+        self._owner, self._ended, self._process = comm, False, os.getpid()
         self._comm = comm.Dup()
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         #: For each rank the node that it runs on, as the first rank there.
@@ -161,8 +162,11 @@ class MPIEngine:
         self.abort(f"rank {self.rank} closed its group")
 
     def _at_exit(self) -> None:
-        error = getattr(sys, "last_value", None)
-        if error is not None:  # MPI_Finalize waits for the other ranks, which may wait for this one
-            self.abort(f"rank {self.rank} ended: {type(error).__name__}: {error}")
+        if os.getpid() != self._process:  # a child of fork()
+            return
+        error = getattr(sys, "last_value", None)  # sys.exit() sets none
+        why = "" if error is None else f": {type(error).__name__}: {error}"
+        # MPI_Finalize waits for the other ranks, which may wait for this one.
+        self.abort(f"rank {self.rank} ended{why}")
         if self.open or self._sent:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # nothing frees their buffers any more

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fanin import _core
-from fanin._interop.classes import is_scipy, is_torch
+from fanin._interop.classes import is_scipy, is_sparse, is_torch
 from fanin._interop.protocols import NDArray
 from fanin._interop.sparse import part_of
 from fanin._interop.torch import strided_parts
@@ -27,24 +27,32 @@ def _integer(values: NDArray) -> tuple[int, int]:
 
 
 def values_of(x: Any) -> Any:
-    """The array of the stored elements of a sparse array of SciPy, of torch or of fanin; another array as it is."""
+    """The array of the stored elements of a sparse array of SciPy, of torch or of fanin; another array as it is.
+
+    Of a view with torch's conjugate or negative bit it is the memory: a real factor scales both alike, and magnitudes
+    are the same.
+    """
     if isinstance(x, Sparse):
-        return x.parts[-1]
-    if is_torch(x):
-        return strided_parts(x)[-1]
-    return part_of(x, "data") if is_scipy(x) else x
+        x = x.parts[-1]
+    if is_scipy(x):
+        return part_of(x, "data")
+    if not is_torch(x):
+        return x
+    values = strided_parts(x.detach())[-1]
+    if values.is_conj():
+        values = values.conj()
+    return values._neg_view() if values.is_neg() else values
 
 
 def merged(x: Any) -> Any:
-    """An array as it is; of a sparse one its elements, those of a repeated index added up."""
-    values = values_of(x)
-    return values if values is x else values_of(_core.add_n([x], scale=1))
+    """The stored elements of an array; of a sparse one those of a repeated index are added up."""
+    return values_of(_core.add_n([x], scale=1) if is_sparse(x) else x)
 
 
 def _wide(x: Any) -> NDArray:
     """The elements of an array, which float64 holds, as float64: two of each complex one."""
     if not isinstance(x, np.ndarray):
-        x = x.detach().resolve_conj().cpu()
+        x = x.detach().cpu()
         if x.is_floating_point() and x.itemsize < 4:  # NumPy has not all of these; no arithmetic
             x = x.float()
         x = x.numpy()

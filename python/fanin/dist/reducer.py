@@ -616,16 +616,16 @@ class Reducer:
         """
         return self._over_ranks("Reducer.stats", True)
 
-    def _sums(self) -> list[Any]:
-        """The shards, or each .grad, of this rank; none on a rank that gets no sums."""
+    def _sums(self) -> dict[int, Any]:
+        """The shards, or each .grad, of this rank, by leaf; none on a rank that gets no sums."""
         if self._options.into not in ("all", "shard", self.group.rank):
-            return []
+            return {}
         mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
-        return [x for x in mine if x is not None]
+        return {i: x for i, x in enumerate(mine) if x is not None}
 
     def _over_ranks(self, call_name: str, every: bool) -> SumStats:
         squares, absmax, nonfinite = Squares(), 0.0, 0
-        for x in map(merged, self._sums()):
+        for x in map(merged, self._sums().values()):
             squares.add(x)
             if every:
                 one = _core.add_n([x], stats=True)[1]
@@ -951,6 +951,8 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
     ------
     ValueError
         For a negative `max_norm`.
+    BufferError, TypeError, ValueError
+        For a `.grad` that cannot be scaled in place, such as an expanded or read-only one; then none was scaled.
 
     >>> def train(group):
     ...     w = fanin.Leaf(np.zeros(2))
@@ -964,6 +966,13 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     norm = reducer.norm()
     if norm > max_norm and norm != float("inf"):
-        for x in map(values_of, reducer._sums()):
+        sums = {i: values_of(x) for i, x in reducer._sums().items()}
+        for i, x in sums.items():  # before the first write
+            try:
+                _core.add_n([x], out=x, scale=1.0)  # raises where `scaled` would, and changes nothing
+            except (BufferError, TypeError, ValueError) as e:
+                name = reducer.leaves[i].name or f"leaf {i}"
+                raise type(e)(f"clip_norm: the sum of {name}: {str(e).removeprefix('add_n: slot 0: ')}") from None
+        for x in sums.values():
             scaled(x, x, float(max_norm), norm)
     return norm
