@@ -37,7 +37,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -129,21 +128,27 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class at:
+class at(_core.Block):
     """Kernels run on this stream (on the CPU: at once) until the block ends."""
 
     def __init__(self, device: Device, name: str, stream: Stream, back: bool = False) -> None:
         self.now = {"device": device, "name": name, "back": back}
-        self.stream = nullcontext() if stream is None else fanin.stream(stream)
+        self.before: dict[str, object] = {}
+        self.stream = None if stream is None else fanin.stream(stream)
+        self.streams = False  # whether that is the current stream
 
-    def __enter__(self) -> None:
+    def _begin(self) -> None:
         self.before = {"device": _here.device, "name": _here.name, "back": _here.back}
         vars(_here).update(self.now)
-        self.stream.__enter__()
+        if self.stream is not None:
+            self.stream.__enter__()
+            self.streams = True
 
-    def __exit__(self, *raised: Any) -> None:
+    def _end(self, error: BaseException | None) -> None:
         vars(_here).update(self.before)
-        self.stream.__exit__(*raised)
+        if self.stream is not None and self.streams:
+            self.streams = False
+            self.stream.__exit__(None, None, None)
 
 
 def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[Array]) -> None:
