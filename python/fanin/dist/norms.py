@@ -38,7 +38,7 @@ def values_of(x: Any) -> Any:
         return part_of(x, "data")
     if not is_torch(x):
         return x
-    values = strided_parts(x.detach())[-1]
+    values: Any = strided_parts(x.detach())[-1]
     if values.is_conj():
         values = values.conj()
     return values._neg_view() if values.is_neg() else values
