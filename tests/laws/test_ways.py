@@ -35,6 +35,7 @@ def met(tally: law.Tally, place: str) -> None:
     """What a run must have met: each cell of (row, kind of list, option), on a device each two of the three; both
     outcomes, each mark of a way, each order of arrival of two and three contributions.
     """
+    print(f"{place}: {dict(tally.outcomes)}")
     due, seen = cells(place), set(tally.cells)
     if place != "host":
         due, seen = pairs(due), pairs(seen)
