@@ -475,12 +475,14 @@ class accumulate(_core.Block):
 _blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
 
 
-@atexit.register
 def _drop_all() -> None:
     """Ends the blocks that are open when Python ends: torch aborts the process where .grad is set later."""
     with contextlib.ExitStack() as each:
         for block in [*_blocks]:
             each.callback(block._drop)
+
+
+atexit.register(_drop_all)
 
 
 def _has_memory(x: torch.Tensor) -> bool:

@@ -28,6 +28,7 @@ ALLOWED = {
     ("tests/c/proof.c", ""): "a fault that is hunted may loop: the limit, of its own time, is its verdict",
     ("tests/buffer/test_interrupt.py", ""): "the timer sends Ctrl-C to long work, again and again, and ends nothing",
     ("tests/buffer/test_interrupt.py", "test_ctrl_c_ends_long_work_and_nothing_is_lost"): "switches that timer off",
+    ("tests/tape/test_interrupts.py", "run"): "the timer sends Ctrl-C to a call, about as long as one takes",
     ("tests/array/test_float_modes.py", "interrupted"): "the timer sends a signal to a sum, and ends nothing",
     ("tests/device/test_nvrtc.py", ""): "a child that a planted fault leaves alive ends by itself in the end",
     ("tests/kit/bad_ranks.py", ""): "a wrong limit, which is refused",
