@@ -16,7 +16,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -370,8 +370,12 @@ HAPPENED = [
 ]
 
 
-def happened(seen: Counter[str]) -> None:
-    missing = [what for what in HAPPENED if not seen[what]]
+#: .. and what Hypothesis, which makes fewer programs, need not meet: each has one that it meets beside it
+SELDOM = ("take out: BufferError",)
+
+
+def happened(seen: Counter[str], seldom: Sequence[str] = ()) -> None:
+    missing = [what for what in HAPPENED if not seen[what] and what not in seldom]
     assert not missing, f"never happened: {missing}; {dict(seen)}"
 
 
@@ -381,8 +385,12 @@ def happened(seen: Counter[str]) -> None:
 def test_the_core_does_what_the_description_says(by: str) -> None:
     seed = random.SystemRandom().randrange(2**32) if SEED == "random" else int(SEED)
     print(f"FANIN_SEED={seed}")
-    seen = drive(fanin.InputBuffer, seed) if by == "draws" else run(fanin.InputBuffer, seed, QUICK)
-    happened(seen)
+    if by == "draws":
+        seen = drive(fanin.InputBuffer, seed)
+        happened(seen)
+    else:
+        seen = run(fanin.InputBuffer, seed, QUICK)
+        happened(seen, SELDOM)
     print(dict(sorted(seen.items())))
 
 
