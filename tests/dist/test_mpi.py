@@ -450,3 +450,44 @@ else:
     print("named")
 """
     assert mpiexec(ranks, program).count("named") == ranks - 1
+
+
+def test_ranks_that_end_at_different_times_disturb_no_sum_that_they_answered() -> None:
+    """The sums of the ranks that end later are complete, in messages of every size, and the last ranks go on alone."""
+    program = """
+import sys
+groups = [dist.group(comm.Split(0 if comm.rank >= gone else MPI.UNDEFINED), timeout=None)
+          if comm.rank >= gone else comm.Split(MPI.UNDEFINED) for gone in range(3)]
+for gone, group in enumerate(groups):
+    for n in (1, 3000, 700_000):
+        for into in ("all", "shard", 0):
+            got = dist.add_n([np.ones(n)], group, "exact", into=into)
+            assert got is None or (got == comm.size - gone).all()
+    if comm.rank == gone:
+        print("complete")
+        sys.exit()
+print("complete")
+"""
+    assert mpiexec(4, program).count("complete") == 4
+
+
+def test_a_child_of_fork_that_ends_disturbs_nobody() -> None:
+    mpiexec(
+        2,
+        """
+import os, sys
+group = dist.group(timeout=None)
+child = os.fork() if comm.rank == 1 else 0
+if comm.rank == 1 and child == 0:
+    import atexit
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(0)
+if child:
+    os.waitpid(child, 0)
+comm.Barrier()
+assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
+assert dist.add_n([np.ones(3)], group).tolist() == [2] * 3
+""",
+    )
