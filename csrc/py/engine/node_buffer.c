@@ -6,8 +6,11 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
     char name[128];
     const node_more *more = n->more;
     bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed); /* its lines bear the node's name */
-    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream || traced) {
-        const fan_slot_specs none = {.n = n->node.inputs}, *slots = more && more->slots.specs ? &more->slots : &none;
+    bool has_specs = more && more->slots.specs;
+    bool has_options = how.create_graph || how.stats || how.stream;
+    if (has_specs || has_options || traced) {
+        const fan_slot_specs none = {.n = n->node.inputs};
+        const fan_slot_specs *slots = has_specs ? &more->slots : &none;
         how.name = fan_node_name(&n->node, name, sizeof name);
         how.leaf = how.stream && n->node.ops->leaf;
         buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
