@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections import Counter
@@ -88,7 +89,7 @@ def interrupts(
     after, seen = list(map(facts, args)), Counter[str]()
     for at in points:
         args = make()
-        if not interrupted(lambda args=args: f(*args), at):  # type: ignore[misc]
+        if not interrupted(functools.partial(f, *args), at):
             seen["ended"] += 1
             break
         now = list(map(facts, args))

@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -175,9 +176,9 @@ MODULE_HOOK = torch.nn.modules._functions.BackwardHookFunction._backward_cls
 
 def in_function() -> bool:
     """Whether a `torch.autograd.Function` runs."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not APPLY:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frame is not None
 
 
