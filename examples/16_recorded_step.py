@@ -32,12 +32,12 @@ parameters, recorded = network()
 step = tape.compiled(recorded, static=parameters)
 
 for i in range(60):
-    n = 64 if i < 40 else 32  # other shapes: recorded anew
+    n = 64 if i < 40 else 32  # other shapes: another recording
     rate = np.array(0.2 / (1 + i / 20))  # an array: a number would be part of the recording
     expected, loss = train(x[:n], target[:n], rate), step(x[:n], target[:n], rate)
     assert expected.numpy() == loss.numpy()
-    if step.last.did == "recorded":
+    if step.last.did != "replayed":
         print(f"step {i:2}: {step.last.did}: {step.last.reason}")
 
 print("the same bits:", all((p.data == q.data).all() for p, q in zip(parameters, as_it_is, strict=True)))
-print(step.stats)
+print(step.stats.recorded, "recordings,", step.stats.replayed, "replays")

@@ -94,11 +94,7 @@
     X(FLOAT_MODE_OF_JOB, "a job of the pool runs in the modes that its thread has")
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
-    X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
-    X(BLOCK_GIVEN_TWICE, "memory of a recording is given again while an array lies in it") \
-    X(RECORDS_ANYTHING, "memory that is not the recording's is recorded") \
-    X(FITS_ANYTHING, "a recording is replayed for a call with arrays of another layout") \
-    X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
+    X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed")
 /* The footprints that the search of host orders uses (device/sim): one kind left out at a time, in the order of the
  * kinds. */
 #define FAN_SEARCH_FAULTS(X) \

@@ -106,9 +106,10 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
                                   fan_tree_report *report, fan_error *err);
 
 /* FAN_TREE_FOREIGN: the message for an operation on other memory: the function, the operation. */
-#define FAN_TREE_FOREIGN                                                                                         \
-    "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay " \
-    "could not know where it lies then: pass the array as an operand (static, if it stays where it is)"
+#define FAN_TREE_FOREIGN                                                                                              \
+    "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay "      \
+    "could not know where it lies then: pass the array as an operand (static, if it stays where it is; to a step of " \
+    "tape.compiled as an argument, or in static=)"
 
 /* fan_tree_memory_under: the arena that an array lies in, borrowed; NULL: it lies elsewhere. */
 fan_storage *fan_tree_memory_under(const fan_array *a);

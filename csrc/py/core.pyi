@@ -917,6 +917,11 @@ class GraphFunction(Generic[_P, _R]):
     def last(self) -> Outcome | None:  # step
         """The outcome of the last call; None before the first."""
     @property
+    def _form(self) -> object:
+        """What `_put_form` got in the function's last run, at a replay in the run that was recorded; None: nothing."""
+    def _put_form(self, form: object, /) -> None:
+        """Keep an object of the function that runs, with its recording."""
+    @property
     def name(self) -> str:
         """The function's name in messages."""
 
@@ -1241,69 +1246,6 @@ def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array:
 
 def cpu_wants_handles() -> bool:
     """Whether this thread is in a function of a graph tree on the CPU."""
-
-# Recorded steps of fanin.tape: a capsule with the work of the CPU on this thread from recording_begin to recording_end.
-
-_Arrays = tuple[NDArray, ...]
-_Grads = tuple[NDArray | None, ...]
-_Bound = tuple[_Arrays, _Arrays, _Grads]
-_Writes = tuple[tuple[NDArray, str], ...]
-
-def recording_new() -> object: ...
-def recording_begin(recording: object, /) -> None: ...
-def recording_end(recording: object, /) -> None:
-    """Raises CaptureError if something could not be recorded."""
-
-def recording_counts(recording: object, /) -> tuple[int, int, int]:
-    """(kernels, bytes of its memory, arrays in it that have references)."""
-
-def recording_lock(arrays: list[NDArray], locks: bool, /) -> None:
-    """Only kernels may write into the arrays, until they are unlocked as often."""
-
-def recording_operand(recording: object, array: NDArray, /) -> bool:
-    """Declare an array that kernels may read and write, which the caller holds. Whether it could be written before it
-    was locked.
-    """
-
-def recording_knows(recording: object, array: NDArray, /) -> bool:
-    """Whether a kernel may use the array."""
-
-def recording_empty(like: NDArray, /) -> NDArray:
-    """A new array in the memory of this thread's recording, with the dtype, shape and strides of `like`."""
-
-def recording_view(recording: object, array: NDArray, /) -> NDArray:
-    """Another view of the array, which does not keep its memory from being reused."""
-
-def recording_launch(
-    recording: object, calls: list[object], fn: Callable[..., object], name: str, reads: tuple[object, ...],
-    writes: tuple[object, ...], /
-) -> None:  # fmt: skip
-    """Call fn(*reads, *writes), now and in each replay; the call is appended to `calls`."""
-
-def recording_writes(recording: object, array: NDArray, /) -> str | None:
-    """The name of the first kernel that writes into an array, or None."""
-
-def recording_fits(
-    recording: object, bound: _Bound, copied: _Arrays, static: _Arrays,
-    grads: _Grads, /
-) -> bool:  # fmt: skip
-    """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones, three such tuples of views,
-    and, unless they are copied, their addresses.
-    """
-
-def recording_overlaps(writes: _Writes, copied: _Arrays, grads: _Grads, /) -> tuple[int, str | int] | None:
-    """None, or (index of a copied array, name of the kernel that writes into its memory, or index of a gradient that
-    shares it). `writes`: operands, each with a kernel that writes into it.
-    """
-
-def recording_replay(
-    recording: object, bound: _Bound, writes: _Writes,
-    copied: _Arrays, grads: _Grads, /
-) -> tuple[int, str | int] | None:  # fmt: skip
-    """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
-    `recording_overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
-    bytes that are NaN as floats.
-    """
 
 # ---------------------------------------------------------------- the simulated machine
 

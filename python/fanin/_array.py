@@ -71,10 +71,15 @@ def check_on_cpu(x: _core.Array, what: str) -> None:
         )
 
 
-def recorder(x: _core.Array) -> Any:
-    """fanin.graph.cpu_arrays, which computes with an array on the CPU."""
-    check_on_cpu(x, "computing with")
+def cpu_arrays() -> Any:
+    """fanin.graph.cpu_arrays, which computes with arrays on the CPU."""
     return importlib.import_module("fanin.graph.cpu_arrays")
+
+
+def recorder(x: _core.Array) -> Any:
+    """The same, for an array on the CPU."""
+    check_on_cpu(x, "computing with")
+    return cpu_arrays()
 
 
 def by_ufunc(name: str, *operands: object) -> Any:

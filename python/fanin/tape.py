@@ -30,7 +30,6 @@ The module reads from top to bottom:
 
 from __future__ import annotations
 
-import gc
 import math
 import operator
 import threading
@@ -40,15 +39,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 import fanin
-from fanin import _core, options
+from fanin import _array, _core, options
 from fanin._interop.protocols import DType, NDArray
-from fanin._keys import exactly
 from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
@@ -84,11 +82,13 @@ class Device:
         """A copy of an ndarray there."""
         if self.machine is None and _in_graph_tree():
             if not plain(value):
-                return run(copy, value if isinstance(value, _core.Array) else np.asarray(value))
+                return _array.cpu_arrays().copy_as_it_lies(
+                    value if isinstance(value, _core.Array) else np.asarray(value)
+                )
             numbers = np.asarray(value)
             return run(partial(copy, numbers), shape=numbers.shape, dtype=numbers.dtype)
         if self.machine is None:
-            return np.array(value) if _here.recording is None else constant(value)
+            return np.array(value)
         put: _core.Array = self.machine.array(value, device=self.index)
         return put
 
@@ -98,8 +98,7 @@ class Device:
             return self.machine.empty(shape, dtype, device=self.index)
         if _in_graph_tree():
             return _core.cpu_empty(shape, np.dtype(dtype))
-        made = np.empty(shape, dtype)
-        return made if _here.recording is None else _core.recording_empty(made)
+        return np.empty(shape, dtype)
 
     def of(self, x: Array) -> Device:
         """The device on which an array lies, this one or another of its machine."""
@@ -121,8 +120,6 @@ class _Here(threading.local):
     device: Device = cpu
     name: str = "kernel"
     back: bool = False  # in the backward of an operation, which does not record itself
-    recording: _Recording | None = None  # into which kernels on the CPU go as well (6)
-    trace: list[Traced] | None = None  # and which they are
 
 
 _here = _Here()
@@ -156,12 +153,10 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
     machine, stream = _here.device.machine, _here.device.current()
     if machine is None or stream is None:
         if _in_graph_tree():
-            _core.cpu_launch(fn, _here.name, tuple(reads), tuple(writes))
-        elif _here.recording is None:
-            fn(*reads, *writes)
-        else:
             no_numbers_of_numpy(_here.name, reads)
-            record(_here.recording, fn, _here.name, reads, writes)
+            _core.cpu_launch(fn, _here.name, tuple(reads), tuple(writes))
+        else:
+            fn(*reads, *writes)
     else:
         machine.launch(stream, fn, reads=cast(Places, reads), writes=cast(Places, writes), name=_here.name)
 
@@ -172,70 +167,22 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
     launch(fn, reads, [out])
-    return out if _here.recording is None else locked(cast(NDArray, out))
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A kernel of a recording: its name, its arrays' dtypes and shapes, and the numbers that are part of it."""
-
-    name: str
-    arrays: list[tuple[DType, Shape]]
-    numbers: list[str]
-
-
-def record(
-    recording: _Recording, fn: Callable[..., object], name: str, reads: Sequence[object], writes: Sequence[object],
-    fixed: object = None,
-) -> None:  # fmt: skip
-    """Do `fn(*reads, *writes)`, now and in each replay. `fixed`: what `fn` has besides."""
-    if _here.trace is not None:
-        arrays = [(x.dtype, x.shape) for x in (*reads, *writes) if isinstance(x, np.ndarray)]
-        numbers = [repr(x) for x in (*reads, fixed) if x is not None and not isinstance(x, np.ndarray)]
-        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True) if hasattr(fn, "__code__") else ()
-        captured = [(k, cell.cell_contents) for k, cell in cells if fixed is None]
-        numbers += [f"{k}={x!r}" for k, x in captured if plain(x)]
-        _here.trace.append(Traced(name, arrays, numbers))
-    _core.recording_launch(recording.core, recording.calls, fn, name, tuple(reads), tuple(writes))
-
-
-def constant(value: npt.ArrayLike) -> Array:
-    """A copy of a host array while a step is recorded: an argument of the step, or numbers written in it."""
-    x, recording = np.asarray(value), cast("_Recording", _here.recording)
-    if plain(value):
-        recording.operand(x)
-    elif isinstance(value, np.generic):
-        no_numbers_of_numpy("tape.array", [value])
-    elif not recording.knows(x):
-        raise fanin.CaptureError(
-            f"tape.array: this array of shape {x.shape} is no argument of the step, nor in static=, and was made by"
-            " NumPy alone: each replay would show the values of now: pass it to the step, or name it in static="
-        )
-    out = _core.recording_empty(np.empty_like(x))  # laid out as np.array(x) is
-    record(recording, copy, "copy", [x], [out], value if plain(value) else None)
-    return locked(out)
+    return out
 
 
 def no_numbers_of_numpy(name: str, xs: Iterable[object]) -> None:
-    """CaptureError for NumPy's numbers, and arrays of types of their own, while a step is recorded."""
+    """CaptureError for NumPy's numbers, and arrays of types of their own, in a function of a graph tree."""
     for x in xs:
         if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
             raise fanin.CaptureError(
                 f"{name}: {x!r}, {type_of(x)}, may depend on values that change between replays:"
-                " pass it to the step as an ndarray, or make it by operations"
+                " pass it as an ndarray, or make it by operations"
             )
 
 
 def plain(x: object) -> bool:
     """Whether something is made of Python's numbers alone."""
     return all(map(plain, x)) if isinstance(x, list | tuple) else type(x) in (bool, int, float, complex)
-
-
-def locked(x: NDArray) -> NDArray:
-    """An array that only kernels may write: what NumPy alone does in a step that is recorded, a replay would not."""
-    if not _here.back:  # results of a pass's operations are the engine's, which may add in place
-        x.flags.writeable = False
-    return x
 
 
 def copy(x: NDArray, out: NDArray) -> None:
@@ -312,7 +259,7 @@ class Var:
 
     def numpy(self) -> NDArray:
         """Its value on the host."""
-        if _here.recording is not None:
+        if _in_graph_tree():
             raise fanin.CaptureError(
                 f"{self!r}.numpy(): a step that is recorded cannot read values on the host: what is done with them"
                 " would not be done again. Return the Var"
@@ -329,11 +276,7 @@ class Var:
     @property
     def grad(self) -> Any:  # as the parameter's arrays are
         """The gradient of a parameter, summed over all passes since it was None; a Var where one recorded itself."""
-        g = self.leaf().grad
-        if _here.recording is not None and type(g) is np.ndarray:
-            g = g.view()
-            g.flags.writeable = False  # as `locked`; the engine may add to the leaf's own
-        return g
+        return self.leaf().grad
 
     @grad.setter
     def grad(self, value: Gradient | Var | None) -> None:
@@ -403,7 +346,7 @@ def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
     """A constant: a copy of an ndarray on a device."""
     if not isinstance(value, _core.Array):
         checked = numbers("array", value)
-        if _here.recording is None and not _in_graph_tree():  # these read the value as it was given
+        if not _in_graph_tree():  # which reads the value as it was given
             value = checked
     return Var(device.put(value), device)
 
@@ -444,7 +387,7 @@ WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # a kind holds those 
 
 def array_of(name: str, x: object) -> NDArray:
     """`numbers` that a replay may read, where a step is recorded."""
-    if _here.recording is not None:
+    if _in_graph_tree():
         no_numbers_of_numpy(name, [x])
     return numbers(name, x)
 
@@ -472,12 +415,12 @@ def update(
     fn: Callable[..., object], reads: Sequence[Var | Array], writes: Sequence[Var | Array], name: str = "update"
 ) -> None:
     """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first written one, a Var or
-    an ndarray.
+    an array on the CPU.
 
     That stream must be ordered after all other readers; after `backward`, it is ordered after the whole pass. A later
     pass over an operation whose derivative reads what is written here is a RuntimeError.
     """
-    device = cpu if isinstance(writes[0], np.ndarray) else cast(Var, writes[0]).device
+    device = writes[0].device if isinstance(writes[0], Var) else cpu
     stream = device.current()
     for x in writes:
         _writes.add(
@@ -553,14 +496,15 @@ def weak(x: Any, dtype: DType) -> Any:
     return dtype.type(x) if NUMPY_1 and type(x) is float and dtype.kind in "fc" else x
 
 
+def promoted(args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments with Python numbers as NumPy 2 promotes them."""
+    dtypes = [x.dtype for x in args if hasattr(x, "dtype")] if NUMPY_1 else []
+    return [weak(x, np.result_type(*dtypes)) for x in args] if dtypes else args
+
+
 def of_numpy_2(forward: Callable[..., object]) -> Callable[..., object]:
     """The function with its Python numbers promoted as by NumPy 2."""
-
-    def fn(*args: Any) -> object:
-        dtypes = [x.dtype for x in args if hasattr(x, "dtype")]
-        return forward(*(weak(x, np.result_type(*dtypes)) for x in args) if dtypes else args)
-
-    return fn if NUMPY_1 else forward
+    return (lambda *args: forward(*promoted(args))) if NUMPY_1 else forward
 
 
 Me = list[weakref.ref[fanin.Node]]  # of the node itself, once it is there
@@ -575,8 +519,9 @@ class Op:
     before the result; without it, inputs broadcast. `view`: whether the result is a view. `reads[i]`: the places of the
     arguments whose values `vjps[i]` reads, -1 for the result; default: all.
 
-    Inputs and index arrays that are no Vars are read when the operation is called: those that a derivative reads are
-    copied. Arguments that it reads are guarded: a write by `update` before the pass is a RuntimeError.
+    In a graph tree the result of an operation of your own lies in C order. Inputs and index arrays that are no Vars are
+    read when the operation is called: those that a derivative reads are copied. Arguments that it reads are guarded: a
+    write by `update` before the pass is a RuntimeError.
     """
 
     def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
@@ -585,6 +530,7 @@ class Op:
         self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
         self.compute = of_numpy_2(forward)
         self.view, self.shape, self.result, self.reads = view, shape, result, reads
+        self.ours = getattr(forward, "__module__", "") == __name__  # it may run on other values, to see its result
 
     def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
         device, edges, live, others = None, list[Edge](), list[int](), False
@@ -602,11 +548,11 @@ class Op:
         if device is None:
             if others:
                 args = tuple([plain_operand(self.name, x) for x in args[: self.n]]) + args[self.n :]
-            return cast(Var, self.compute(*args) if _here.recording is None else self.queued(args, ()))
+            return cast(Var, self.in_tree(args) if _in_graph_tree() else self.compute(*args))
         if others:
             args = self.admitted(args, live)
             arrays = [x.data if type(x) is Var else x for x in args]
-        if device.machine is not None or _here.recording is not None or _in_graph_tree():
+        if device.machine is not None or _in_graph_tree():
             return self.on_device(device, args, live)
         data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
@@ -626,10 +572,10 @@ class Op:
         """The arguments with inputs that are no Vars as ndarrays of the first Var's dtype, and copies of arrays that a
         derivative reads: their owner may write to them.
         """
-        if _here.recording is not None:
+        if _in_graph_tree():
             no_numbers_of_numpy(self.name, args)
         like = next((x for x in args[: self.n] if type(x) is Var), None)
-        copies = _here.recording is None and not _in_graph_tree()  # these refuse writes that they do not record
+        copies = not _in_graph_tree()  # which refuses writes that it does not record
         made = list(args)
         for i, x in enumerate(args):
             kind = type(x)
@@ -706,18 +652,41 @@ class Op:
 
     def queued(self, args: Any, arrays: Sequence[Array]) -> Array:
         """The result on a device, where a kernel will make it; `arrays` are the data of the Vars among `args`."""
-        if _here.recording is not None:
-            return self.replayed(args, arrays, _here.recording)
         if self.view:
             return cast(Array, self.forward(*arrays, *args[1:]))
-        kernel = self.kernel(args, [i for i, x in enumerate(args) if type(x) is Var], "shape= and the inputs give")
+        if _here.device.machine is None:
+            data = iter(arrays)
+            return self.in_tree([next(data) if type(x) is Var else x for x in args])
+        return self.on_arrays(args, [i for i, x in enumerate(args) if type(x) is Var], arrays)
+
+    def in_tree(self, xs: Sequence[Any]) -> Array:
+        """The result in a function of a graph tree on the CPU, which a kernel fills. One of NumPy or of this module has
+        the layout that NumPy gives it, so that later sums have the same bits.
+        """
+        no_numbers_of_numpy(self.name, xs)
+        if self.view:
+            return cast(Array, self.forward(*xs))
+        if isinstance(self.forward, np.ufunc):
+            return cast(Array, _array.cpu_arrays().of_ufunc(self.forward, "__call__", *promoted(xs)))
+        places = [i for i, x in enumerate(xs) if isinstance(x, _core.Array | np.ndarray)]
+        arrays = [xs[i] for i in places]
+        if not self.ours:
+            return self.on_arrays(xs, places, arrays)
+        out: Array = _array.cpu_arrays().like(self.compute, xs)
+        launch(self.kernel(xs, places), arrays, [out])
+        return out
+
+    def on_arrays(self, args: Sequence[Any], places: list[int], arrays: Sequence[Array]) -> Array:
+        """The result of a kernel on the arguments at `places`, of the shape that `shape` and the inputs give."""
         of = args[: self.n or 1]
         shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
-        return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
+        dtype = np.result_type(*(getattr(x, "dtype", x) for x in of))
+        return run(self.kernel(args, places), *arrays, shape=shape, dtype=dtype)
 
-    def kernel(self, args: Sequence[object], places: list[int], room: str) -> Callable[..., None]:
+    def kernel(self, args: Sequence[object], places: list[int]) -> Callable[..., None]:
         """A kernel whose arrays are the arguments at `places` and the result."""
         fixed = [None if i in places else x for i, x in enumerate(args)]  # no Var: a kernel that waits holds no graph
+        on_cpu, ours = _here.device.machine is None, self.ours
 
         def kernel(*views: NDArray) -> None:
             xs, out = fixed.copy(), views[-1]
@@ -726,35 +695,18 @@ class Op:
             new = np.asarray(self.compute(*xs))
             if (new.shape, new.dtype) != (out.shape, out.dtype):  # which NumPy would broadcast, or convert
                 raise fanin.CaptureError(
-                    f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
-                    f" and dtype {out.dtype}: use operations whose results have one shape and dtype, or call this one"
-                    " outside"
+                    f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but shape= and the inputs"
+                    f" give shape {out.shape} and dtype {out.dtype}: use operations whose results have one shape and"
+                    " dtype, or call this one outside"
+                )
+            if on_cpu and not ours and not in_order(new):
+                raise fanin.CaptureError(
+                    f"{self.name}: its result lies in another order of axes than C's, which a recording cannot know,"
+                    " and sums of it would have other bits: return np.ascontiguousarray(result)"
                 )
             out[...] = new
 
         return kernel
-
-    def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: _Recording) -> Array:
-        """The result on the CPU while a step is recorded, made by a kernel in the layout of `forward`, so that later
-        operations give the same bits.
-        """
-        data = iter(arrays)
-        xs = [next(data) if type(x) is Var else x for x in args]
-        no_numbers_of_numpy(self.name, xs)
-        places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
-        like = np.asarray(self.compute(*xs))
-        if any(np.may_share_memory(like, xs[i]) for i in places):
-            return like
-        out = _core.recording_empty(like)
-        if isinstance(self.forward, np.ufunc):
-            record(recording, self.forward, self.name, xs, [out])
-            return locked(out)
-        kernel, fixed = (
-            self.kernel(xs, places, "the recording has room for"),
-            [x for x in xs if type(x) is not np.ndarray],
-        )
-        record(recording, kernel, self.name, [xs[i] for i in places], [out], fixed)
-        return locked(out)
 
 
 Saved = int | tuple[int, dict[int, int]]  # the number of writes when an operation was called; with debug=True, digests
@@ -775,6 +727,12 @@ def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Seque
     if not me:
         return vjp(g, y, *arrays)  # of one input
     return [op.vjps[i](g, y, *arrays) if n else None for i, n in zip(live, needs(me, live), strict=True)]
+
+
+def in_order(x: NDArray) -> bool:
+    """Whether its axes lie in C's order, perhaps with gaps."""
+    steps = [abs(step) for n, step in zip(x.shape, x.strides, strict=True) if n > 1]
+    return steps == sorted(steps, reverse=True)
 
 
 def held(args: Sequence[object], arrays: Sequence[object]) -> list[object]:
@@ -1044,6 +1002,10 @@ def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | ND
     """The gradient of rows read from a table, row by row; dense in a pass that records itself, like sums of Vars."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
+    if _here.device.machine is None and _in_graph_tree():
+        raise fanin.CaptureError(
+            "embedding: its gradient is sparse, which a function of a graph tree cannot record: use tape.gathered"
+        )
     if type(index) is np.ndarray and _here.device.machine is not None:
         index = array(index, _here.device)
     if index.dtype not in (np.int32, np.int64):  # those of sparse gradients
@@ -1152,8 +1114,7 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = N
 
     [y] = step("copy", lambda x: [run(copy, x, device=device)], [a], [a], back, on)
     if isinstance(y.node, fanin.Node) and stage is not None:
-        recording = _here.recording  # the engine may write what is locked
-        y.node._sum_into((stage if recording is None else recording.view(cast(NDArray, stage)),))
+        y.node._sum_into((stage,))
     return y
 
 
@@ -1231,153 +1192,38 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
     roots = roots_of(losses, gradients, create_graph)
     edges = [cast(Edge, x.edge) for x in inputs]
-    made = fanin.grad(roots, edges, keep_graph=True, create_graph=create_graph, budget=budget)
-    if _here.recording is not None:
-        for g in made:
-            if type(g) is np.ndarray:
-                locked(g)
-    return made
+    return fanin.grad(roots, edges, keep_graph=True, create_graph=create_graph, budget=budget)
 
 
 # ---------------------------------------------------------------- 6. A step recorded once, and replayed
 
 Label = tuple[object, ...]  # ("argument", 0, "key")
-Key = tuple[tuple[Label, object], ...]
 Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
-Overlap = tuple[int, str | int]  # of which argument; the kernel that writes it, or the gradient that shares it
 R = TypeVar("R")  # the result of a step
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a call of a compiled step ("recorded", "replayed", or "raw": not recorded), and the reason."""
-
-    did: str
-    reason: str
-
-
-REPLAYED = Outcome("replayed", "a recording fits")
-VERIFIED = Outcome("replayed", "a recording fits, and gives the bits of the step as it is")
-
-
-@dataclass(frozen=True)
-class CompiledStats:
-    """Of a compiled step: recordings, replays, calls that ran as they are; kernels and bytes of all recordings."""
-
-    recordings: int = 0
-    replays: int = 0
-    raw: int = 0
-    kernels: int = 0
-    bytes: int = 0
-
-
-class _Call(NamedTuple):
-    """A call of a step, and what it finds."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    arrays: Arrays  # among the arguments
-    form: Key  # of the other arguments
-    static: Arrays
-    grads: Grads
-
-
-#: Run an iterator, and a function without arguments, in C: the interpreter checks for Ctrl-C before and after alone.
+#: Run an iterator in C: the interpreter checks for Ctrl-C before and after alone.
 _at_once: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
-_called: Callable[[partial[Any]], object] = partial.__call__
 
 
-class _Recording:
-    """Work of the CPU on this thread while a function runs, which can be replayed. Meanwhile only kernels may write its
-    operands.
-    """
-
-    def __init__(self) -> None:
-        self.core = _core.recording_new()
-        self.calls: list[object] = []  # of its kernels, which it holds
-        self.operands: list[NDArray] = []
-        self.writable: list[NDArray] = []  # .. those that are
-        self.knows: Callable[[NDArray], bool] = partial(_core.recording_knows, self.core)
-        self.view: Callable[[NDArray], NDArray] = partial(_core.recording_view, self.core)
-        self.writes: Callable[[NDArray], str | None] = partial(_core.recording_writes, self.core)
-
-    def operand(self, x: NDArray) -> None:
-        """Declare an array that kernels may read and write."""
-        self.operands.append(x)
-        if _core.recording_operand(self.core, x):
-            self.writable.append(x)
-
-    def __call__(self, fn: Callable[[], T], trace: list[Traced] | None = None) -> T:
-        """`fn()`, recorded. Ctrl-C at any place leaves nothing locked, and no recording on this thread."""
-        undo = list[partial[Any]]()
-        before = {name: getattr(_here, name) for name in ("recording", "trace", "device", "name", "back")}
-        last: list[partial[Any]] = [
-            partial(_core.recording_lock, self.writable, False),
-            partial(vars(_here).update, before),
-            partial(_core.recording_end, self.core),  # which may fail
-        ]
-        first: list[partial[Any]] = [
-            partial(_core.recording_begin, self.core),  # which may fail
-            partial(_core.recording_lock, self.writable, True),
-            partial(vars(_here).update, recording=self, trace=trace),
-            partial(undo.extend, last),
-        ]
-        begin = partial(_at_once, map(_called, first))
-        end = partial(_at_once, map(_called, undo))
-        try:
-            begin()
-            made = fn()
-        except BaseException:
-            try:
-                end()
-            except fanin.CaptureError:
-                pass  # the first one is more specific
-            raise
-        else:
-            end()
-        return made
-
-
-@dataclass
-class _Recorded:
-    """A recording, and its own memory as views that hold nothing."""
-
-    recording: _Recording
-    form: Key  # of the arguments that are no arrays
-    key: Key  # of a call, to be compared with the next one in words
-    core: object  # the recording's
-    bound: tuple[Arrays, Arrays, Grads]  # copied in; static; gradients
-    overwritten: tuple[tuple[NDArray, str], ...]  # operands, each with a kernel that writes into it
-    places: list[int]  # of gradients that share no memory, or share it as those of the recording do
-    shared: list[int]  # which do
-    renewed: list[tuple[int, NDArray | None]]  # gradients that the step leaves in another array, or takes away
-    written: list[tuple[int, NDArray]]  # that it changes in the array that was there: copied back
-    result: object  # copied out
-    trace: list[Traced] | None
-    unverified: int  # how many replays are yet to be
-
-
-def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16,
+def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), memory: int = 1 << 30, limit: int = 8,
              verify: int = 0) -> Compiled[R]:  # fmt: skip
-    """Make a step that is recorded at its first call on the CPU, and from then on replayed: its kernels run again,
-    without nodes, buffers and rules.
+    """Make a step that is recorded on the CPU, and from then on replayed: its kernels run again, without nodes, buffers
+    and rules.
 
         step = tape.compiled(train, static=[*parameters, *speeds])
         for x, labels in batches:
             loss = step(x, labels)
 
-    Arguments, by position or name, are ndarrays and constant Vars, whose values are copied in, and dicts of these; any
-    other argument's value is part of the recording. A call with other shapes, dtypes, layouts or values, with another
-    array in a static Var, or with `.grad` arrays where there were none (or the reverse) makes another recording.
-    `step.last` has the outcome of a call, `step.stats` the counts. Results (None, a Var, an ndarray, tuples, lists and
+    The step is a function of a graph tree (`fanin.GraphTree`): its first call with arguments of a kind warms it up, the
+    second one records it, later ones replay it. Inside, arrays are handles of the tree, whose operations by NumPy are
+    recorded, too. Arguments, by position or name, are ndarrays and constant Vars, whose values are copied in, and dicts
+    of these; any other argument's value selects the recording. Results (None, a Var, an ndarray, tuples, lists and
     dicts of these) are copies. Gradients are added to existing `.grad` arrays in place, as `backward` does.
 
-    A replay repeats the tape's work: operations, `backward`, `grad`, `update`. It does not repeat NumPy on `.data`,
-    branches on values, or printing. A detected difference (an array made by NumPy alone in an operation, an argument
-    written in place, memory kept past the step, a value read by `.numpy()`) is a CaptureError, and arrays and gradients
-    are as before the call.
+    A replay does not repeat branches on values, Python numbers, NumPy's work on other arrays, or printing. A detected
+    difference (an array that is no argument and not static, memory kept past the step, a value read by `.numpy()`) is a
+    CaptureError, and arrays and gradients are as before the call.
 
     Parameters
     ----------
@@ -1385,452 +1231,315 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
         The step.
     static : sequence of Var or ndarray
         Parameters and arrays that stay in place and that the step may read and change.
+    memory : int
+        Bytes of address space for the arrays of the largest call; those that are never used take no memory.
     limit : int
-        The number of recordings; beyond it, a call that fits none runs the plain step.
+        The number of further recordings because a static array is at another place; then it is copied, or, if the step
+        writes into it, the step runs plainly.
     verify : int
         In the first `verify` replays of each recording the plain step runs as well, and all results, gradients and
-        static arrays are compared bit by bit. A difference is a CaptureError that names the first array and, if known,
-        the cause. This finds differences that cannot be detected otherwise: a number that changes, a branch, hooks
-        added later.
+        static arrays are compared bit by bit. A difference is a CaptureError that names the first array. This finds
+        differences that cannot be detected otherwise: a number that changes, a branch, hooks added later.
     """
     fanin._need("graph", "tape.compiled")
-    return Compiled(step, list(static), limit, verify)
+    return Compiled(step, list(static), memory, limit, verify)
+
+
+class _Call:
+    """A call of a step, and what it found."""
+
+    __slots__ = ("args", "arrays", "before", "grads", "kwargs", "static")
+
+    def __init__(self, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, static: Arrays, grads: Grads):
+        self.args, self.kwargs, self.arrays, self.static, self.grads = args, kwargs, arrays, static, grads
+        self.before: list[tuple[NDArray, NDArray]] | None = None  # arrays and their values before the step ran
+
+
+@dataclass(frozen=True)
+class _Out:
+    """A place in a result: of which output, and whether that is a Var's."""
+
+    at: int
+    is_var: bool
+
+
+@dataclass
+class _Form:
+    """What a run of the step left, as the outputs of the tree's function."""
+
+    result: object = None  # with an _Out for each array
+    axes: list[list[int] | None] = field(default_factory=list)  # of each output, if it does not lie in C's order
+    ends: list[tuple[int, int | None]] = field(default_factory=list)  # leaves whose .grad became an output, or None
+    adds: list[tuple[int, int]] = field(default_factory=list)  # leaves to whose .grad an output is copied back
+
+
+class _Kind:
+    """The calls with arguments and gradients of the same types: a function of the step's tree."""
+
+    def __init__(self, step: Compiled[Any], call: _Call, shared: tuple[int, ...], values: bool) -> None:
+        def run(*operands: _core.Array) -> tuple[_core.Array, ...]:
+            outputs, form = step._run(self, operands)
+            self.fn._put_form(form)
+            return outputs
+
+        run.__name__ = getattr(step.step, "__name__", type(step.step).__name__)
+        run.__wrapped__ = step.step  # type: ignore[attr-defined]
+        self.shared = shared  # the leaves whose .grad shares memory with another array: it is used where it lies
+        there = [i for i, g in enumerate(call.grads) if g is not None]
+        roles = ["copy"] * len(call.arrays) + ["static"] * len(call.static)
+        roles += ["static" if i in shared else "copy" for i in there] + ["auto"] * values
+        self.fn: Any = step._tree.function(run, roles=cast(Any, roles))
 
 
 class Compiled(Generic[R]):
     """The result of `compiled`. Calls from several threads run one after the other."""
 
-    last: Outcome | None = None
-
-    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int, verify: int) -> None:
+    def __init__(
+        self, step: Callable[..., R], static: list[Var | NDArray], memory: int, limit: int, verify: int
+    ) -> None:
         for i, x in enumerate(static):
             if type(_data(x)) is not np.ndarray:
                 raise TypeError(f"compiled: static[{i}]: expected a Var or an ndarray on the CPU, got {x!r}")
         if type(verify) is not int or verify < 0:
             raise ValueError(f"compiled: verify: expected how many replays are verified, got {verify!r}")
-        self.step, self.static, self.limit, self.verify = step, static, limit, verify
+        self.step, self.static = step, static
+        self._tree = fanin.GraphTree("cpu", memory=memory, limit=limit, verify=verify)
+        self._vars = [x if isinstance(x, Var) else Var(x, cpu) for x in static]
         leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
         self._leaves = list(dict.fromkeys(leaves))
-        self._static = [x if isinstance(x, Var) else Var(x, cpu) for x in static]
-        self._recorded: list[_Recorded] = []  # the latest first
-        self._latest: _Recorded | None = None  # of the call before; None: it ran as it is
-        self._replays = self._raw = 0
-        self._before: Key = ()
+        self._kinds: dict[object, _Kind] = {}
+        self._latest: _Kind | None = None
+        self._call: _Call | None = None  # the one that runs, until its effects are there
+        self._places: tuple[object, tuple[int, ...]] = (None, ())  # where arrays lay, and which gradients shared memory
         self._lock = threading.RLock()
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """Bind it as a method, as functions are."""
         return self if owner is None else MethodType(self, owner)
 
-    def __call__(self, *args: object, **kwargs: object) -> R:
-        if _here.recording is not None or _in_graph_tree():  # a part of another one, or of a graph tree
-            return self.step(*args, **kwargs)
-        with self._lock:
-            plain = not kwargs
-            for x in args:  # several times as fast as all()
-                plain = plain and type(x) is np.ndarray
-            arrays, form = (cast(Arrays, args), ()) if plain else _flat(args, kwargs)
-            static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
-            for entry in self._recorded:
-                if (
-                    entry.form == form
-                    and _core.recording_fits(entry.core, entry.bound, arrays, static, grads)
-                    and (not entry.places or self._shares_alike(entry, static, grads))
-                ):
-                    if entry.unverified:
-                        call = _Call(args, kwargs, arrays, form, static, grads)
-                        result, self.last = self._verified(entry, call), VERIFIED
-                    else:
-                        result, self.last = self._replay(entry, arrays, grads), REPLAYED
-                    break
-            else:
-                return self._new(_Call(args, kwargs, arrays, form, static, grads))
-            if entry is not self._latest:
-                self._is_latest(entry)
-            return result
-
-    def _is_latest(self, entry: _Recorded | None) -> None:
-        """That of the last call is the first to be tried, and what the next one is compared with."""
-        self._latest = entry
-        self._recorded.sort(key=lambda e: e is not entry)
-
-    def _new(self, call: _Call) -> R:
-        """A call that no recording fits."""
-        key = _key(call)
-        changed = self._changed(key)
-        if len(self._recorded) >= self.limit:
-            result = self.step(*call.args, **call.kwargs)
-            did = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
-            self._raw += 1
-            self._is_latest(None)
-        else:
-            entry, result = self._record(call, key)
-            did = Outcome("recorded", changed)
-            self._recorded.append(entry)
-            self._is_latest(entry)
-        self._before, self.last = key, did
-        return result
+    @property
+    def last(self) -> fanin.graph.Outcome | None:
+        """The outcome of the last call, as of a graph tree's function: what it did, and why; None before the first."""
+        return self._latest.fn.last if self._latest else None
 
     @property
-    def stats(self) -> CompiledStats:
-        """How often it was recorded and replayed, and what that takes."""
-        made = [_core.recording_counts(e.recording.core) for e in self._recorded]
-        kernels, size = sum(n for n, _, _ in made), sum(n for _, n, _ in made)
-        return CompiledStats(len(made), self._replays, self._raw, kernels, size)
+    def stats(self) -> fanin.graph.GraphStats:
+        """Figures of the step's graph tree: calls of each kind, recordings, memory."""
+        return self._tree.stats
 
-    def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Grads) -> bool:
-        """Whether the gradients that share memory are those of the recording. Where they lie decides, if they fit."""
-        places = [_core.address(g) for g in grads if g is not None]
-        if places != entry.places:
-            if _sharing(static, grads) != entry.shared:
-                return False
-            entry.places = places
-        return True
-
-    def _changed(self, key: Key) -> str:
-        """How a call differs from the one before, in words."""
-        if not self._before:
-            return "it was never recorded"
-        was, now = dict(self._latest.key if self._latest else self._before), dict(key)
-        for label in (*now, *was):
-            if label not in was:
-                return f"{_label(label)} is given, and was not"
-            if label not in now:
-                return f"{_label(label)} is not given, and was"
-        for label, b in now.items():
-            if was[label] == b:
-                continue
-            if label[0] != "static":
-                return f"{_label(label)} is {_said(b)}, was {_said(was[label])}"
-            moved = cast(Shape, was[label])[0] != cast(Shape, b)[0]
-            return f"{_label(label)} lies elsewhere" if moved else f"{_label(label)} lies there in another layout"
-        return "this was not recorded yet"
-
-    # ---- recorded
-
-    def _record(self, call: _Call, key: Key) -> tuple[_Recorded, R]:
-        recording, were = _Recording(), _State(self, call)
-        try:
-            entry = self._run(recording, call, key)
-            self._check(entry, call)
-            for leaf, g in zip(self._leaves, call.grads, strict=True):
-                leaf.grad = g
-            return entry, self._finish(entry, call.grads)
-        except BaseException:
-            were.restore(recording.view)
-            raise
-
-    def _run(self, recording: _Recording, call: _Call, key: Key) -> _Recorded:
-        """The step runs, and is recorded."""
-        args, kwargs, arrays, form, static, grads = call
-        shared = _sharing(static, grads)
-        trace: list[Traced] | None = [] if self.verify else None
-        places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
-        for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
-            recording.operand(x)
-
-        def run() -> tuple[list[NDArray], Sequence[NDArray | None], object, list[NDArray | None]]:
-            inside = [locked(_copied(x)) for x in arrays]
-            own = [None if g is None else recording.view(g) if i in shared else _copied(g) for i, g in enumerate(grads)]
-            for leaf, g in zip(self._leaves, own, strict=True):
-                leaf.grad = g
-            copies = iter(inside)
-
-            def of(x: object) -> object:
-                if type(x) is dict:
-                    return {k: of(y) for k, y in x.items()}
-                return next(copies) if type(x) is np.ndarray else Var(next(copies), cpu) if isinstance(x, Var) else x
-
-            passed, names = [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
-            result = _mapped(self.step(*passed, **names), partial(_returned, recording))
-            after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
-            return inside, own, result, after
-
-        try:
-            inside, own, result, after = recording(run, trace)
-        except ValueError as e:
-            if "read-only" not in str(e):
+    def __call__(self, *args: object, **kwargs: object) -> R:
+        if _in_graph_tree():  # a part of another step, or of a function of a graph tree
+            return self.step(*args, **kwargs)
+        with self._lock:
+            if self._call is not None:
+                raise RuntimeError("a compiled step cannot be called by one of its own kernels")
+            static, grads = tuple(map(_DATA, self._vars)), tuple(map(_GRAD, self._leaves))
+            types: object = (*map(type, args), None, *map(type, grads))
+            kind = None if kwargs else self._kinds.get(types)  # of ndarrays by position, without gradients
+            call = _Call(args, kwargs, cast(Arrays, args), static, grads)
+            operands: tuple[object, ...] = args + static
+            if kind is None:
+                kind, operands = self._kind_of(call, types)
+            self._latest, self._call = kind, call
+            try:
+                with self._tree.step():
+                    outputs = kind.fn(*operands)
+                    form: _Form = kind.fn._form
+                    values = list(map(_value, outputs, form.axes))
+                result = cast(R, _mapped(form.result, lambda out: _given(out, values)) if values else form.result)
+                self._end(call, form, values)
+                return result
+            except BaseException as e:
+                if self._call is not None:
+                    self._restore(call)
+                if isinstance(e, Exception) and "operand" in str(e):
+                    e.add_note(self._operands(call))
                 raise
-            raise fanin.CaptureError(
-                f"compiled: {e}: what NumPy alone writes in a step, no replay would write again: name it among the"
-                " writes of tape.update(fn, reads, writes), which have to be arrays that can be written"
-            ) from e
-        first = tuple([None if g is None else recording.view(g) for g in own])
-        bound = tuple(map(recording.view, inside)), tuple(map(recording.view, static)), first
-        overwritten = tuple([(x, by) for x in recording.operands if (by := recording.writes(x)) is not None])
-        each = list(enumerate(zip(first, after, strict=True)))
-        renewed = [(i, now) for i, (was, now) in each if not _same(was, now)]
-        written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
-        return _Recorded(
-            recording, form, key, recording.core, bound, overwritten, places, shared, renewed, written, result, trace,
-            self.verify,
-        )  # fmt: skip
+            finally:
+                self._call = None
 
-    def _check(self, entry: _Recorded, call: _Call) -> None:
-        """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
-        recording = entry.recording
+    # ---- before the call
 
-        def live() -> int:
-            return _core.recording_counts(recording.core)[2]
-
-        self._check_apart(entry, _core.recording_overlaps(entry.overwritten, call.arrays, call.grads))
-        for i, x in enumerate(entry.bound[0]):
-            if (by := recording.writes(x)) is not None:
+    def _kind_of(self, call: _Call, types: object) -> tuple[_Kind, tuple[object, ...]]:
+        """The function for a call, and its operands."""
+        arrays, form = _flat(call.args, call.kwargs)
+        call.arrays = arrays
+        for i, g in enumerate(call.grads):
+            if g is not None and (type(g) is not np.ndarray or not g.flags.writeable):
                 raise fanin.CaptureError(
-                    f"compiled: {by!r} writes into {_array_label(entry.key, i)}, of which the step has a copy: name it"
-                    " in static="
+                    f"compiled: .grad of {self._leaves[i]!r} is {type_of(g)}: expected a writable ndarray"
+                    " (an array of a graph tree: another thread is in a call of a step of this parameter)"
                 )
-        for leaf in self._leaves:
-            leaf.grad = None
-        if live():
-            gc.collect()
-        if live():
-            raise fanin.CaptureError(
-                f"compiled: {counted(live(), 'array')} of the step's own memory outlived it, which a replay"
-                " would overwrite: return what is wanted later, and keep nothing else"
-            )
+        there = tuple([g for g in call.grads if g is not None])
+        shared = self._sharing(call, there) if there else ()
+        values = [label for label, x in form if type(x) is tuple]
+        positional = not call.kwargs and all(type(x) is np.ndarray for x in call.args)
+        key = types if positional and not there else (types, shared, None if values else form)
+        kind = self._kinds.get((key, len(arrays)) if values else key)
+        if kind is None:
+            kind = _Kind(self, call, shared, bool(values))
+            self._kinds[(key, len(arrays)) if values else key] = kind
+        return kind, (*arrays, *call.static, *there, *([form] if values else []))
 
-    def _check_apart(self, entry: _Recorded, found: Overlap | None) -> None:
-        """Check that no argument shares memory with a written array: the plain step would read the write, a copied
-        argument not.
-        """
-        if found is not None:
-            i, what = found
-            static = f"a static array, which {what!r} writes"
-            raise fanin.CaptureError(
-                f"compiled: {_array_label(entry.key, i)} lies in"
-                f" {f'.grad of {self._leaves[what]!r}' if isinstance(what, int) else static}: pass a copy of it, or use"
-                " it in the step without passing it"
-            )
+    def _sharing(self, call: _Call, there: Arrays) -> tuple[int, ...]:
+        """Which gradients share memory with another array of the call: they are used where they lie."""
+        each = (*call.arrays, *call.static, *there)
+        places = tuple([(_core.address(x), x.strides, x.shape) for x in each])
+        if places != self._places[0]:
+            leaves = [i for i, g in enumerate(call.grads) if g is not None]
+            found, first = overlaps(each).indices, len(each) - len(there)
+            self._places = places, tuple([leaves[k - first] for k in found if k >= first])
+        return self._places[1]
 
-    # ---- replayed
+    def _operands(self, call: _Call) -> str:
+        """A note that names the operands of the tree's function."""
+        names = [_label(label) for label, x in _flat(call.args, call.kwargs)[1] if type(x) is not tuple]
+        names += [f"static[{i}]" for i in range(len(self.static))]
+        names += [f".grad of {leaf!r}" for leaf, g in zip(self._leaves, call.grads, strict=True) if g is not None]
+        return ", ".join(f"operand {i} is {name}" for i, name in enumerate(names))
 
-    def _replay(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> R:
-        if entry.places:
-            for leaf, g in zip(self._leaves, grads, strict=True):
-                if g is not None:  # it is written, which explore must record
-                    leaf.grad = g
-        self._check_apart(entry, _core.recording_replay(entry.core, entry.bound, entry.overwritten, arrays, grads))
-        self._replays += 1
-        return self._finish(entry, grads)
+    # ---- the step as a function of the tree
 
-    # ---- verified
-
-    def _verified(self, entry: _Recorded, call: _Call) -> R:
-        """A replay after the plain step, whose effects are undone."""
-        were = _State(self, call)
-        try:
-            wanted = self._made(self.step(*call.args, **call.kwargs))
-        finally:
-            were.restore()
-        result = self._replay(entry, call.arrays, call.grads)
-        made = self._made(result)
-        for what in (*wanted, *made):
-            if wanted.get(what) != made.get(what):
-                were.restore()
-                self._recorded.remove(entry)
-                cause = self._cause(entry, call)
+    def _run(self, kind: _Kind, operands: Sequence[_core.Array]) -> tuple[tuple[_core.Array, ...], _Form]:
+        """Run the step on handles: warmed up, recorded, or as it is."""
+        call = cast(_Call, self._call)
+        for i, x in enumerate(call.static):
+            if type(x) is not np.ndarray:
                 raise fanin.CaptureError(
-                    f"compiled: verify: {what} differs between a replay and the step as it is: {cause}"
+                    f"compiled: static[{i}] has {type_of(x)}: expected an ndarray (an array of a graph tree: another"
+                    " thread is in a call of a step of this parameter)"
                 )
-        entry.unverified -= 1
-        return result
+        if call.before is None:
+            arrays = [x for x in (*call.arrays, *call.static, *call.grads) if x is not None]
+            call.before = [(x, _once(x).copy("K")) for x in arrays]
+        inside, given = iter(operands[: len(call.arrays)]), iter(operands[len(call.arrays) :])
+        there = [next(given) for _ in call.static]
+        mine = [None if g is None else next(given) for g in call.grads]
 
-    def _made(self, result: object) -> dict[str, object]:
-        """All that a call leaves, by what it is called."""
-        each = [
-            *(("result" + "".join(f"[{k!r}]" for k in path), x) for path, x in _paths((), result, (tuple, list, dict))),
-            *((f"static {i}", x) for i, x in enumerate(self.static)),
-            *((f".grad of parameter {i}", leaf.grad) for i, leaf in enumerate(self._leaves)),
-        ]
-        return {
-            k: (x.dtype, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else type(x)
-            for k, x in ((k, _data(y)) for k, y in each)
-        }
+        def of(x: object) -> object:
+            if type(x) is dict:
+                return {k: of(y) for k, y in x.items()}
+            return next(inside) if type(x) is np.ndarray else Var(next(inside), cpu) if isinstance(x, Var) else x
 
-    def _cause(self, entry: _Recorded, call: _Call) -> str:
-        """Why, in words: how the step is recorded now, in a recording that is thrown away."""
-        recording, were = _Recording(), _State(self, call)
+        own = [g if g is None or i in kind.shared else cast(Any, g).copy("K") for i, g in enumerate(mine)]
         try:
-            now = self._run(recording, call, entry.key).trace or []
-        except Exception as e:
-            return f"recorded once more, it raises {type(e).__name__}: {e}"
+            self._set(there, own)
+            result = self.step(*[of(x) for x in call.args], **{name: of(x) for name, x in call.kwargs.items()})
+            return self._left(kind, result, there, own)
         finally:
-            were.restore(recording.view)
-        was = entry.trace or []
-        for i, (a, b) in enumerate(zip(was, now, strict=False)):
-            if a.name != b.name or a.arrays != b.arrays:
-                return (
-                    f"kernel {i} is {b.name!r}, and was {a.name!r}: a branch on a value, or on something outside of the"
-                    " step that changed: make it a recording of its own by an argument, or compute both sides"
+            self._set(
+                call.static, [None] * len(own)
+            )  # none of the tree's memory; the caller's own follow after the call
+
+    def _set(self, data: Sequence[object], grads: Sequence[object]) -> None:
+        sets = [(x, "data", y) for x, y in zip(self._vars, data, strict=True)]
+        sets += [(leaf, "grad", g) for leaf, g in zip(self._leaves, grads, strict=True)]  # type: ignore[misc]
+        _at_once(map(setattr, *zip(*sets, strict=True)) if sets else ())
+
+    def _left(
+        self, kind: _Kind, result: object, there: Sequence[object], own: Sequence[Any]
+    ) -> tuple[tuple[_core.Array, ...], _Form]:
+        """What the step left: its results and gradients as outputs."""
+        outputs, form = list[_core.Array](), _Form()
+
+        def out(x: Array) -> int:
+            outputs.append(cast(_core.Array, x))
+            order = sorted(range(x.ndim), key=lambda k: -abs(x.strides[k]))
+            form.axes.append(None if order == [*range(x.ndim)] else order)
+            return len(outputs) - 1
+
+        def returned(x: object) -> object:
+            data = cpu.put(_data(x)) if type(_data(x)) is np.ndarray else _data(x)
+            if x is not None and not isinstance(data, _core.Array):
+                raise fanin.CaptureError(
+                    f"compiled: the step returned {x!r}, which no recorded operation made: each replay would give the"
+                    " same again. Return Vars, or arrays that operations made"
                 )
-            for x, y in zip(a.numbers, b.numbers, strict=False):
-                if x != y:
-                    return (
-                        f"kernel {i}, {a.name!r} gets {y}, and got {x}: a number that the step computes, draws or finds"
-                        " outside is part of the recording: pass it as an array, np.array(x)"
-                    )
-        if len(was) != len(now):
-            longer = max(was, now, key=len)[min(len(was), len(now))]
-            return (
-                f"kernel {min(len(was), len(now))}, {longer.name!r}, is {'new' if len(now) > len(was) else 'gone'}: a"
-                " branch, or a hook that came or went"
-            )
-        return "its kernels are the same: one of them draws or counts, or reads what is no argument and not static"
+            return None if x is None else _Out(out(data), isinstance(x, Var))
 
-    def _finish(self, entry: _Recorded, grads: Grads) -> R:
-        """Gradients go where they belong, first what may fail, and results are copied out."""
-        try:
-            for i, now in entry.renewed:
-                self._leaves[i].grad = None if now is None else now.copy("K")
-            result = cast(R, _mapped(entry.result, _given))
-        except BaseException:
-            for i, _ in entry.renewed:
-                self._leaves[i].grad = grads[i]
-            raise
-        for i, own in entry.written:  # added to in place (L5)
-            np.copyto(cast(NDArray, grads[i]), own)
-        return result
+        form.result = _mapped(result, returned)
+        for i, (x, data) in enumerate(zip(self._vars, there, strict=True)):
+            if x.data is not data:
+                raise fanin.CaptureError(
+                    f"compiled: the step puts another array into static[{i}].data: write into the one that is there,"
+                    " x.data[...] = y, or by tape.update"
+                )
+        for i, (leaf, was) in enumerate(zip(self._leaves, own, strict=True)):
+            now = leaf.grad
+            if now is not None and not isinstance(now, _core.Array):
+                raise fanin.CaptureError(
+                    f"compiled: the step leaves {type_of(now)} in .grad of {leaf!r}: expected an array made by"
+                    " operations: one made by NumPy alone each replay would leave again"
+                )
+            if was is not None and i not in kind.shared:
+                form.adds.append((i, out(was)))
+            if now is not was and not (was is not None and now is not None and _same(now, was)):
+                form.ends.append((i, None if now is None else out(now)))
+        return tuple(outputs), form
 
+    # ---- after the call
 
-class _State:
-    """Static arrays, gradients and arguments of a call as they are now, to be put back."""
+    def _end(self, call: _Call, form: _Form, values: Sequence[NDArray]) -> None:
+        """Gradients go where they belong (L5, L8), all or none: first what may fail."""
+        grads = dict(enumerate(call.grads)) if call.before is not None else {}  # which the run took away
+        grads.update((i, None if k is None else values[k]) for i, k in form.ends)
+        ends: list[tuple[object, ...]] = [(setattr, self._leaves[i], "grad", g) for i, g in grads.items()]
+        ends += [(operator.setitem, call.grads[i], ..., values[k]) for i, k in form.adds]
+        ends.append((setattr, self, "_call", None))
+        _at_once(map(operator.call, *zip(*ends, strict=True)))
 
-    def __init__(self, step: Compiled[R], call: _Call) -> None:
-        self.vars = list(zip(step._static, call.static, strict=True))
-        self.grads = list(zip(step._leaves, call.grads, strict=True))
-        self.arrays = [x for x in (*call.static, *call.grads, *call.arrays) if type(x) is np.ndarray]
-        self.were = [_once(x).copy("K") for x in self.arrays]
-
-    def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
-        for var, data in self.vars:
-            var.data = data
-        for leaf, g in self.grads:
-            leaf.grad = g
-        for x, was in zip(self.arrays, self.were, strict=True):
-            if (there := view(x)).flags.writeable:
-                np.copyto(_once(there), was)
+    def _restore(self, call: _Call) -> None:
+        """All is as before the call; what a replay wrote into static arrays stays, as after a plain step that fails."""
+        self._set(call.static, call.grads)
+        for x, was in call.before or ():
+            if x.flags.writeable:
+                np.copyto(_once(x), was)
 
 
 _DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
 _GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 
 
-def _data(x: object) -> NDArray:
-    """The ndarray of a Var, an ndarray, or whatever else it is."""
-    return cast(NDArray, x.data if isinstance(x, Var) else x)
-
-
-def _key(call: _Call) -> Key:
-    """The parts of a call that must be equal, for messages."""
-    shared = _sharing(call.static, call.grads)
-    return (
-        *((label, _kind(x)) for label, x in _leaves_of(call.args, call.kwargs)),
-        *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(call.static)),
-        *(
-            ((".grad of parameter", i), (_core.address(cast(NDArray, g)), *_kind(g)) if i in shared else _kind(g))
-            for i, g in enumerate(call.grads)
-        ),
-    )
-
-
-def _sharing(static: Arrays, grads: Grads) -> list[int]:
-    """Which gradients share memory with another one, or with a static array: they are used where they lie."""
-    there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
-    if not there:
-        return []
-    found = overlaps([*static, *(grads[i] for i in there)]).indices
-    return [there[j - len(static)] for j in found if j >= len(static)]
-
-
-def _same(one: NDArray | None, two: NDArray | None) -> bool:
-    """Whether two views are of the same elements, or there is none."""
-    if one is None or two is None:
-        return one is two
-    return _core.address(one) == _core.address(two) and _kind(one) == _kind(two)
-
-
-def _paths(path: Label, x: object, within: tuple[type, ...]) -> Iterator[tuple[Label, object]]:
-    """x, or what is in it where it is a tuple, list or dict that counts, each with where it is."""
-    if type(x) not in within:
-        yield path, x
-        return
-    if isinstance(x, dict):
-        yield path, (_paths, *x)  # its keys; no other tuple has that in it
-    for k, y in x.items() if isinstance(x, dict) else enumerate(cast(Sequence[object], x)):
-        yield from _paths((*path, k), y, within)
+def _data(x: object) -> Any:
+    """The array of a Var, or whatever else it is."""
+    return x.data if isinstance(x, Var) else x
 
 
 def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tuple[Label, object]]:
     """Arguments and what dicts among them hold, each with where it is."""
+
+    def within(path: Label, x: object) -> Iterator[tuple[Label, object]]:
+        if type(x) is not dict:
+            yield path, x
+            return
+        yield path, (dict, *x)  # its keys; no other tuple has that in it
+        for k, y in x.items():
+            yield from within((*path, k), y)
+
     for i, x in (*enumerate(args), *kwargs.items()):
-        yield from _paths(("argument", i), x, (dict,))
+        yield from within(("argument", i), x)
 
 
-def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Key]:
-    """The arrays among arguments, and of each argument its type and, where it is no array, its value."""
+def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, tuple[tuple[Label, object], ...]]:
+    """The arrays among arguments, and of each argument its type or, where it is no array, its value in a tuple."""
     arrays, form = list[NDArray](), list[tuple[Label, object]]()
     for label, x in _leaves_of(args, kwargs):
         data = _data(x)
         if isinstance(x, Var) and x.edge is not None:
             raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
         if type(data) is np.ndarray:
-            arrays.append(data)  # to copy in
-            form.append((label, type(x)))
-            continue
-        try:
-            form.append((label, _kind(x)))
-            value = not isinstance(x, Var | np.ndarray | np.generic)
-        except Exception:  # not hashable, or an array inside
-            value = False
-        if not value:
+            arrays.append(data)
+        elif isinstance(x, Var | np.ndarray) or type(x) is list:
             raise TypeError(
                 f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
                 f" got {data!r}"
             )
+        form.append((label, (Var if isinstance(x, Var) else np.ndarray) if type(data) is np.ndarray else (x,)))
     return tuple(arrays), tuple(form)
 
 
 def _label(label: Label) -> str:
     return f"{label[0]} {label[1]}" + "".join(f"[{k!r}]" for k in label[2:])
-
-
-def _array_label(key: Key, i: int) -> str:
-    """Of the i-th array among arguments."""
-    return [_label(label) for label, kind in key if label[0] == "argument" and _is_array(kind)][i]
-
-
-def _kind(x: object) -> tuple[object, ...]:
-    """The properties of an argument or a gradient on which a recording depends."""
-    data: object = _data(x)
-    if isinstance(data, np.ndarray):
-        return (type(x), data.dtype, data.shape, data.strides)
-    return (_Value(exactly(x), x),)
-
-
-@dataclass(frozen=True)
-class _Value:
-    """An argument that is no array: as it is compared, and as it is shown."""
-
-    key: tuple[object, ...]
-    shown: object = field(compare=False)
-
-
-def _is_array(kind: object) -> bool:
-    return len(cast(tuple[object, ...], kind)) >= 4
-
-
-def _said(kind: object) -> str:
-    if not _is_array(kind):
-        return repr(cast(tuple[_Value], kind)[0].shown)
-    *_, dtype, shape, strides = cast(tuple[object, ...], kind)
-    return f"an array {shape} of {dtype} with strides {strides}"
-
-
-def _copied(x: NDArray) -> NDArray:
-    made = _core.recording_empty(x)
-    np.copyto(_once(made), _once(x))
-    return made
 
 
 def _once(x: NDArray) -> NDArray:
@@ -1840,45 +1549,28 @@ def _once(x: NDArray) -> NDArray:
     return x[tuple([slice(None) if step else slice(1) for step in x.strides])]
 
 
-def _dense(leaf: object, g: object) -> NDArray:
-    if type(g) is np.ndarray:
-        return g
-    raise fanin.CaptureError(f"compiled: the step leaves {type_of(g)} in .grad of {leaf!r}: expected an ndarray")
+def _same(one: _core.Array, two: _core.Array) -> bool:
+    """Whether two arrays are of the same elements."""
+    return (one.address, one.shape, one.strides, one.dtype) == (two.address, two.shape, two.strides, two.dtype)
 
 
-def _left(recording: _Recording, leaf: object, g: object) -> NDArray:
-    """A view of the `.grad` that a step left, while it is recorded."""
-    if not recording.knows(_dense(leaf, g)):
-        raise fanin.CaptureError(
-            f"compiled: the step leaves an array made by NumPy alone in .grad of {leaf!r}, and each replay would leave"
-            " the same again: make it by operations, or change it by tape.update"
-        )
-    return recording.view(_dense(leaf, g))
-
-
-def _mapped(x: object, fn: Callable[[object], object]) -> object:
+def _mapped(x: object, fn: Callable[[Any], object]) -> object:
     """`fn` of all that is no tuple, list or dict in it."""
     if isinstance(x, tuple | list) and type(x) in (tuple, list):
         return type(x)([_mapped(y, fn) for y in x])
     return {k: _mapped(y, fn) for k, y in x.items()} if isinstance(x, dict) else fn(x)
 
 
-def _returned(recording: _Recording, x: object) -> object:
-    """A view of a step's result, while it is recorded."""
-    data = _data(x)
-    if x is None:
-        return None
-    if type(data) is not np.ndarray or not recording.knows(data):
-        raise fanin.CaptureError(
-            f"compiled: the step returned {x!r}, which no recorded operation made: each replay would give the same"
-            " again. Return Vars, or ndarrays that operations made"
-        )
-    return Var(recording.view(data), cpu) if isinstance(x, Var) else recording.view(data)
+def _value(x: Any, axes: list[int] | None) -> NDArray:
+    """A copy of an output, which lies as it does."""
+    if type(x) is np.ndarray:  # an operand itself
+        return x.copy("K")
+    made: NDArray = x.numpy() if axes is None else x.transpose(*axes).numpy()
+    return made if axes is None else made.transpose(np.argsort(axes))
 
 
-def _given(x: object) -> object:
-    """.. and what the caller gets."""
-    if x is None:
+def _given(out: _Out | None, values: Sequence[NDArray]) -> object:
+    """What the caller gets in the place of an output."""
+    if out is None:
         return None
-    data = _data(x).copy("K")
-    return Var(data, cpu) if isinstance(x, Var) else data
+    return Var(values[out.at], cpu) if out.is_var else values[out.at]

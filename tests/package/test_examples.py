@@ -56,10 +56,12 @@ the same gradient on two streams: True | races: 0
     ),
     "16_recorded_step.py": (
         """\
-step  0: recorded: it was never recorded
-step 40: recorded: argument 0 is an array (32, 8) of float64 ..., was an array (64, 8) of float64 ...
+step  0: warmed: it had not run with operands of these dtypes and shapes
+step  1: recorded: it was never recorded here
+step 40: warmed: it had not run with operands of these dtypes and shapes
+step 41: recorded: it was never recorded here
 the same bits: True
-CompiledStats(recordings=2, replays=58, raw=0, kernels=..., bytes=...)
+2 recordings, 56 replays
 """
     ),
     "05_custom_objects.py": (

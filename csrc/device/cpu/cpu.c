@@ -27,8 +27,9 @@ static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_a
 
 static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    FAN_TRY(fan_recording_job(job, err));
-    if (fan_recording_defers())
+    bool recorded;
+    FAN_TRY(fan_recording_job(job, &recorded, err));
+    if (recorded)
         return FAN_OK;
     uint64_t begin_ns = atomic_load_explicit(&fan_traces, memory_order_relaxed) ? fan_trace_ns() : 0;
     fan_job_run(job, true);

@@ -1,6 +1,5 @@
 #include "device/cpu/recording.h"
 
-#include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "device/job.h"
@@ -14,39 +13,15 @@ typedef struct kernel {
     fan_cpu_call call;
 } kernel;
 
-typedef struct operand {
-    fan_extent at;
-    bool writable;
-} operand;
-
 struct fan_recording {
-    fan_blocks *blocks;
     kernel *kernels;
     size_t n, cap;
-    operand *operands; /* none: any memory is one */
-    size_t operand_count, operand_cap;
-    bool defers;          /* kernels do not run while it is made */
-    fan_storage_make was; /* .. else: the previous allocator of the thread's memory */
-    fan_error why;        /* the first reason why it is invalid; empty: valid */
+    fan_error why; /* the first reason why it is invalid; empty: valid */
 };
 
 static _Thread_local fan_recording *here;
 
 fan_recording *fan_recording_here(void) { return fan_storage_redirected() ? here : NULL; }
-
-bool fan_recording_defers(void) { return fan_storage_redirected() && here && here->defers; }
-
-static fan_storage *make_here(size_t n) { return fan_blocks_storage(here->blocks, n); }
-
-fan_recording *fan_recording_new(void)
-{
-    fan_recording *r = fan_calloc(sizeof *r);
-    if (r && !(r->blocks = fan_blocks_new())) {
-        fan_free(r);
-        return NULL;
-    }
-    return r;
-}
 
 static void kernel_free(kernel *k)
 {
@@ -56,62 +31,19 @@ static void kernel_free(kernel *k)
         k->call.drop(k->call.ctx);
 }
 
-void fan_recording_free(fan_recording *r)
+static void recording_free(fan_recording *r)
 {
     if (!r)
         return;
     if (here == r)
-        (void)fan_recording_end(r, NULL);
+        here = NULL;
     for (size_t i = r->n; i-- > 0;)
         kernel_free(&r->kernels[i]);
     fan_free(r->kernels);
-    fan_free(r->operands);
-    fan_blocks_drop(r->blocks);
     fan_free(r);
 }
 
-fan_status fan_recording_begin(fan_recording *r, fan_error *err)
-{
-    if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
-    here = r;
-    if (!r->defers)
-        r->was = fan_storage_redirect(make_here);
-    return FAN_OK;
-}
-
-fan_status fan_recording_end(fan_recording *r, fan_error *err)
-{
-    if (here == r) {
-        if (!r->defers)
-            (void)fan_storage_redirect(r->was);
-        here = NULL;
-    }
-    if (r->why.status != FAN_OK && err)
-        *err = r->why;
-    return r->why.status;
-}
-
-/* ---- valid memory, and refusals ---- */
-
-fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, bool writable, fan_error *err)
-{
-    if (fan_grow((void **)&r->operands, &r->operand_cap, r->operand_count + 1, sizeof *r->operands) < 0)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    r->operands[r->operand_count++] = (operand){fan_extent_flat(data, bytes), writable};
-    return FAN_OK;
-}
-
-bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes, bool write)
-{
-    bool any = bytes == 0 || !r->operand_count || FAN_FAULT(RECORDS_ANYTHING);
-    if (any || fan_blocks_have(r->blocks, data, bytes))
-        return true;
-    for (size_t i = 0; i < r->operand_count; i++)
-        if ((!write || r->operands[i].writable) && fan_extent_within(fan_extent_flat(data, bytes), r->operands[i].at))
-            return true;
-    return false;
-}
+/* ---- refusals ---- */
 
 /* recording_refuse: makes the recording invalid, for a reason, which `err` (may be NULL) gets. */
 __attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r, fan_error *err,
@@ -127,25 +59,9 @@ __attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_rec
     return fan_fail(err, status, "%s", text);
 }
 
-void fan_recording_fail(fan_recording *r, const char *why)
-{
-    (void)recording_refuse(r, NULL, FAN_ERR_CAPTURE, "%s", why);
-}
-
 static fan_status recording_no_memory(fan_recording *r, fan_error *err)
 {
     return recording_refuse(r, err, FAN_ERR_NOMEM, "out of memory");
-}
-
-static fan_status check_access(fan_recording *r, const char *name, fan_cpu_access access, fan_error *err)
-{
-    return fan_recording_knows(r, access.data, access.bytes, false)
-               ? FAN_OK
-               : recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                  "%s %s memory that is neither allocated in the recording nor an operand: a replay "
-                                  "would use its contents at that time; compute it in the recording, or pass it as an "
-                                  "operand (to a step of tape.compiled as an argument, or in static=)",
-                                  name, access.write ? "writes" : "reads");
 }
 
 /* ---- kernels ---- */
@@ -164,10 +80,8 @@ fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_er
     fan_cpu_access *copies = fan_alloc(call->n * sizeof *copies);
     fan_status status = copies ? FAN_OK : recording_no_memory(r, err);
     k.call.accesses = copies;
-    for (size_t i = 0; i < call->n && status == FAN_OK; i++) {
+    for (size_t i = 0; i < call->n && copies; i++)
         copies[i] = call->accesses[i];
-        status = check_access(r, call->name, copies[i], err);
-    }
     if (status == FAN_OK)
         status = recording_put(r, &k, err);
     if (status != FAN_OK)
@@ -182,13 +96,13 @@ static fan_cpu_access access_of(const fan_array *a, bool write)
     return (fan_cpu_access){a->size ? a->data + lo : a->data, (size_t)(hi - lo), write};
 }
 
-fan_status fan_recording_job(const fan_job *job, fan_error *err)
+fan_status fan_recording_job(const fan_job *job, bool *recorded, fan_error *err)
 {
     fan_recording *r = fan_recording_here();
     fan__packer p = {NULL, 0};
+    *recorded = r != NULL;
     if (!r)
         return FAN_OK;
-    const char *name = job->label ? job->label : fan_job_word(job->kind);
     if (job->kind == FAN_JOB_EXACT)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
                                 "an exact sum cannot be recorded: record with another accumulate=");
@@ -199,10 +113,6 @@ fan_status fan_recording_job(const fan_job *job, fan_error *err)
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
                                 "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
-    for (size_t i = 0; i < job->n; i++)
-        FAN_TRY(check_access(r, name, access_of(job->in[i].array, false), err));
-    if (job->out)
-        FAN_TRY(check_access(r, name, access_of(job->out, true), err));
     (void)fan__pack_jobs(&p, job, 1);
     kernel k = {.job = fan_alloc(p.used)};
     if (!k.job)
@@ -215,36 +125,15 @@ fan_status fan_recording_job(const fan_job *job, fan_error *err)
     return status;
 }
 
-fan_status fan_recording_replay(fan_recording *r, fan_error *err)
-{
-    size_t n = FAN_FAULT(KERNEL_NOT_REPLAYED) && r->n ? r->n - 1 : r->n;
-    for (size_t i = 0; i < n; i++) {
-        const kernel *k = &r->kernels[i];
-        if (k->job)
-            fan_job_run(k->job, true);
-        else
-            FAN_TRY(k->call.run(k->call.ctx, err));
-    }
-    return FAN_OK;
-}
-
-size_t fan_recording_kernels(const fan_recording *r) { return r->n; }
-
-fan_blocks *fan_recording_blocks(const fan_recording *r) { return r->blocks; }
-
 /* ---- the recorder's entries ---- */
 
 static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
 {
     (void)d, (void)origin;
-    fan_recording *r = fan_recording_new();
-    if (!r)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    r->defers = true;
-    fan_status status = fan_recording_begin(r, err);
-    if (status != FAN_OK)
-        fan_recording_free(r);
-    return status;
+    if (here)
+        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
+    here = fan_calloc(sizeof *here);
+    return here ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
 static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
@@ -254,24 +143,37 @@ static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out
     *out = NULL;
     if (!r)
         return fan_fail(err, FAN_ERR_CAPTURE, "this thread does not record");
-    fan_status status = fan_recording_end(r, err);
-    if (status != FAN_OK)
-        fan_recording_free(r);
-    else
+    here = NULL;
+    if (r->why.status == FAN_OK) {
         *out = r;
+        return FAN_OK;
+    }
+    fan_status status = r->why.status;
+    if (err)
+        *err = r->why;
+    recording_free(r);
     return status;
 }
 
 static void cpu_abort(fan_device *d, fan_stream *origin)
 {
     (void)d, (void)origin;
-    fan_recording_free(here);
+    recording_free(here);
 }
 
+/* cpu_launch: runs all kernels, in their order; stops at the first failure. */
 static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     (void)origin;
-    return fan_recording_replay(r, err);
+    size_t n = FAN_FAULT(KERNEL_NOT_REPLAYED) && r->n ? r->n - 1 : r->n;
+    for (size_t i = 0; i < n; i++) {
+        const kernel *k = &r->kernels[i];
+        if (k->job)
+            fan_job_run(k->job, true);
+        else
+            FAN_TRY(k->call.run(k->call.ctx, err));
+    }
+    return FAN_OK;
 }
 
 static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
@@ -302,7 +204,7 @@ const fan_recorder fan_cpu_recorder = {
     .end = cpu_end,
     .abort = cpu_abort,
     .launch = cpu_launch,
-    .drop = fan_recording_free,
+    .drop = recording_free,
     .accesses = cpu_accesses,
     .accesses_all = true,
     .poison = cpu_poison,

@@ -86,6 +86,10 @@ void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
  * recorded on this thread, and an ndarray that it uses is neither memory of the tree nor of an operand that stays where
  * it is: a recording could not find it again. `op`: the operation that uses it. */
 int fan_ndarray_check_known(PyObject *o, const char *op);
+/* fan_ndarray_lock: NumPy alone may not write into a writable ndarray, until it is unlocked as often. Out of memory
+ * nothing changes. fan_ndarray_may_write: whether it is writable, or a locked array, or a view of one. */
+void fan_ndarray_lock(PyArrayObject *a, bool locks);
+bool fan_ndarray_may_write(PyArrayObject *a);
 #define FAN_KERNEL_MEMORY "fanin.storage" /* the capsule under the views that a kernel is called with */
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
  * where the collector cannot visit it: it skips ndarrays, so we visit the base of one without other references.

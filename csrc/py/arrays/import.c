@@ -24,7 +24,7 @@ int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array
     const fan_storage of = {.data = PyArray_DATA(a), .release = fan_release_object, .ctx = a};
     fan_status status =
         fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
-                          (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
+                          (const int64_t *)PyArray_STRIDES(a), writable && fan_ndarray_may_write(a), out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     Py_INCREF(a);

@@ -73,6 +73,57 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
     return fan_set_error(fan_state_get()->capture_error, s->foreign, s->function, op);
 }
 
+/* Address of an ndarray -> how many calls of all threads lock it. With the interpreter's lock. */
+static PyObject *locked;
+
+static long locks_of(PyObject *at)
+{
+    PyObject *n = at && locked ? PyDict_GetItemWithError(locked, at) : NULL;
+    return n ? PyLong_AsLong(n) : 0;
+}
+
+/* lock_count: notes that `n` calls lock an array: 0, or -1 with an exception. */
+static int lock_count(PyObject *at, long n)
+{
+    if (n == 0)
+        return PyDict_DelItem(locked, at);
+    if (!locked)
+        locked = PyDict_New();
+    PyObject *count = locked ? PyLong_FromLong(n) : NULL;
+    int bad = count ? PyDict_SetItem(locked, at, count) : -1;
+    Py_XDECREF(count);
+    return bad;
+}
+
+bool fan_ndarray_may_write(PyArrayObject *a)
+{
+    bool may = PyArray_ISWRITEABLE(a);
+    PyObject *o = locked ? (PyObject *)a : NULL;
+    for (; !may && o && PyArray_Check(o); o = PyArray_BASE((PyArrayObject *)o)) {
+        PyObject *at = PyLong_FromVoidPtr(o);
+        may = locks_of(at) > 0;
+        Py_XDECREF(at);
+        PyErr_Clear();
+    }
+    return may;
+}
+
+void fan_ndarray_lock(PyArrayObject *a, bool locks)
+{
+    PyObject *at = PyLong_FromVoidPtr(a);
+    long n = locks_of(at);
+    if (locks && (n > 0 || PyArray_ISWRITEABLE(a))) {
+        if (at && lock_count(at, n + 1) == 0)
+            PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
+    } else if (!locks && n > 0) {
+        if (n == 1)
+            PyArray_ENABLEFLAGS(a, NPY_ARRAY_WRITEABLE);
+        (void)lock_count(at, n - 1);
+    }
+    PyErr_Clear();
+    Py_XDECREF(at);
+}
+
 PyObject *fan_export_array(fan_array *a)
 {
     PyObject *nd, *base;

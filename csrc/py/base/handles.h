@@ -60,7 +60,7 @@ void fan_handles_begin(const fan_handles_scope *scope);
 void fan_handles_end(const fan_handles_scope *scope);
 /* fan_handles_outermost: the scope of the outermost function on this thread, which records all work; NULL: none. */
 const fan_handles_scope *fan_handles_outermost(void);
-/* fan_kernel_running: the name of the kernel of tape.compiled that this thread runs, borrowed; NULL: none. _set: from
+/* fan_kernel_running: the name of the kernel of a graph tree that this thread runs, borrowed; NULL: none. _set: from
  * now on; returns the one before. */
 PyObject *fan_kernel_running(void);
 PyObject *fan_kernel_running_set(PyObject *name);

@@ -4,7 +4,6 @@
 
 #include "array/extents.h"
 #include "array/overlap.h"
-#include "base/fault.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -286,7 +285,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     facts.unshared =
         native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
     if (fan_storage_redirected()) /* L8 */
-        facts.unshared = FAN_FAULT(LEAF_ADOPTS);
+        facts.unshared = false;
     facts.same_layout = !bad && same_layout(self, *sum);
     if (!bad)
         bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
@@ -343,7 +342,7 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
     return bad;
 }
 
-/* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an earlier call: 0, or
+/* check_kernel: a kernel of a graph tree must not use .grad: in a replay the leaf has that of an earlier call: 0, or
  * -1 with an exception. */
 static int check_kernel(const leaf_object *self, const char *verb)
 {
@@ -389,7 +388,7 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
                              : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
                                                           : "np.array(x)");
     }
-    if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value))
+    if (PyArray_Check(value) && !fan_ndarray_may_write((PyArrayObject *)value))
         return fan_set_error(PyExc_ValueError,
                              "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
     if (v->form != FAN_FORM_DENSE)

@@ -4,7 +4,6 @@
 
 #include "base/mem.h"
 #include "base/workers.h"
-#include "device/cpu/recording.h"
 
 #include <string.h>
 
@@ -150,7 +149,7 @@ static int parse(pass_parts *parts, PyObject *const *a)
                                  : "create_graph=True numbers the new nodes in the order of their creation, and the "
                                    "order of later sums depends on these numbers",
                              (long long)n);
-    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
+    c->workers = fan_wants_handles(NULL) ? 1 : (uint32_t)n; /* a graph tree's function has one; the bits are the same */
     size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
            nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
     c->limited = parts->inputs != NULL;

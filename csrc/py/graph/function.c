@@ -17,8 +17,10 @@ typedef struct graph_function {
     PyObject *key;               /* a callable, or NULL */
     PyObject *keys;              /* fanin.graph.trees.Keys */
     PyObject *outside;           /* verify=: a dict: recording -> the values that fn read besides its operands */
-    PyObject *all_roles;         /* bytes: */
-    const uint8_t *roles;        /* of each operand; nroles 0: roles[0] of all */
+    PyObject *form;       /* what the function said of its last run, or of the recording replayed; NULL: nothing */
+    PyObject *forms;      /* a dict: recording -> its form; NULL: none has one */
+    PyObject *all_roles;  /* bytes: */
+    const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
@@ -36,6 +38,8 @@ static int function_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(function_self(o)->key);
     Py_VISIT(function_self(o)->keys);
     Py_VISIT(function_self(o)->outside);
+    Py_VISIT(function_self(o)->form);
+    Py_VISIT(function_self(o)->forms);
     Py_VISIT(function_self(o)->tree);
     return 0;
 }
@@ -46,6 +50,8 @@ static int function_clear(PyObject *o)
     Py_CLEAR(function_self(o)->key);
     Py_CLEAR(function_self(o)->keys);
     Py_CLEAR(function_self(o)->outside);
+    Py_CLEAR(function_self(o)->form);
+    Py_CLEAR(function_self(o)->forms);
     return 0;
 }
 
@@ -142,6 +148,39 @@ static bool operand_stays(const fan_handles_scope *s, size_t i)
     return role == FAN_TREE_STATIC || role == FAN_TREE_ACCUMULATE;
 }
 
+/* lock_operands: while a function is warmed up or recorded, only kernels may write into operands that stay in place: a
+ * replay would not repeat what NumPy alone writes. Returns whether there are any. */
+static bool lock_operands(const body *b, const fan_handles_scope *s, bool locks)
+{
+    bool any = false;
+    for (size_t i = 0; i < b->n; i++)
+        if (PyArray_CheckExact(b->args[i]) && operand_stays(s, i)) {
+            fan_ndarray_lock((PyArrayObject *)b->args[i], locks);
+            any = true;
+        }
+    return any;
+}
+
+/* call_on_cpu: calls the function on the CPU; new reference, or NULL with an exception. */
+static PyObject *call_on_cpu(const body *b, const fan_handles_scope *scope, PyObject *args)
+{
+    bool locks = fan_storage_redirected() && lock_operands(b, scope, true); /* not redirected: it runs as it is */
+    fan_handles_begin(scope);
+    PyObject *result = PyObject_Call(b->self->fn, args, NULL);
+    fan_handles_end(scope);
+    if (!locks)
+        return result;
+    PyObject *raised = fan_exception_take();
+    (void)lock_operands(b, scope, false);
+    if (raised && PyObject_TypeCheck(raised, (PyTypeObject *)PyExc_ValueError)) {
+        PyObject *refused = fan_call(TREES, "refused_write", "(OO)", b->self->name, raised);
+        if (refused)
+            Py_SETREF(raised, refused);
+    }
+    fan_exception_put(raised);
+    return result;
+}
+
 static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
 {
     body *b = ctx;
@@ -159,11 +198,11 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (b->self->tree->verify)
         Py_XSETREF(b->outside, fan_call(TREES, "outside", "(O)", b->self->fn));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
-    if (on_cpu(b->self))
-        fan_handles_begin(&scope);
-    PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
-    if (on_cpu(b->self))
-        fan_handles_end(&scope);
+    PyObject *result = NULL;
+    if (args && on_cpu(b->self))
+        result = call_on_cpu(b, &scope, args);
+    else if (args)
+        result = PyObject_Call(b->self->fn, args, NULL);
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
     if (!result || result_read(b, result, out) < 0)
@@ -321,6 +360,35 @@ static PyObject *result_of(const body *b, const fan_tree_result *r)
     return made;
 }
 
+/* keep_in: dict[number of the recording] = value; *dict is made at the first. 0, or -1 with an exception. */
+static int keep_in(PyObject **dict, int node, PyObject *value)
+{
+    PyObject *number = PyLong_FromLong(node);
+    if (!*dict)
+        *dict = PyDict_New();
+    int bad = number && *dict ? PyDict_SetItem(*dict, number, value) : -1;
+    Py_XDECREF(number);
+    return bad;
+}
+
+/* update_form: the form of a recording is kept with it, and is the function's again at its replay: 0, or -1 with an
+ * exception. */
+static int update_form(graph_function *self, const fan_tree_report *report)
+{
+    if (report->outcome == FAN_TREE_RECORD && self->form)
+        return keep_in(&self->forms, report->node, self->form);
+    if (report->outcome != FAN_TREE_REPLAY || !self->form)
+        return 0;
+    PyObject *number = PyLong_FromLong(report->node);
+    PyObject *form = number && self->forms ? PyDict_GetItemWithError(self->forms, number) : NULL;
+    Py_XDECREF(number);
+    if (!form)
+        return PyErr_Occurred() ? -1 : fan_set_error(PyExc_MemoryError, "out of memory when this was recorded");
+    if (form != self->form)
+        Py_XSETREF(self->form, Py_NewRef(form));
+    return 0;
+}
+
 static PyObject *call_with(graph_function *self, body *b, uint64_t key)
 {
     char call_site[96];
@@ -344,13 +412,12 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         self->last = report;
         self->called = true;
         if (report.outcome == FAN_TREE_RECORD && b->outside) {
-            PyObject *number = PyLong_FromLong(report.node);
-            if (number && (self->outside || (self->outside = PyDict_New())))
-                (void)PyDict_SetItem(self->outside, number, b->outside);
+            (void)keep_in(&self->outside, report.node, b->outside);
             PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
-            Py_XDECREF(number);
         }
-        if (b->raised)
+        if (update_form(self, &report) < 0)
+            made = NULL;
+        else if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
         else if (b->result && !self->keeps &&
                  (report.outcome == FAN_TREE_WARM || (report.outcome == FAN_TREE_EAGER && !report.handed)))
@@ -480,6 +547,18 @@ static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
     PyObject *last = function_get_last(o, NULL);
     return last ? fan_call(TREES, "explained", "(ON)", function_self(o)->name, last) : NULL;
+}
+
+static PyObject *function_get_form(PyObject *o, void *Py_UNUSED(closure))
+{
+    PyObject *form = function_self(o)->form;
+    return Py_NewRef(form ? form : Py_None);
+}
+
+static PyObject *function_put_form(PyObject *o, PyObject *form)
+{
+    Py_XSETREF(function_self(o)->form, Py_NewRef(form));
+    Py_RETURN_NONE;
 }
 
 static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }

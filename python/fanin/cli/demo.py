@@ -203,7 +203,7 @@ def learn(net: Net, rate: float | NDArray) -> None:
         g = p.grad
         kernel: Callable[..., None] = partial(descend, rate)
         reads = [g]
-        if isinstance(rate, np.ndarray):
+        if not isinstance(rate, float):
             kernel, reads = descend, [rate, g]
         elif isinstance(g, fanin.Sparse):
             kernel, reads = partial(descend_rows, rate), list(g.parts)
@@ -429,15 +429,14 @@ def train_recorded(options: argparse.Namespace) -> int:
         p.numpy().tobytes() != eager.parameters[n].numpy().tobytes() for n, p in net.parameters.items()
     )
     stats, right = replayed.stats, accuracy(net, digits)
-    each = [float(np.median(times[1:] or times)) for times in took]
+    each = [float(np.median(times[2:] or times)) for times in took]  # after the warm-up and the recording
     screen.say()
     screen.table(
         [
             ("test accuracy (held-out digits)", f"{right:.1%}"),
-            ("recordings", str(stats.recordings)),
-            ("replays", f"{stats.replays:,}"),
-            ("kernels of a recording", f"{stats.kernels // max(1, stats.recordings):,}"),
-            ("its bytes", f"{stats.bytes:,}"),
+            ("recordings", str(stats.recorded)),
+            ("replays", f"{stats.replayed:,}"),
+            ("their bytes", f"{stats.high_water:,}"),
             ("ms a step, as it is", f"{each[0] * 1e3:.2f}"),
             ("ms a step, replayed", f"{each[1] * 1e3:.2f} ({each[0] / each[1]:.2f} times as fast)"),
             ("loss and parameters", "they differ" if wrong else "the same bits"),

@@ -133,6 +133,12 @@ def new(like: object) -> Array:
     return made if order == list(range(array.ndim)) else made.transpose(*np.argsort(order).tolist())
 
 
+def like(f: Kernel, xs: Sequence[object]) -> Array:
+    """A new array for the result of a function without side effects, as it is for arrays of ones."""
+    with np.errstate(all="ignore"):
+        return new(f(*shown(xs, by_steps=True)))
+
+
 def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = (), **how: object) -> object:
     """A ufunc, or a method of one."""
     handles = bool(_core.cpu_wants_handles())
@@ -363,6 +369,13 @@ def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
     return x.transpose(*axes)
 
 
+def split(f: Callable[..., list[NDArray]], x: Array, places: object, axis: int = 0) -> list[Array]:
+    """Views, cut as `f` cuts the numbers of the axis."""
+    before = (slice(None),) * (axis % x.ndim)
+    parts = [numbers.tolist() for numbers in f(np.arange(x.shape[axis]), places)]
+    return [x[(*before, slice(part[0], part[-1] + 1) if part else slice(0, 0))] for part in parts]
+
+
 def sort(
     x: Array, axis: int = -1, kind: str | None = None, order: object = None, *, stable: bool | None = None
 ) -> None:
@@ -383,6 +396,8 @@ VIEWS: dict[object, Callable[..., object]] = {
     np.expand_dims: expand_dims,
     np.moveaxis: functools.partial(moved_axes, np.moveaxis),
     np.rollaxis: functools.partial(moved_axes, np.rollaxis),
+    np.split: functools.partial(split, np.split),
+    np.array_split: functools.partial(split, np.array_split),
     **{f: functools.partial(at_least, k) for k, f in enumerate((np.atleast_1d, np.atleast_2d, np.atleast_3d), 1)},
 }
 

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from .._keys import ArrayInside, exactly
+from ..errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ def options(roles: object, keep: object) -> tuple[bytes, bool, bytes | None]:
     return numbers, not one, None if keep is True else b"" if keep is False else bytes(cast(list[bool], kept))
 
 
+def refused_write(name: str, error: ValueError) -> Exception:
+    """The error for NumPy's write into an operand that only kernels may write; any other error as it is."""
+    text = str(error)
+    if "read-only" not in text or "writes[" in text:  # of an operand that nobody may write
+        return error
+    refused = CaptureError(
+        f"{name}: {error}: no replay repeats what NumPy alone writes into an operand that stays in place: write into "
+        "the array that the function gets, or in a kernel (tape.update(fn, reads, writes)), and only where it is "
+        "writable"
+    )
+    refused.__cause__ = error
+    return refused
+
+
 class Keys:
     """Numbers of the values, besides arrays, that select a function's recording. The least recently used of 64 goes."""
 
@@ -129,7 +144,7 @@ def outside(fn: object) -> dict[str, str]:
     Of random generators and arrays, which are long, the text is a digest of their state.
     """
     texts: dict[str, str] = {}
-    for name, value in _found(fn):
+    for name, value in _found(getattr(fn, "__wrapped__", fn)):
         one = text_of(value)
         if one is not None:
             texts[name] = one
