@@ -35,9 +35,10 @@ import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from types import MethodType
 from typing import Any, Generic, TypeVar, cast
 
@@ -47,7 +48,6 @@ import numpy.typing as npt
 import fanin
 from fanin import _array, _core, options
 from fanin._interop.protocols import DType, NDArray
-from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
 #: Whether a function of a graph tree is running; never without fanin.graph.
@@ -1308,9 +1308,9 @@ class Compiled(Generic[R]):
         leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
         self._leaves = list(dict.fromkeys(leaves))
         self._kinds: dict[object, _Kind] = {}
+        self._positional: set[object] = set()  # types of calls with ndarrays by position alone
         self._latest: _Kind | None = None
         self._call: _Call | None = None  # the one that runs, until its effects are there
-        self._places: tuple[object, tuple[int, ...]] = (None, ())  # where arrays lay, and which gradients shared memory
         self._lock = threading.RLock()
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
@@ -1346,8 +1346,9 @@ class Compiled(Generic[R]):
                     outputs = kind.fn(*operands)
                     form: _Form = kind.fn._form
                     values = list(map(_value, outputs, form.axes))
-                result = cast(R, _mapped(form.result, lambda out: _given(out, values)) if values else form.result)
-                self._end(call, form, values)
+                result = cast(R, _mapped(form.result, partial(_given, values)) if values else form.result)
+                if form.ends or form.adds or call.before is not None:
+                    self._end(call, form, values)
                 return result
             except BaseException as e:
                 if self._call is not None:
@@ -1362,38 +1363,36 @@ class Compiled(Generic[R]):
 
     def _kind_of(self, call: _Call, types: object) -> tuple[_Kind, tuple[object, ...]]:
         """The function for a call, and its operands."""
-        arrays, form = _flat(call.args, call.kwargs)
-        call.arrays = arrays
-        for i, g in enumerate(call.grads):
-            if g is not None and (type(g) is not np.ndarray or not g.flags.writeable):
+        values: tuple[object, ...] = ()
+        if call.kwargs or types not in self._positional:
+            call.arrays, form, values = _flat(call.args, call.kwargs)
+            types = (types, form, bool(values))
+        there = tuple([g for g in call.grads if g is not None])
+        for g in there:
+            if type(g) is not np.ndarray or not g.flags.writeable:
                 raise fanin.CaptureError(
-                    f"compiled: .grad of {self._leaves[i]!r} is {type_of(g)}: expected a writable ndarray"
+                    f"compiled: .grad of a static parameter is {type_of(g)}: expected a writable ndarray"
                     " (an array of a graph tree: another thread is in a call of a step of this parameter)"
                 )
-        there = tuple([g for g in call.grads if g is not None])
-        shared = self._sharing(call, there) if there else ()
-        values = [label for label, x in form if type(x) is tuple]
-        positional = not call.kwargs and all(type(x) is np.ndarray for x in call.args)
-        key = types if positional and not there else (types, shared, None if values else form)
-        kind = self._kinds.get((key, len(arrays)) if values else key)
+        shared: tuple[int, ...] = ()
+        if there:  # which share memory with another array: they are used where they lie
+            _, labels, count, _ = _core.overlaps((*call.arrays, *call.static, *there), None)
+            if count < len(labels):
+                own = iter(labels[len(call.arrays) + len(call.static) :])
+                found = [-1 if g is None else next(own) for g in call.grads]
+                shared = tuple([i for i, label in enumerate(found) if label >= 0 and labels.count(label) > 1])
+        kind = self._kinds.get((types, shared))
         if kind is None:
-            kind = _Kind(self, call, shared, bool(values))
-            self._kinds[(key, len(arrays)) if values else key] = kind
-        return kind, (*arrays, *call.static, *there, *([form] if values else []))
-
-    def _sharing(self, call: _Call, there: Arrays) -> tuple[int, ...]:
-        """Which gradients share memory with another array of the call: they are used where they lie."""
-        each = (*call.arrays, *call.static, *there)
-        places = tuple([(_core.address(x), x.strides, x.shape) for x in each])
-        if places != self._places[0]:
-            leaves = [i for i, g in enumerate(call.grads) if g is not None]
-            found, first = overlaps(each).indices, len(each) - len(there)
-            self._places = places, tuple([leaves[k - first] for k in found if k >= first])
-        return self._places[1]
+            kind = self._kinds[types, shared] = _Kind(self, call, shared, bool(values))
+            if not call.kwargs and all(type(x) is np.ndarray for x in call.args):
+                plain = (*map(type, call.args), None, *map(type, call.grads))
+                self._positional.add(plain)
+                self._kinds[(plain, shared) if there else plain] = kind
+        return kind, (*call.arrays, *call.static, *there, *([values] if values else []))
 
     def _operands(self, call: _Call) -> str:
         """A note that names the operands of the tree's function."""
-        names = [_label(label) for label, x in _flat(call.args, call.kwargs)[1] if type(x) is not tuple]
+        names = [_label(label) for label, kind in _flat(call.args, call.kwargs)[1] if kind in (np.ndarray, Var)]
         names += [f"static[{i}]" for i in range(len(self.static))]
         names += [f".grad of {leaf!r}" for leaf, g in zip(self._leaves, call.grads, strict=True) if g is not None]
         return ", ".join(f"operand {i} is {name}" for i, name in enumerate(names))
@@ -1482,11 +1481,18 @@ class Compiled(Generic[R]):
     def _end(self, call: _Call, form: _Form, values: Sequence[NDArray]) -> None:
         """Gradients go where they belong (L5, L8), all or none: first what may fail."""
         grads = dict(enumerate(call.grads)) if call.before is not None else {}  # which the run took away
-        grads.update((i, None if k is None else values[k]) for i, k in form.ends)
-        ends: list[tuple[object, ...]] = [(setattr, self._leaves[i], "grad", g) for i, g in grads.items()]
-        ends += [(operator.setitem, call.grads[i], ..., values[k]) for i, k in form.adds]
-        ends.append((setattr, self, "_call", None))
-        _at_once(map(operator.call, *zip(*ends, strict=True)))
+        for i, k in form.ends:
+            grads[i] = None if k is None else values[k]
+        n, m = len(grads), len(form.adds)
+        _at_once(
+            map(
+                operator.call,
+                (*repeat(setattr, n), *repeat(operator.setitem, m), setattr),
+                (*[self._leaves[i] for i in grads], *[call.grads[i] for i, _ in form.adds], self),
+                (*repeat("grad", n), *repeat(..., m), "_call"),
+                (*grads.values(), *[values[k] for _, k in form.adds], None),
+            )
+        )
 
     def _restore(self, call: _Call) -> None:
         """All is as before the call; what a replay wrote into static arrays stays, as after a plain step that fails."""
@@ -1505,37 +1511,39 @@ def _data(x: object) -> Any:
     return x.data if isinstance(x, Var) else x
 
 
-def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tuple[Label, object]]:
-    """Arguments and what dicts among them hold, each with where it is."""
+def _flat(
+    args: Sequence[object], kwargs: dict[str, object]
+) -> tuple[Arrays, tuple[tuple[Label, object], ...], tuple[object, ...]]:
+    """The arrays among arguments, of each argument where it is and its type, and values that are no arrays."""
+    arrays, form, values = list[NDArray](), list[tuple[Label, object]](), list[object]()
 
-    def within(path: Label, x: object) -> Iterator[tuple[Label, object]]:
-        if type(x) is not dict:
-            yield path, x
-            return
-        yield path, (dict, *x)  # its keys; no other tuple has that in it
-        for k, y in x.items():
-            yield from within((*path, k), y)
-
-    for i, x in (*enumerate(args), *kwargs.items()):
-        yield from within(("argument", i), x)
-
-
-def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, tuple[tuple[Label, object], ...]]:
-    """The arrays among arguments, and of each argument its type or, where it is no array, its value in a tuple."""
-    arrays, form = list[NDArray](), list[tuple[Label, object]]()
-    for label, x in _leaves_of(args, kwargs):
+    def add(label: Label, x: object) -> None:
         data = _data(x)
         if isinstance(x, Var) and x.edge is not None:
             raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
         if type(data) is np.ndarray:
             arrays.append(data)
-        elif isinstance(x, Var | np.ndarray) or type(x) is list:
+            form.append((label, np.ndarray if data is x else Var))
+        elif type(x) is dict:
+            form.append((label, dict))
+            for k, y in x.items():
+                if type(k) is not str:
+                    values.append(k)
+                add((*label, k), y)
+        elif isinstance(x, Var | np.ndarray | list):
             raise TypeError(
                 f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
                 f" got {data!r}"
             )
-        form.append((label, (Var if isinstance(x, Var) else np.ndarray) if type(data) is np.ndarray else (x,)))
-    return tuple(arrays), tuple(form)
+        else:
+            form.append((label, None))
+            values.append(x)
+
+    for i, x in enumerate(args):
+        add(("argument", i), x)
+    for name, x in kwargs.items():
+        add(("argument", name), x)
+    return tuple(arrays), tuple(form), tuple(values)
 
 
 def _label(label: Label) -> str:
@@ -1556,9 +1564,11 @@ def _same(one: _core.Array, two: _core.Array) -> bool:
 
 def _mapped(x: object, fn: Callable[[Any], object]) -> object:
     """`fn` of all that is no tuple, list or dict in it."""
-    if isinstance(x, tuple | list) and type(x) in (tuple, list):
-        return type(x)([_mapped(y, fn) for y in x])
-    return {k: _mapped(y, fn) for k, y in x.items()} if isinstance(x, dict) else fn(x)
+    if isinstance(x, dict):
+        return {k: _mapped(y, fn) for k, y in x.items()}
+    if type(x) is tuple or type(x) is list:
+        return type(x)([_mapped(y, fn) for y in cast(Iterable[object], x)])
+    return fn(x)
 
 
 def _value(x: Any, axes: list[int] | None) -> NDArray:
@@ -1569,7 +1579,7 @@ def _value(x: Any, axes: list[int] | None) -> NDArray:
     return made if axes is None else made.transpose(np.argsort(axes))
 
 
-def _given(out: _Out | None, values: Sequence[NDArray]) -> object:
+def _given(values: Sequence[NDArray], out: _Out | None) -> object:
     """What the caller gets in the place of an output."""
     if out is None:
         return None
