@@ -17,12 +17,16 @@ static fan_array *array(float value)
     return a;
 }
 
-static float first(const fan_array *a) { return *(const float *)(const void *)a->data; }
+static float first(const fan_array *a)
+{
+    return *(const float *)(const void *)a->data;
+}
 
 static fan_status sum(const fan_array *out, const fan_array *a, const fan_array *b, fan_error *err)
 {
     fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
-    return fan_cpu()->backend->run(fan_cpu(), NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = 2}, err);
+    return fan_cpu()->backend->run(
+        fan_cpu(), NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = 2}, err);
 }
 
 static int calls, drops, fails_at = -1;
@@ -31,10 +35,14 @@ static fan_status count_call(void *ctx, fan_error *err)
     calls++;
     return *(int *)ctx == fails_at ? fan_fail(err, FAN_ERR_VALUE, "on purpose") : FAN_OK;
 }
-static void count_drop(void *ctx) { drops += *(int *)ctx >= 0; }
+static void count_drop(void *ctx)
+{
+    drops += *(int *)ctx >= 0;
+}
 
 /* from_scope: what a function of a graph tree allocates; here it is the host's. */
-static fan_status from_scope(fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
+static fan_status from_scope(fan_memory_scope *self, fan_stream *owner, size_t bytes,
+                             fan_storage **out, fan_error *err)
 {
     (void)self, (void)owner, (void)err;
     fan_storage_make was = fan_storage_redirect(NULL);
@@ -94,8 +102,8 @@ static bool none_writes(void *ctx, const char *name, const void *data, size_t by
     return true;
 }
 
-/* The entries of the table do the same for a graph tree, but that nothing runs before the launch: begin, end, launch,
- * drop; what a recording touches can be read. */
+/* The entries of the table do the same for a graph tree, but that nothing runs before the launch:
+ * begin, end, launch, drop; what a recording touches can be read. */
 static void the_recorder_is_whole(void)
 {
     fan_memory_scope scope = {.device = fan_cpu(), .alloc = from_scope, .who = "f"};

@@ -21,7 +21,10 @@ struct fan_recording {
 
 static _Thread_local fan_recording *here;
 
-fan_recording *fan_recording_here(void) { return fan_storage_redirected() ? here : NULL; }
+fan_recording *fan_recording_here(void)
+{
+    return fan_storage_redirected() ? here : NULL;
+}
 
 static void kernel_free(kernel *k)
 {
@@ -46,8 +49,10 @@ static void recording_free(fan_recording *r)
 /* ---- refusals ---- */
 
 /* recording_refuse: makes the recording invalid, for a reason, which `err` (may be NULL) gets. */
-__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r, fan_error *err,
-                                                                         fan_status status, const char *fmt, ...)
+__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r,
+                                                                         fan_error *err,
+                                                                         fan_status status,
+                                                                         const char *fmt, ...)
 {
     char text[FAN_ERROR_TEXT];
     va_list args;
@@ -107,12 +112,14 @@ fan_status fan_recording_job(const fan_job *job, bool *recorded, fan_error *err)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
                                 "an exact sum cannot be recorded: record with another accumulate=");
     if (job->kind == FAN_JOB_SCATTER)
-        return recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
-                                "their values");
+        return recording_refuse(
+            r, err, FAN_ERR_CAPTURE,
+            "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
+            "their values");
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
+        return recording_refuse(
+            r, err, FAN_ERR_CAPTURE,
+            "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
     (void)fan__pack_jobs(&p, job, 1);
     kernel k = {.job = fan_alloc(p.used)};
     if (!k.job)
@@ -131,7 +138,8 @@ static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
 {
     (void)d, (void)origin;
     if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
+        return fan_fail(err, FAN_ERR_CAPTURE,
+                        "this thread records already: end that recording first");
     here = fan_calloc(sizeof *here);
     return here ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
@@ -182,17 +190,20 @@ static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void
     for (size_t i = 0; i < r->n && on; i++) {
         const kernel *k = &r->kernels[i];
         for (size_t j = 0; !k->job && j < k->call.n && on; j++)
-            on = !k->call.accesses[j].bytes || visit(ctx, k->call.name, k->call.accesses[j].data,
-                                                     k->call.accesses[j].bytes, k->call.accesses[j].write);
+            on = !k->call.accesses[j].bytes ||
+                 visit(ctx, k->call.name, k->call.accesses[j].data, k->call.accesses[j].bytes,
+                       k->call.accesses[j].write);
         for (size_t j = 0; k->job && j <= k->job->n && on; j++) {
             const fan_array *a = j < k->job->n ? k->job->in[j].array : k->job->out;
             fan_cpu_access access = access_of(a, j == k->job->n);
-            on = !access.bytes || visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
+            on = !access.bytes ||
+                 visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
         }
     }
 }
 
-static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
+static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
+                             fan_error *err)
 {
     (void)d, (void)origin, (void)err;
     memset(data, FAN_CPU_POISON, bytes);

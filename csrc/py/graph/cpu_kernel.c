@@ -1,5 +1,6 @@
-/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h): a call with its arguments, or
- * NumPy's inner loop in its place; arrays and launches inside functions of graph trees. */
+/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h): a call with
+ * its arguments, or NumPy's inner loop in its place; arrays and launches inside functions of graph
+ * trees. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
@@ -12,12 +13,18 @@
 
 #include <numpy/ufuncobject.h>
 
-/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
+/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the
+ * arguments. */
 #define CALL_ARGS 3
 #define LOOP_ARGS 4
-#define LOOP_BYTES ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock */
+#define LOOP_BYTES                                                                 \
+    ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock \
+                         */
 
-static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+static bool is_ufunc(PyObject *fn)
+{
+    return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0;
+}
 
 /* name_text: a kernel's name in UTF-8, which lives as long as the name. */
 static const char *name_text(PyObject *name)
@@ -35,16 +42,16 @@ static int check_kept(PyObject *call)
         return 0;
     for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
         if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1)
-            return fan_set_error(
-                PyExc_RuntimeError,
-                "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
-                "view.copy()",
-                PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
+            return fan_set_error(PyExc_RuntimeError,
+                                 "kernel %R kept its argument %zd after its run, when the memory "
+                                 "may be reused: keep a copy, "
+                                 "view.copy()",
+                                 PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
     return 0;
 }
 
-/* call_run: with the interpreter's lock; inside, .grad is an error (leaf.c, check_kernel). FAN_ERR_EXTERN, also if the
- * callable keeps an argument. */
+/* call_run: with the interpreter's lock; inside, .grad is an error (leaf.c, check_kernel).
+ * FAN_ERR_EXTERN, also if the callable keeps an argument. */
 static fan_status call_run(void *ctx, fan_error *err)
 {
     PyTupleObject *call = ctx;
@@ -65,7 +72,8 @@ static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2]
 {
     Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
     bool by_out = is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + CALL_ARGS), *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    PyObject *call = PyTuple_New(all + CALL_ARGS),
+             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
     if (!call || !names) {
         Py_XDECREF(call);
         Py_XDECREF(names);
@@ -87,9 +95,10 @@ static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2]
     return call;
 }
 
-/* call_record: adds the call to a recording; its first `reads` arguments are read, the others written. how: its run,
- * drop and ctx, which is taken also on failure. */
-static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how, fan_error *err)
+/* call_record: adds the call to a recording; its first `reads` arguments are read, the others
+ * written. how: its run, drop and ctx, which is taken also on failure. */
+static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how,
+                              fan_error *err)
 {
     Py_ssize_t all = PyTuple_GET_SIZE(call) - CALL_ARGS;
     fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
@@ -115,9 +124,10 @@ static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads
     return status;
 }
 
-/* Title: Inner loops. A NumPy ufunc on arrays of one layout ends in one call of a C function, which a replay calls
- * directly, without the interpreter. If NumPy does more (casts, broadcasts, skips gaps, calls the loop more than once),
- * the replay calls the ufunc. A direct loop does not warn of overflow or invalid values. */
+/* Title: Inner loops. A NumPy ufunc on arrays of one layout ends in one call of a C function, which
+ * a replay calls directly, without the interpreter. If NumPy does more (casts, broadcasts, skips
+ * gaps, calls the loop more than once), the replay calls the ufunc. A direct loop does not warn of
+ * overflow or invalid values. */
 typedef struct inner_loop {
     PyUFuncGenericFunction run;
     void *data;
@@ -137,7 +147,10 @@ static fan_status run_loop(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
+static void drop_loop(void *ctx)
+{
+    PyMem_RawFree(ctx);
+}
 
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
 static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
@@ -153,22 +166,27 @@ static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject 
     return -1;
 }
 
-/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a number with floats. */
+/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a
+ * number with floats. */
 static bool loop_takes(PyObject *x, PyArrayObject *out)
 {
     if (!PyArray_CheckExact(x))
-        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) &&
+               (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
     PyArrayObject *a = (PyArrayObject *)x;
-    bool disjoint =
-        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
-                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
+    bool disjoint = PyArray_BYTES(a) == PyArray_BYTES(out) ||
+                    !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
+                                    PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
     int both = PyArray_FLAGS(a) & PyArray_FLAGS(out); /* one inner loop covers all of it */
     return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && disjoint && both & NPY_ARRAY_ALIGNED &&
-           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
-           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
+           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
+           PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) &&
+           PyArray_ISNOTSWAPPED(a);
 }
 
-/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is none. */
+/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is
+ * none. */
 static bool call_loop(PyObject *call, fan_cpu_call *how)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
@@ -179,7 +197,8 @@ static bool call_loop(PyObject *call, fan_cpu_call *how)
     if (f->core_enabled || f->nargs != n || f->nout != 1)
         return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
+    bool simple =
+        PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
     for (Py_ssize_t i = 0; i < n && simple; i++)
         simple = loop_takes(args[i], out);
     int which = simple ? loop_of(f, args, out) : -1;
@@ -208,9 +227,9 @@ static bool call_loop(PyObject *call, fan_cpu_call *how)
 
 /* ---- functions of graph trees ---- */
 
-/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the direct loop. A view
- * holds the whole memory that it lies in, the arena or the operand's, so a kept view never reads freed memory; keeping
- * one is an error anyway. */
+/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the
+ * direct loop. A view holds the whole memory that it lies in, the arena or the operand's, so a kept
+ * view never reads freed memory; keeping one is an error anyway. */
 typedef struct tree_kernel {
     PyObject *name, *call; /* held; call NULL: */
     fan_cpu_call loop;
@@ -237,13 +256,17 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     if (!k->call)
         return k->loop.run(k->loop.ctx, err);
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python kernel cannot run");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "the interpreter has ended: a Python kernel cannot run");
     fan_status status = call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
 }
 
-static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY)); }
+static void drop_storage(PyObject *capsule)
+{
+    fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY));
+}
 
 /* storage_capsule: takes the hold, also on failure. */
 static PyObject *storage_capsule(fan_storage *s)
@@ -264,7 +287,8 @@ static PyObject *view_of(const fan_array *a, bool write)
     return made;
 }
 
-/* ndarray_view: an ndarray for a kernel; writable where the kernel writes, also if the ndarray is locked. */
+/* ndarray_view: an ndarray for a kernel; writable where the kernel writes, also if the ndarray is
+ * locked. */
 static PyObject *ndarray_view(PyArrayObject *x, bool write)
 {
     PyObject *made = PyArray_View(x, NULL, NULL);
@@ -273,7 +297,8 @@ static PyObject *ndarray_view(PyArrayObject *x, bool write)
     return made;
 }
 
-/* argument: converts an argument of a launch for its kernel (i: its index among reads or writes); new reference. */
+/* argument: converts an argument of a launch for its kernel (i: its index among reads or writes);
+ * new reference. */
 static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
     fan_device *d = NULL;
@@ -286,17 +311,22 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
         return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
     }
     if (PyArray_CheckExact(x) && (!write || fan_ndarray_may_write((PyArrayObject *)x)))
-        return fan_ndarray_check_known(x, name_text(name)) < 0 ? NULL : ndarray_view((PyArrayObject *)x, write);
-    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
+        return fan_ndarray_check_known(x, name_text(name)) < 0
+                   ? NULL
+                   : ndarray_view((PyArrayObject *)x, write);
+    if (!write &&
+        (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
     if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
-        return PyErr_Format(PyExc_TypeError,
-                            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
-                            "np.asarray(x) to the function as an operand, or give its numbers one by one",
-                            name, i, FAN_TYPE_TEXT(x));
+        return PyErr_Format(
+            PyExc_TypeError,
+            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
+            "np.asarray(x) to the function as an operand, or give its numbers one by one",
+            name, i, FAN_TYPE_TEXT(x));
     return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name,
                         write ? "writes" : "reads", i,
-                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
+                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers",
+                        FAN_TYPE_TEXT(x));
 }
 
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
@@ -325,7 +355,8 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     return fan_done(status, &err);
 }
 
-/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */
+/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's
+ * memory. */
 static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     PyObject *made = NULL;
