@@ -1,4 +1,5 @@
-/* machine_object: what the files of the simulated machine share: the machine, its kernels and graphs. */
+/* machine_object: what the files of the simulated machine share: the machine, its kernels and
+ * graphs. */
 #ifndef FAN_PY_MACHINE_OBJECT_H
 #define FAN_PY_MACHINE_OBJECT_H
 
@@ -21,7 +22,11 @@ typedef struct fan_kernel {
 
 /* Chooses the host thread that runs next. */
 typedef struct chooser {
-    enum { BY_SEED, FOLLOW, GIVE_UP } mode;
+    enum {
+        BY_SEED,
+        FOLLOW,
+        GIVE_UP
+    } mode;
     PyObject *search; /* FOLLOW: the capsule, held */
     fan_explore *x;   /* FOLLOW: what is in it */
 } chooser;
@@ -33,7 +38,10 @@ struct machine_object {
     chooser chooser;
 };
 
-static inline machine_object *fan_machine_self(PyObject *o) { return (machine_object *)o; }
+static inline machine_object *fan_machine_self(PyObject *o)
+{
+    return (machine_object *)o;
+}
 
 /* ---- kernel.c ---- */
 
