@@ -71,6 +71,8 @@ def too_many_arguments(call: str, names: tuple[str, ...], by_place: int, given: 
     """The message for more arguments by position than a call of the core takes."""
     if not by_place:
         return f"{call}() takes {'arguments by name only' if names else 'no arguments'}, got {given} by position"
+    if names[0] == "arrays" and by_place == 1:
+        return f"{call}() takes its arrays as one sequence, got {given} arguments by position: {call}([a, b])"
     first = " and ".join(filter(None, [", ".join(names[: by_place - 1]), names[by_place - 1]]))
     rest = ", and the rest by name" if len(names) > by_place else ""
     return f"{call}() takes {first} by position{rest}; got {given} by position"
