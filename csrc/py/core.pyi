@@ -1364,9 +1364,10 @@ class Machine:
         writes: tuple[Array, ...],
         name: str,
         us: float,
+        stacklevel: int,
         /,
     ) -> None:  # step
-        """Queue a kernel."""
+        """Queue a kernel; messages name the line of the stacklevel-th frame outside fanin."""
     def _synchronize(self) -> None:  # step
         """Run all queued work."""
     def _step(self) -> bool:  # step

@@ -297,6 +297,8 @@ class Machine(_core.Machine):
         writes: Sequence[Array] = (),
         name: str | None = None,
         us: float | None = None,
+        *,
+        stacklevel: int = 1,
     ) -> None:
         """Queue a kernel on a stream: when it runs, `fn(*read_views, *write_views)` is called with NumPy views.
 
@@ -317,6 +319,9 @@ class Machine(_core.Machine):
             For messages and traces.
         us : float
             Its duration on the clock. Default: by the cost model.
+        stacklevel : int
+            Whose line messages name, as of `warnings.warn`: 1 for the call of `launch`, 2 for the caller of the function
+            that calls it.
 
         Raises
         ------
@@ -324,6 +329,10 @@ class Machine(_core.Machine):
             An access to the same bytes is not ordered with this one.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
+        if not (isinstance(stacklevel, int) and stacklevel > 0):
+            raise ValueError(f"launch: stacklevel: expected a positive integer, got {stacklevel!r}")
+        if not callable(fn) and callable(stream):
+            raise TypeError("launch: expected the stream before the kernel: launch(stream, fn, ..)")
         if not callable(fn):
             raise TypeError(
                 f"launch: the kernel is called with NumPy views when it runs, and {type(fn).__name__} cannot be called"
@@ -335,7 +344,7 @@ class Machine(_core.Machine):
             name = name if isinstance(name, str) else "kernel"
         elif not isinstance(name, str):
             raise TypeError(f"launch: name is a string, not {type(name).__name__}")
-        self._launch(stream, fn, arrays, written, name, us)
+        self._launch(stream, fn, arrays, written, name, us, stacklevel)
 
     def synchronize(self) -> None:
         """Join the host threads, run all queued work, and raise a race that no call has raised yet.
