@@ -23,7 +23,6 @@ from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
-from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import (
@@ -36,6 +35,7 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
+from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
 
@@ -54,7 +54,6 @@ __all__ = [
     "InputBuffer",
     "Leaf",
     "Node",
-    "Overlaps",
     "PeerError",
     "RaceError",
     "Slot",
@@ -62,7 +61,6 @@ __all__ = [
     "Stats",
     "Stream",
     "StreamMismatchWarning",
-    "Verdict",
     "Zero",
     "__version__",
     "add_n",
@@ -78,8 +76,6 @@ __all__ = [
     "grad",
     "info",
     "overlap",
-    "overlaps",
-    "overlaps_itself",
     "set_options",
     "sim",
     "stream",
@@ -90,7 +86,9 @@ __all__ = [
 
 #: Houses: parts of the package that the rest does without. A copy of fanin may lack their folders.
 HOUSES = ("analysis", "graph", "sim")
-_LATER = (*HOUSES, "descriptors", "dist", "tape", "torch")  # modules that are imported at their first use
+#: Modules that are imported at their first use.
+_LATER = (*HOUSES, "conformance", "descriptors", "dist", "tape", "testing", "torch")
+_MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")
 _OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
 
@@ -103,6 +101,8 @@ def _need(house: str, name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is {_MOVED[name]}.{name}")
     if name not in _LATER and name not in _OF_HOUSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     house = _OF_HOUSES.get(name, name)
@@ -116,5 +116,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     needs = {name: f"{__name__}.{_OF_HOUSES.get(name, name)}" for name in (*_LATER, *_OF_HOUSES)} | {"torch": "torch"}
-    every = {*__all__, *_LATER}
+    every = {*__all__, *_LATER, "sharing"}
     return sorted(name for name in every if name not in needs or importlib.util.find_spec(needs[name]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from ._core import Leaf, Node
 from ._interop.classes import is_torch
 from ._words import type_of
 
@@ -21,7 +20,7 @@ def _advice(what: str, item: object) -> str:
     first = item[0] if isinstance(item, tuple | list) and item else item
     if is_torch(first):
         return OF_TORCH
-    if isinstance(item, list) and isinstance(first, Node | Leaf):
+    if isinstance(item, list):
         return ": give a tuple"
     if what == "input" and hasattr(item, "dtype"):
         return ": a gradient stands beside its root, (node, slot, gradient)"

@@ -12,8 +12,8 @@ import numpy as np
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._overlap import overlaps
 from ._words import counted, type_of
+from .sharing import overlaps
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 

@@ -49,8 +49,8 @@ import fanin
 from fanin import _core, options
 from fanin._interop.protocols import DType, NDArray
 from fanin._keys import exactly
-from fanin._overlap import overlaps
 from fanin._words import counted, type_of
+from fanin.sharing import overlaps
 
 #: Whether a function of a graph tree is running; never without fanin.graph.
 _in_graph_tree: Callable[[], bool] = getattr(_core, "cpu_wants_handles", lambda: False)

@@ -20,7 +20,8 @@ from kit.prepared import NUMPY, run_prepared
 pytestmark = pytest.mark.core
 
 #: The modules that users import, and those in which the names of `fanin` are made.
-PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sim", "tape", "testing", "torch"}
+PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sharing", "sim", "tape"}
+PUBLIC |= {"testing", "torch"}
 NOUNS = {"errors", "options", "slots", "streams"}
 
 

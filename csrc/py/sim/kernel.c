@@ -269,6 +269,13 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
     return NULL;
 }
 
+void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s)
+{
+    bool simulated = s && fan_sim_of(s->device);
+    PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call, o,
+                 simulated ? " of another machine" : "");
+}
+
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);

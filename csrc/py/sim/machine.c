@@ -443,13 +443,6 @@ static void graph_drop(PyObject *capsule)
     Py_END_ALLOW_THREADS
 }
 
-void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s)
-{
-    bool simulated = s && fan_sim_of(s->device);
-    PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call, o,
-                 simulated ? " of another machine" : "");
-}
-
 /* stream_here: a stream of this machine; a hold, or NULL with an exception. */
 static fan_stream *stream_here(machine_object *self, PyObject *o, const char *call)
 {

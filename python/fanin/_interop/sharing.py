@@ -1,6 +1,6 @@
 """The addresses of arrays that the C core cannot read itself: torch's tensors, objects with DLPack.
 
-`overlap`, `overlaps` and `overlaps_itself` (fanin._overlap) call csrc/py/arrays/overlap.c. Only addresses, shapes and
+`overlap`, `overlaps` and `overlaps_itself` (fanin.sharing) call csrc/py/arrays/overlap.c. Only addresses, shapes and
 strides are read; conjugate and negative bits and requires_grad do not matter.
 """
 

@@ -33,8 +33,8 @@ import numpy as np
 
 from .. import _core
 from .._core import address
-from .._overlap import overlaps
 from .._words import type_of
+from ..sharing import overlaps
 from .arrays import Geometry, MemoryAt
 
 
@@ -43,9 +43,9 @@ def compute_overlapping_inputs(
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
-    arrays: what `fanin.overlaps` takes, ndarrays and torch tensors above all; also fake tensors and those on the device
-    "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index that is
-    given twice is two inputs.
+    arrays: what `fanin.sharing.overlaps` takes, ndarrays and torch tensors above all; also fake tensors and those on
+    the device "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index
+    that is given twice is two inputs.
 
     compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; the
     requested arrays must be ndarrays or tensors, views of one storage. An ndarray is taken as a tensor of the same

@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 
 from .._core import address
-from .._overlap import Overlaps, overlaps
 from .._svg import (
     COLOURS,
     MARGIN,
@@ -27,6 +26,7 @@ from .._svg import (
 )
 from .._trace.graphviz import quoted
 from .._words import type_of
+from ..sharing import Overlaps, overlaps
 from .arrays import Array, Geometry
 
 WIDTH, LABELS, LANE = 900, 200, 26  #: In pixels: of the picture, of names at most, from lane to lane

@@ -320,8 +320,8 @@ class Machine(_core.Machine):
         us : float
             Its duration on the clock. Default: by the cost model.
         stacklevel : int
-            Whose line messages name, as of `warnings.warn`: 1 for the call of `launch`, 2 for the caller of the function
-            that calls it.
+            Whose line messages name, as in `warnings.warn`: 1 for the call of `launch`, 2 for that of the function
+            around it.
 
         Raises
         ------
