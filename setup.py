@@ -62,7 +62,7 @@ def repository() -> str:
         return found[1] if found else ""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return ""
-    asked = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True)
+    asked = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
     return web_address(asked.stdout.strip())
 
 

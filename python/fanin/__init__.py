@@ -10,6 +10,12 @@ exactly the stream waits that are needed.
 >>> buf.add(0, np.array([0.5, 0.5]))
 >>> buf.take()
 [array([1.5, 2.5]), None]
+
+In a shell, `fanin demo` trains a network on simulated streams, and `fanin info` shows what is installed. The tutorial
+and the reference are in the folder `docs` of the sources, whose address `pip show fanin` prints. Modules:
+`fanin.sharing` (shared memory), `fanin.torch`, `fanin.dist` (ranks), `fanin.sim` (simulated machines), `fanin.graph`
+(graph trees), `fanin.tape` (differentiable operations), `fanin.analysis` and `fanin.descriptors` (writes and aliases),
+`fanin.testing` (a pytest plugin), `fanin.conformance` (laws for other engines).
 """
 
 from __future__ import annotations

@@ -350,8 +350,12 @@ def step(
 
 def train(options: argparse.Namespace) -> int:
     screen, began, out = Screen(), time.monotonic(), Path(options.out)
-    for name in (TRACE, PICTURE):
-        _files.claim(out / name)
+    try:
+        for name in (TRACE, PICTURE):
+            _files.claim(out / name)
+    except OSError as e:
+        print(f"fanin demo: --out {options.out}: {e}", file=sys.stderr)
+        return 2
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     epoch = len(digits.labels) // BATCH
@@ -483,7 +487,7 @@ def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, 
         try:
             write(out / name, names=net.spread.names(), **more)
         except OSError as e:
-            screen.say(f"fanin demo: {e}", style="red")
+            screen.say(f"fanin demo: --out {out}: {e}", style="red")
             failed = True
         else:
             screen.say(f"{out / name}: {what}")
