@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +44,9 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    if call.excinfo:  # reports of this suite show the frames of fanin
+        for name in [name for name in sys.modules if name.partition(".")[0] == "fanin"]:
+            sys.modules[name].__dict__.pop("__tracebackhide__", None)
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or not report.passed
     return report

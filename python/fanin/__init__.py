@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from . import sim
     from .graph import GraphTree
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = [
     "CaptureError",
     "Counters",

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from . import _core
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 NDArray = npt.NDArray[np.generic]
 
 

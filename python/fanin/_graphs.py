@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # pictures are imported when one is drawn
     from ._layers import Arrow, Box
     from ._svg import Svg
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
     """The nodes and leaves that the roots reach, each once, producers before consumers where edges allow it."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from ._interop.classes import is_torch
 from ._words import type_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 EXPECTED = {
     "root": "(node, slot, gradient), with a fanin.Node or fanin.Leaf",
     "input": "a fanin.Leaf, a fanin.Node or (node, slot)",

@@ -17,6 +17,8 @@ from typing import Protocol
 
 from ._files import path_text, write_whole
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 INK = "#333333"
 PALE = "#888888"
 GREY = "#c9c9c9"

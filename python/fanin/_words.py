@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: Arguments of other libraries, and ours of the same meaning.
 ELSEWHERE = {"retain_graph": "keep_graph"}
 S_RULES = 22  # the first bits of a set of rules are S, the rest A

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from . import _core
 from ._interop import streams
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["Counters", "counters", "set_options"]
 
 

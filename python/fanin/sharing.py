@@ -18,6 +18,8 @@ from typing import Literal, final
 from . import _core
 from ._words import counted
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["Overlaps", "Verdict", "overlap", "overlaps", "overlaps_itself"]
 
 Witness = tuple[tuple[int, ...], tuple[int, ...]]

@@ -15,6 +15,8 @@ from ._interop.protocols import DTypeLike
 from ._words import counted, type_of
 from .sharing import overlaps
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
 #: Accepted as a shape: a tuple of ints, or an int, as in NumPy.

@@ -23,6 +23,8 @@ from ._interop.streams import foreign
 from ._version import __version__
 from ._words import counted
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["Event", "Info", "Stream", "current_stream", "devices", "info", "stream"]
 
 Stream = _core.Stream

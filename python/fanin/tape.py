@@ -52,6 +52,8 @@ from fanin._keys import exactly
 from fanin._words import counted, type_of
 from fanin.sharing import overlaps
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: Whether a function of a graph tree is running; never without fanin.graph.
 _in_graph_tree: Callable[[], bool] = getattr(_core, "cpu_wants_handles", lambda: False)
 NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"

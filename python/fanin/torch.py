@@ -45,6 +45,8 @@ from ._interop.torch_leaves import (
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
 from .slots import Slot
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["ReduceScatter", "accumulate", "backward", "ddp_hook"]
 
 BUFFER = "accumulate"  # the name of the block's buffer, for messages

@@ -17,6 +17,8 @@ from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
 from .torch import is_sum, layout_of, quicken
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14}
 
 

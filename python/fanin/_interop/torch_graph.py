@@ -32,6 +32,8 @@ from .protocols import DTypeLike
 from .sharing import parts_alone
 from .torch_leaves import sharded
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],

@@ -15,6 +15,8 @@ from torch.autograd.graph import Node
 from .. import _core
 from .._words import type_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
 

@@ -22,6 +22,8 @@ from fanin.dist.sums import Options, Order, Term, finish, prepare
 
 from .protocols import DTypeLike
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: The thread of each group that sends the buckets of its replicas, in the order in which they became ready.
 _senders: weakref.WeakKeyDictionary[Group, Sender] = weakref.WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):

@@ -11,6 +11,8 @@ from .line import HOST
 from .passes import critical_paths, summary
 from .picture import Lane, Names, Neighbours, Picture, Slice, by_stream
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
     """Chrome trace JSON, in microseconds."""

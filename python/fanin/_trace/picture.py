@@ -11,6 +11,8 @@ from fanin._words import counted
 
 from .line import HOST, LABEL, WORK, Line
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Names = Mapping[tuple[int, int], str]  #: what streams are called, by device and stream
 
 

@@ -39,6 +39,8 @@ from .line import HOST
 from .passes import amount, critical_paths
 from .picture import Lane, Names, Neighbours, Picture, Race, Slice, by_stream
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # In pixels
 WIDTH, LABELS = 1100, 200  # of the picture, and of the names of lanes at most
 PITCH = 54  # from lane to lane, where few arrows lie between them

@@ -29,6 +29,8 @@ from .line import Line
 if TYPE_CHECKING:  # pictures are imported when one is drawn
     from .picture import Names, Picture
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = ["Trace", "trace"]
 
 

@@ -23,6 +23,8 @@ from . import trees
 from .arrays import REMADE, Array, Geometry, RunArrays, root_of
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators. They
 # cannot be exchanged for private memory and back: a write would reach the caller's array at once, or a result would
 # stay in private memory. So they are refused where the object can be read. Attributes of other objects are not read.

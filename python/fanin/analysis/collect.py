@@ -54,6 +54,8 @@ from .records import (
 if TYPE_CHECKING:
     from .tensors import ObservedTensors
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # An ndarray that records writes to it, and the input that it is a view of: what memory does not show, as a write that
 # left every byte as it was (`x *= 1`), or which of several overlapping inputs an output is a view of. Memory shows what
 # the class misses: writes by `np.asarray(x)`, a memoryview or C code. So it only adds to what was written.

@@ -47,6 +47,8 @@ from typing import ClassVar, Literal, TypeVar, dataclass_transform
 
 from .._words import type_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = [
     "INPUTS",
     "OUTPUTS",

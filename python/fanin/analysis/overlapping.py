@@ -37,6 +37,8 @@ from .._words import type_of
 from ..sharing import overlaps
 from .arrays import Geometry, MemoryAt
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def compute_overlapping_inputs(
     arrays: Sequence[object], indices: Sequence[int] | None = None, *, compat: str | None = None

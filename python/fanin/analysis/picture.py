@@ -29,6 +29,8 @@ from .._words import type_of
 from ..sharing import Overlaps, overlaps
 from .arrays import Array, Geometry
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 WIDTH, LABELS, LANE = 900, 200, 26  #: In pixels: of the picture, of names at most, from lane to lane
 #: More bars than this in one lane are drawn as one that is paler.
 RUNS = 400

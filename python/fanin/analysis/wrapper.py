@@ -52,6 +52,8 @@ from .records import ViewAndMutationMeta
 if TYPE_CHECKING:
     from .tensors import OutputViews
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
 

@@ -22,6 +22,8 @@ from .counters import GroupCounters, Tally
 from .engine import Engine
 from .layout import digest, levels_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
 

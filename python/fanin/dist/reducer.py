@@ -32,6 +32,8 @@ from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Into, Options, Order, Sent, Term
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
 

@@ -49,6 +49,8 @@ from .layout import (
     typed,
 )
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Order = Literal["key", "exact", "rank"]
 Into = Literal["all", "shard"] | int
 ORDERS = ("key", "exact", "rank")

@@ -17,6 +17,8 @@ from fanin.errors import PeerError
 from .engine import Late, blamed, end_of
 from .group import Group, nodes_of, seconds, set_default
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 T = TypeVar("T")
 
 LOOK = 0.05  #: seconds after which a rank that waits looks for ranks that have left

@@ -14,6 +14,8 @@ import numpy as np
 
 from .._keys import ArrayInside, exactly
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @dataclass(frozen=True)
 class Outcome:

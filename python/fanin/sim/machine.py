@@ -23,6 +23,8 @@ from .._trace.recording import active
 from .._words import counted, type_of
 from ..slots import Sparse
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Array = _core.Array
 T = TypeVar("T")
 
@@ -331,12 +333,8 @@ class Machine(_core.Machine):
         us = -1.0 if us is None else not_negative("launch: us", us)
         if not (isinstance(stacklevel, int) and stacklevel > 0):
             raise ValueError(f"launch: stacklevel: expected a positive integer, got {stacklevel!r}")
-        if not callable(fn) and callable(stream):
-            raise TypeError("launch: expected the stream before the kernel: launch(stream, fn, ..)")
         if not callable(fn):
-            raise TypeError(
-                f"launch: the kernel is called with NumPy views when it runs, and {type(fn).__name__} cannot be called"
-            )
+            raise TypeError(no_kernel(stream, fn))
         arrays = arrays_of(reads, "reads is a sequence of arrays, as in reads=[x]")
         written = arrays_of(writes, "writes is a sequence of arrays, as in writes=[y]")
         if name is None:
@@ -539,6 +537,13 @@ def arrays_of(given: Sequence[Array], expected: str) -> tuple[Array, ...]:
     except TypeError:
         pass
     raise TypeError(f"launch: {expected}")
+
+
+def no_kernel(stream: object, fn: object) -> str:
+    """The message for a kernel of a launch that cannot be called."""
+    if callable(stream):
+        return "launch: expected the stream before the kernel: launch(stream, fn, ..)"
+    return f"launch: fn: expected a function, called with NumPy views, got {type_of(fn)}, which cannot be called"
 
 
 def not_negative(what: str, x: float) -> float:

@@ -20,6 +20,8 @@ from .._interop.classes import is_tensor
 from .._words import counted, type_of
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread, sparse_parts
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Scenario = Callable[[Machine], object]
 NDArray = npt.NDArray[np.generic]
 F = TypeVar("F", bound=Callable[..., object])
