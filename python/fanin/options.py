@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._interop import streams
+from ._words import names_nearest
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -101,6 +102,7 @@ class Restore:
             streams.raw_addresses = self._raw
 
 
+@names_nearest
 def set_options(
     *,
     debug: bool | None = None,

@@ -49,7 +49,7 @@ import fanin
 from fanin import _core, options
 from fanin._interop.protocols import DType, NDArray
 from fanin._keys import exactly
-from fanin._words import counted, type_of
+from fanin._words import counted, names_nearest, type_of
 from fanin.sharing import overlaps
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -1361,6 +1361,7 @@ class _Recorded:
     unverified: int  # how many replays are yet to be
 
 
+@names_nearest
 def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16,
              verify: int = 0) -> Compiled[R]:  # fmt: skip
     """Make a step that is recorded at its first call on the CPU, and from then on replayed: its kernels run again,

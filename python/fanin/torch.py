@@ -43,6 +43,7 @@ from ._interop.torch_leaves import (
     word,
 )
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
+from ._words import names_nearest
 from .slots import Slot
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -140,6 +141,7 @@ class accumulate(_core.Block):
     ...         model(x).square().mean().backward()
     """
 
+    @names_nearest
     def __init__(
         self,
         parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],

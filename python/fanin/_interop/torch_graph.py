@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 import fanin
 from fanin.dist.reducer import Reducer
 
-from .._words import counted, note, type_of
+from .._words import counted, names_nearest, note, type_of
 from .classes import attribute
 from .protocols import DTypeLike
 from .sharing import parts_alone
@@ -35,6 +35,7 @@ from .torch_leaves import sharded
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
+@names_nearest
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,

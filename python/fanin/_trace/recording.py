@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._files import path_text, write_whole
-from .._words import counted, rule_names
+from .._words import counted, names_nearest, rule_names
 from ..errors import RaceError
 from .line import Line
 
@@ -208,6 +208,7 @@ def recording(rings: Sequence[_core.Trace]) -> Iterator[None]:
             ring.end()
 
 
+@names_nearest
 def trace(*, capacity: int = 1 << 16) -> Trace:
     """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._interop.classes import attribute
-from .._words import counted, type_of
+from .._words import counted, names_nearest, type_of
 from . import trees
 from .arrays import CallerContainers, RunArrays, plan
 from .calls import (
@@ -539,6 +539,7 @@ def changed_containers() -> ValueError:
     )
 
 
+@names_nearest
 def functionalize(
     fn: Callable[..., object],
     example_args: Sequence[object] | None = None,

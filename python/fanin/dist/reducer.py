@@ -19,7 +19,7 @@ from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
-from fanin._words import counted, note, type_of
+from fanin._words import counted, names_nearest, note, type_of
 from fanin.slots import scaled
 
 from . import sums
@@ -203,6 +203,7 @@ class Reducer:
     (array([3., 3.]), 4.242640687119285)
     """
 
+    @names_nearest
     def __init__(
         self,
         leaves: Iterable[Any],

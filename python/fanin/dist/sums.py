@@ -29,7 +29,7 @@ import numpy as np
 from fanin import _core
 from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
-from fanin._words import type_of
+from fanin._words import names_nearest, type_of
 
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -437,6 +437,7 @@ def check_keys(keys: Iterable[int], n: int) -> list[int]:
     return made
 
 
+@names_nearest
 def add_n(
     arrays: Iterable[Any],
     group: object = None,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fanin import _core
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
-from fanin._words import note
+from fanin._words import names_nearest, note
 from fanin.errors import PeerError
 
 from .engine import Late, blamed, end_of
@@ -104,6 +104,7 @@ class ThreadEngine:
         self.world.leave(self.rank, f"rank {self.rank} closed its group")
 
 
+@names_nearest
 def threads(
     n: int, fn: Callable[[Group], T], *, nodes: int | Sequence[int] | None = None, timeout: float | None = 300.0
 ) -> list[T]:

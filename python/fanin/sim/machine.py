@@ -20,7 +20,7 @@ from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
 from .._trace.recording import active
-from .._words import counted, type_of
+from .._words import counted, names_nearest, type_of
 from ..slots import Sparse
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -163,6 +163,7 @@ class Machine(_core.Machine):
         The cost model of the clock.
     """
 
+    @names_nearest
     def __new__(
         cls,
         devices: int = 2,

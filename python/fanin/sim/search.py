@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._interop.classes import is_tensor
-from .._words import counted, type_of
+from .._words import counted, names_nearest, type_of
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread, sparse_parts
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
@@ -228,6 +228,7 @@ class Search:
         return bool(_core.explore_state(self.orders)["strayed"])
 
 
+@names_nearest
 def explore(
     scenario: Scenario,
     *,
