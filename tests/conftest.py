@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import math
 import os
 import re
@@ -120,7 +121,7 @@ def searches_without_a_limit() -> None:
     from fanin.sim import search
 
     for function in (search.explore, search.replay):
-        function.__kwdefaults__["stuck_after"] = math.inf
+        inspect.unwrap(function).__kwdefaults__["stuck_after"] = math.inf
 
 
 def pytest_report_header(config: pytest.Config) -> str:

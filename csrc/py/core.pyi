@@ -437,7 +437,7 @@ class Node:
         self,
         fn: Callable[..., object],
         inputs: int = 1,
-        edges: Iterable[Edge] = (),
+        edges: Iterable[Edge] | None = (),
         *,
         slots: Iterable[object] | None = None,
         release: Callable[[], object] | None = None,

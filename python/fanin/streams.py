@@ -21,7 +21,7 @@ from . import _core
 from ._interop.protocols import StreamLike
 from ._interop.streams import foreign
 from ._version import __version__
-from ._words import counted
+from ._words import counted, type_of
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -63,6 +63,8 @@ def current_stream(device: str) -> Stream | None:
     >>> print(fanin.current_stream("cpu"))
     None
     """
+    if not isinstance(device, str):
+        raise TypeError(f"current_stream: device: expected a str, got {type_of(device)}")
     return _core.current_stream(device)
 
 

@@ -157,7 +157,7 @@ class accumulate(_core.Block):
         self._active = self._began = self._dropped = self._again = False
         _blocks.add(self)
         self._collecting: dist.reducer._Collecting | None = None
-        if into not in ("grad", "main_grad"):
+        if not isinstance(into, str) or into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = leaves_of("accumulate", parameters)

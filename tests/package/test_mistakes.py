@@ -167,7 +167,7 @@ def test_a_race_names_the_caller_of_a_helper_that_launches_with_a_stack_level() 
     first = lines.__code__.co_firstlineno
     assert lines(1) == {str(launch.__code__.co_firstlineno + 1)}
     assert lines(2) == {str(first + 4), str(first + 5)}
-    with pytest.raises(ValueError, match="launch: stacklevel: expected a positive integer, got 0"):
+    with pytest.raises(ValueError, match="launch: stacklevel: expected an integer of at least 1, got 0"):
         lines(0)
 
 

@@ -236,9 +236,16 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 
 /* ---- making one ---- */
 
+static bool is_number_of_bytes(PyObject *o)
+{
+    if (PyFloat_Check(o))
+        return true;
+    return PyIndex_Check(o) && !PyBool_Check(o) && !fan_is_array(o);
+}
+
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
-    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+    if (!is_number_of_bytes(o))
         return fan_refuse(PyExc_TypeError, "%s: expected a number of bytes, math.inf or None, got %R", what, o);
     double f = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : 0;
     PyObject *i = PyFloat_Check(o) ? Py_NewRef(fan_state_get()->zero) : PyNumber_Index(o);
@@ -259,7 +266,7 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
 {
-    if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
+    if (!PyUnicode_Check(o) && !is_number_of_bytes(o))
         return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
     if (!PyUnicode_Check(o))
         return fan_budget_arg(o, "budget", out);

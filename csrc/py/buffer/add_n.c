@@ -110,7 +110,7 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
         return fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
     if (!a->keys || a->keys == Py_None)
         return 0;
-    if (!(*keys = PySequence_Tuple(a->keys)))
+    if (fan_sequence_arg(a->keys, "keys", keys) < 0)
         return -1;
     if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
         return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(*items),

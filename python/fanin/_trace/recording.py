@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._checks import integer
 from .._files import path_text, write_whole
 from .._words import counted, names_nearest, rule_names
 from ..errors import RaceError
@@ -218,9 +219,7 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     >>> len(t) > 0
     True
     """
-    if capacity < 1:
-        raise ValueError(f"trace: capacity: expected a positive integer, got {capacity}")
-    return Trace(capacity)
+    return Trace(integer("trace: capacity", capacity, 1))
 
 
 _here = threading.local()

@@ -275,6 +275,15 @@ def check_given(given: object, what: str, api: str) -> tuple[object, ...]:
     return tuple(given)
 
 
+def check_keywords(given: object, what: str, api: str) -> dict[str, object]:
+    """The arguments by name that were given as a dict, or None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{api}: {what}: expected a dict of the function's arguments, got {type_of(given)}")
+    return dict(given)
+
+
 def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], api: str, alone: bool = True) -> None:
     """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf
     that holds arrays out of sight, or, with `alone`, shows memory of one.

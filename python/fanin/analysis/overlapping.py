@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -32,6 +31,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import _core
+from .._checks import integer, sequence
 from .._core import address
 from .._words import type_of
 from ..sharing import overlaps
@@ -62,7 +62,7 @@ def compute_overlapping_inputs(
     >>> compute_overlapping_inputs([x, y]), compute_overlapping_inputs([x, y], compat="torch")
     ({0, 1}, set())
     """
-    if compat not in (None, "torch"):
+    if compat is not None and not (isinstance(compat, str) and compat == "torch"):
         raise ValueError(f'compute_overlapping_inputs: compat must be None or "torch", got {compat!r}')
     chosen = chosen_of(arrays, indices)
     if compat is None:
@@ -88,10 +88,10 @@ def chosen_of(arrays: Sequence[object], indices: Sequence[int] | None) -> Sequen
     every = range(len(arrays))
     if indices is None:
         return every
-    chosen = list(indices)
+    chosen = sequence("compute_overlapping_inputs: indices", indices, "integers")
     if len(chosen) == len(every) and chosen == list(every):
         return every  # as they mostly are
-    chosen = list(map(operator.index, chosen))
+    chosen = [integer("compute_overlapping_inputs: indices", i) for i in chosen]
     for i in chosen:
         if not 0 <= i < len(arrays):
             raise IndexError(f"compute_overlapping_inputs: no array {i}; there are {len(arrays)}")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fanin import _core
+from fanin._checks import function
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._words import names_nearest, note
@@ -134,6 +135,7 @@ def threads(
     >>> fanin.dist.threads(4, lambda group: group.rank)
     [0, 1, 2, 3]
     """
+    function("threads: fn", fn)
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"threads: expected a positive number of ranks, got {n!r}")
     seconds("threads", timeout)

@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._array import ints
+from .._checks import flag, integer, number
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
@@ -176,13 +177,12 @@ class Machine(_core.Machine):
         launch_us: float = 0,
         gbytes_per_s: float = 0,
     ) -> Self:
-        if isinstance(devices, bool):
-            raise TypeError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
-        if not 1 <= operator.index(devices) <= 64:
+        if not 1 <= integer("Machine: devices", devices) <= 64:
             raise ValueError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
-        if schedule not in SCHEDULES:
+        seed, starve = integer("Machine: seed", seed), integer("Machine: starve", starve)
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise ValueError(f"Machine: schedule: expected one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
-        if memory is not None and not 0 < operator.index(memory) < 1 << 63:
+        if memory is not None and not 0 < integer("Machine: memory", memory) < 1 << 63:
             raise ValueError(f"Machine: memory: expected a number of bytes for each device, got {memory}")
         launch_us = not_negative("Machine: launch_us", launch_us)
         gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
@@ -195,7 +195,7 @@ class Machine(_core.Machine):
         self._failed = []
         self._turns = {}
         self._here = threading.local()
-        if not check:
+        if not flag("Machine: check", check):
             self._check(False)
         return self
 
@@ -266,7 +266,7 @@ class Machine(_core.Machine):
 
         A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced.
         """
-        return self._stream(self._numbered(device), blocking)
+        return self._stream(self._numbered(device), flag("stream: blocking", blocking))
 
     def event(self, device: int = 0) -> _core.Event:
         """Make a new event, to be recorded on streams of `device`."""
@@ -290,7 +290,7 @@ class Machine(_core.Machine):
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
         """Make an array of poisoned memory on a device; a kernel must write it before it is read."""
-        return self._empty(ints(shape), dtype, self._numbered(device))
+        return self._empty(ints(shape, "empty: shape: "), dtype, self._numbered(device))
 
     def launch(
         self,
@@ -332,8 +332,7 @@ class Machine(_core.Machine):
             An access to the same bytes is not ordered with this one.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
-        if not (isinstance(stacklevel, int) and stacklevel > 0):
-            raise ValueError(f"launch: stacklevel: expected a positive integer, got {stacklevel!r}")
+        stacklevel = integer("launch: stacklevel", stacklevel, 1)
         if not callable(fn):
             raise TypeError(no_kernel(stream, fn))
         arrays = arrays_of(reads, "reads is a sequence of arrays, as in reads=[x]")
@@ -548,7 +547,7 @@ def no_kernel(stream: object, fn: object) -> str:
 
 
 def not_negative(what: str, x: float) -> float:
-    x = float(x)
+    x = number(what, x)
     if not 0 <= x < math.inf:
         raise ValueError(f"{what}: expected a finite non-negative number, got {x:g}")
     return x
