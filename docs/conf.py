@@ -50,7 +50,7 @@ API = {
         "Streams, options, traces",
         "Stream Event stream current_stream devices info set_options trace",
     ),
-    "sharing": ("Shared memory", "fanin.sharing"),
+    "sharing": ("Shared memory", "overlap fanin.sharing"),
     "errors": (
         "Errors and warnings",
         "CaptureError DTypeError DeviceError DeviceOutOfMemoryError PeerError RaceError StreamMismatchWarning",

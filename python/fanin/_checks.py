@@ -61,17 +61,3 @@ def sequence(what: str, x: object, of: str) -> list[Any]:
             if hasattr(type(x), "__iter__"):
                 raise  # of an iterator of the user's
     raise TypeError(f"{what}: expected a sequence of {of}, got {type_of(x)}")
-
-
-def choice(what: str, x: object, words: Iterable[str]) -> None:
-    """Check that an object is one of some words."""
-    if not isinstance(x, str):
-        raise TypeError(f"{what}: expected {one_of(words)}, got {type_of(x)}")
-    if x not in (every := tuple(words)):
-        raise ValueError(f"{what}: expected {one_of(every)}, got {x!r}")
-
-
-def one_of(words: Iterable[str]) -> str:
-    """The words as text: '"key", "exact" or "rank"'."""
-    *rest, last = (f'"{word}"' for word in words)
-    return f"{', '.join(rest)} or {last}" if rest else last
