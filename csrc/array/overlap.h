@@ -82,6 +82,10 @@ const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i);
 /* fan_overlaps_extent: computes the first and the last byte of region i; false if it is empty. */
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last);
 
+/* fan_overlaps_are_easy: returns true if no verdict on two of the regions can be unknown, because one step is that of
+ * all their combs' axes; false: it may be. */
+bool fan_overlaps_are_easy(const fan_overlaps *l);
+
 /* fan_overlaps_components: label[i] becomes the number of region i's component; components are numbered by their first
  * members. *count: how many. *exact (NULL: not wanted): false if an unknown verdict joined two regions. Near-linear for
  * the slices of practice, even with many pairs; the budget limits the questions of one call, and those beyond it are

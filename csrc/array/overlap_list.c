@@ -159,6 +159,25 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
     return !l->combs[i].empty;
 }
 
+bool fan_overlaps_are_easy(const fan_overlaps *l)
+{
+    /* With one step the equation of two combs, divided by it, has the steps 1 alone: it is whole (step 4). */
+    int64_t step = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        const fan_comb *c = &l->combs[i];
+        if (c->empty)
+            continue;
+        if (c->far)
+            return false;
+        for (int k = 0; k < c->n; k++) {
+            if (step && c->axes[k].step != step)
+                return false;
+            step = c->axes[k].step;
+        }
+    }
+    return true;
+}
+
 /* ---- arcs ---- */
 
 /* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */

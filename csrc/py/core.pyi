@@ -1624,8 +1624,8 @@ def overlap(a: object, b: object, budget: float | None = None, /) -> _Shared:
 def overlaps_itself(a: object, budget: float | None, /) -> _Shared:
     """As overlap, for two elements of one array."""
 
-def overlaps(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], int, bool]:
-    """(found, for each array the number of its component, the number of components, whether they are exact)."""
+def overlaps(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], int, bool, bool]:
+    """(found, the component of each array, how many components, whether they are exact, whether no pair is hard)."""
 
 def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> _Shared:
     """As overlap, for arrays i and j."""

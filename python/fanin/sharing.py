@@ -110,6 +110,7 @@ class Overlaps:
     _labels: tuple[int, ...]
     _count: int
     _budget: float | None
+    _easy: bool
 
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
@@ -151,8 +152,11 @@ class Overlaps:
 
     @property
     def unknown(self) -> Pairs:
-        """The undecided pairs."""
-        return self._pairs()[1]
+        """The undecided pairs.
+
+        Where two or more strides occur among the arrays, all pairs are looked at for it, as `pairs` does.
+        """
+        return () if self._easy else self._pairs()[1]
 
     def verdict(self, i: int, j: int, /) -> Verdict:
         """The Verdict on arrays i and j, with its witness."""
@@ -229,8 +233,8 @@ def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Ove
     >>> fanin.sharing.overlaps([w[:, i] for i in range(10)]).pairs
     ()
     """
-    found, labels, count, exact = _core.overlaps(arrays, budget)
-    return Overlaps(exact, found, labels, count, budget)
+    found, labels, count, exact, easy = _core.overlaps(arrays, budget)
+    return Overlaps(exact, found, labels, count, budget, easy)
 
 
 def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:

@@ -501,3 +501,28 @@ def test_inf_and_nan_make_the_norm_inf_and_nothing_is_scaled() -> None:
         return dist.clip_norm(reducer, 1.0)
 
     assert outcomes(2, rank) == [float("inf")] * 2
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_grad_that_is_set_while_a_reducer_collects_is_refused(block: bool) -> None:
+    def rank(group: Group) -> Any:
+        w, other = leaves_of(2, 2)
+        reducer = Reducer([w, other], group)
+
+        def sets(g: Any) -> Any:
+            w.grad = None
+            with pytest.raises(RuntimeError, match=r"w0: grad: a fanin\.dist\.Reducer collects its gradients now"):
+                w.grad = np.full(2, 100, "f4")
+            return g
+
+        other.register_hook(sets)
+        if block:
+            with reducer.accumulate():
+                fanin.backward(roots([w, other], 1))
+        fanin.backward(roots([w, other], 1), reducer=reducer)
+        found = w.grad.tolist(), other.grad.tolist()
+        w.grad = np.full(2, 100, "f4")
+        return *found, w.grad.tolist()
+
+    total = [2.0 * (1 + block)] * 2
+    assert outcomes(2, rank) == [(total, total, [100.0, 100.0])] * 2

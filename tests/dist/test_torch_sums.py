@@ -843,3 +843,45 @@ def test_a_replica_of_ddp_is_refused_outside_of_no_sync(tmp_path: Path) -> None:
     for synced, alone_ in on_processes(2, replica, tmp_path):
         assert "was set meanwhile" in synced and "DistributedDataParallel" in synced
         assert alone_ == [[2.0] * 3] * 2
+
+
+class Wrapper(torch.Tensor):
+    """A tensor around another one, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def inner(x: Any) -> Any:
+            return x.inner if isinstance(x, Wrapper) else x
+
+        made = fn(*map(inner, args), **{key: inner(x) for key, x in (kwargs or {}).items()})
+        return Wrapper(made) if isinstance(made, torch.Tensor) else made
+
+
+@pytest.mark.parametrize("make", [lambda: Wrapper(torch.ones(2)), lambda: torch.ones(2, device="meta")])
+def test_a_parameter_without_memory_is_refused_by_name(make: Callable[[], Any]) -> None:
+    p = make().requires_grad_()
+    with pytest.raises(TypeError, match="Reducer: weight: expected a tensor whose elements lie in memory, got a"):
+        dist.threads(1, lambda group: dist.Reducer([("weight", p)], group), timeout=None)
+
+
+def test_a_gradient_without_memory_is_refused_by_the_name_of_its_parameter() -> None:
+    def rank(group: Any) -> Any:
+        p = torch.ones(2, requires_grad=True)
+        reducer = dist.Reducer([("weight", p)], group)
+        handle = p.register_hook(Wrapper)
+        refused = pytest.raises(TypeError, match=r"Reducer: weight: cannot copy its gradient, a (\w+\.)*Wrapper: ")
+        with refused, reducer.accumulate():
+            (p * 2).sum().backward()
+        assert p.grad is None
+        handle.remove()
+        fanin.torch.backward((p * 2).sum(), reducer=reducer)
+        return p.grad.tolist()
+
+    assert dist.threads(2, rank, timeout=None) == [[4.0, 4.0]] * 2

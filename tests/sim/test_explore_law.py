@@ -628,6 +628,11 @@ def test_every_call_has_a_footprint_or_depends_on_no_other() -> None:
         ("OF_GRAPH", (_core.GraphTree, "closed")),
         ("OF_MUTEX", (_core.Leaf, "grad")),
         ("OF_EVENT", (_core.Event, "stream")),
+        ("OF_BLOCK", (_core.Array, "users")),
+        ("OF_CAPTURES", (Machine, "end_capture")),
+        ("OF_CALLS", (Machine, "clock")),
+        ("OF_STREAMS", (Machine, "stream")),
+        ("OF_OPTIONS", (Machine, "leave_out")),
         ("OF_COUNTERS", (type(None), "repr(trace)")),
     ],
 )

@@ -75,7 +75,7 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_status status;
     uint64_t budget;
     size_t components;
-    bool exact;
+    bool exact, easy;
     if (fan_overlap_budget_arg(a[1], &budget) < 0 || fan_regions_read(a[0], "overlaps", &r) < 0)
         return NULL;
     if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
@@ -105,8 +105,10 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
     numbers = fan_tuple_of(numbers);
     capsule = numbers ? PyCapsule_New(list, CAPSULE, free_list) : NULL;
     if (capsule) {
+        easy = fan_overlaps_are_easy(list);
         list = NULL;
-        made = Py_BuildValue("(OOnO)", capsule, numbers, (Py_ssize_t)components, exact ? Py_True : Py_False);
+        made = Py_BuildValue("(OOnOO)", capsule, numbers, (Py_ssize_t)components, exact ? Py_True : Py_False,
+                             easy ? Py_True : Py_False);
     }
 done:
     Py_XDECREF(capsule);

@@ -458,6 +458,13 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
         return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
                              fan_node_name(&self->base.node, name, sizeof name));
     }
+    if (value && self->divert) {
+        char name[128];
+        return fan_set_error(PyExc_RuntimeError,
+                             "%s: grad: a fanin.dist.Reducer collects its gradients now, and what is set here would be "
+                             "no sum over ranks: set it before or after the pass",
+                             fan_node_name(&self->base.node, name, sizeof name));
+    }
     if (value && check_grad(self, value) < 0)
         return -1;
     if (!self->wide)

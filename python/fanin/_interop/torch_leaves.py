@@ -253,6 +253,14 @@ def dense_sum(total: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return _core.in_default_modes(lambda: total + grad)
 
 
+def has_memory(p: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in memory of its own: not those of a wrapper subclass, nor of device "meta"."""
+    try:
+        return not p.numel() or p.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def check_leaf(call: str, p: torch.Tensor, name: str | int) -> None:
     """TypeError for a tensor whose gradients cannot be summed into .grad."""
     if not p.is_leaf:
@@ -321,6 +329,11 @@ class TorchLeaf:
     def __init__(self, p: torch.Tensor, name: str | int) -> None:
         self.tensor, self.name = p, word(name)
         check_leaf("Reducer", p, name)
+        if not has_memory(p):
+            raise TypeError(
+                f"Reducer: {word(name)}: expected a tensor whose elements lie in memory, got {type_of(p)} on"
+                f" {p.device} without: make the reducer of the tensors inside of it, or after it was materialized"
+            )
         dtype = gradient_dtype("Reducer", p, name)
         #: What the gradient is like.
         self.array = p if dtype is p.dtype else torch.empty(p.shape, dtype=dtype, device=p.device)

@@ -115,7 +115,10 @@ class _Bucket:
             )
         if not leaf.size:
             return 0
-        done = _core.add_n([host(gradient)], out=place, stats=stats)
+        try:
+            done = _core.add_n([host(gradient)], out=place, stats=stats)
+        except TypeError as e:
+            raise TypeError(f"Reducer: {leaf.name}: cannot copy its gradient, {type_of(gradient)}: {e}") from e
         return done[1].nonfinite if stats else 0
 
     def finish(self, key: int | None, alone: bool = False) -> None:
