@@ -7,8 +7,14 @@
 
 /* ---- storage ---- */
 
-static void release_ours(fan_storage *s) { fan_free_data(s->data, s->bytes); }
-static void release_block(fan_storage *s) { (void)s; } /* freed with the storage */
+static void release_ours(fan_storage *s)
+{
+    fan_free_data(s->data, s->bytes);
+}
+static void release_block(fan_storage *s)
+{
+    (void)s;
+} /* freed with the storage */
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
 {
@@ -27,12 +33,16 @@ fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage 
 atomic_int fan_storage_redirects;
 static _Thread_local fan_storage_make storage_make;
 
-bool fan__storage_redirected(void) { return storage_make != NULL; }
+bool fan__storage_redirected(void)
+{
+    return storage_make != NULL;
+}
 
 fan_storage_make fan_storage_redirect(fan_storage_make make)
 {
     fan_storage_make was = storage_make;
-    atomic_fetch_add_explicit(&fan_storage_redirects, (make != NULL) - (was != NULL), memory_order_relaxed);
+    atomic_fetch_add_explicit(&fan_storage_redirects, (make != NULL) - (was != NULL),
+                              memory_order_relaxed);
     storage_make = make;
     return was;
 }
@@ -74,18 +84,20 @@ bool fan_storage_only_ours(const fan_storage *s)
 
 /* ---- geometry: checked arithmetic throughout; the reach is computed in one place ---- */
 
-fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err)
+fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size,
+                           fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
-    /* The product of the nonzero extents must fit, times the item size: strides are computed from it even if the array
-     * is empty. */
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM,
+                        ndim);
+    /* The product of the nonzero extents must fit, times the item size: strides are computed from
+     * it even if the array is empty. */
     int64_t bytes = (int64_t)itemsize;
     bool wraps = itemsize > INT64_MAX, empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
-                            (long long)shape[i]);
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
+                            i, (long long)shape[i]);
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
@@ -98,10 +110,10 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
     return FAN_OK;
 }
 
-/* array_reach: computes the offsets of the lowest byte and of the end of the highest, relative to the first element.
- * Both 0 when empty; false on overflow. */
-static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo,
-                        int64_t *hi)
+/* array_reach: computes the offsets of the lowest byte and of the end of the highest, relative to
+ * the first element. Both 0 when empty; false on overflow. */
+static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize,
+                        int64_t *lo, int64_t *hi)
 {
     int64_t low = 0, high = itemsize;
     bool wraps = false;
@@ -111,7 +123,8 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
         if (shape[i] <= 0)
             return true;
         if (shape[i] > 1) {
-            /* the whole product, one step more than is reached: stepping along the axis cannot overflow */
+            /* the whole product, one step more than is reached: stepping along the axis cannot
+             * overflow */
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
@@ -137,13 +150,16 @@ static void array_axes_by_stride(const fan_array *like, int *axes)
 {
     for (int i = 0; i < like->ndim; i++) {
         int at = i;
-        for (; at > 0 && fan_magnitude(like->strides[axes[at - 1]]) < fan_magnitude(like->strides[i]); at--)
+        for (;
+             at > 0 && fan_magnitude(like->strides[axes[at - 1]]) < fan_magnitude(like->strides[i]);
+             at--)
             axes[at] = axes[at - 1];
         axes[at] = i;
     }
 }
 
-void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like, int64_t *strides)
+void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like,
+                       int64_t *strides)
 {
     int axes[FAN_MAX_NDIM];
     bool follow = like && like->ndim == ndim && !fan_array_expanded(like);
@@ -246,7 +262,8 @@ static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->in_storage = false;
 }
 
-/* array_blank: allocates an array with room for its dims, geometry not yet set; NULL when out of memory. */
+/* array_blank: allocates an array with room for its dims, geometry not yet set; NULL when out of
+ * memory. */
 static fan_array *array_blank(fan_dtype dtype, int ndim, int64_t size)
 {
     fan_array *a = fan_alloc(array_room(ndim));
@@ -256,17 +273,21 @@ static fan_array *array_blank(fan_dtype dtype, int ndim, int64_t size)
 }
 
 #define DATA_ALIGN 64
-#define SMALL_BYTES 4096 /* of data; up to this size an array, its storage and its data share one block */
+/* of data; up to this size an array, its storage and its data share one block */
+#define SMALL_BYTES 4096
 
-/* array_new_small: allocates an array with its memory in one block, geometry not yet set; NULL when out of memory. */
+/* array_new_small: allocates an array with its memory in one block, geometry not yet set; NULL when
+ * out of memory. */
 static fan_array *array_new_small(fan_dtype dtype, int ndim, int64_t size)
 {
-    size_t head = sizeof(fan_storage) + array_room(ndim), bytes = (size_t)size * fan_dtype_size(dtype);
+    size_t head = sizeof(fan_storage) + array_room(ndim),
+           bytes = (size_t)size * fan_dtype_size(dtype);
     fan_storage *s = fan_alloc(head + DATA_ALIGN - 1 + bytes);
     fan_array *a = (fan_array *)(void *)(s + 1);
     if (!s)
         return NULL;
-    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may follow its storage");
+    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0,
+                   "an array may follow its storage");
     atomic_init(&s->refs, 1);
     s->data = (void *)(((uintptr_t)s + head + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
     s->bytes = bytes;
@@ -292,8 +313,8 @@ static fan_array *array_new_large(fan_dtype dtype, int ndim, int64_t size)
     return a;
 }
 
-fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
-                         fan_error *err)
+fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
+                         fan_array **out, fan_error *err)
 {
     *out = NULL;
     int64_t size;
@@ -302,7 +323,8 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     bool one_block = (size_t)size * itemsize <= SMALL_BYTES && !fan_storage_redirected();
-    fan_array *a = one_block ? array_new_small(dtype, ndim, size) : array_new_large(dtype, ndim, size);
+    fan_array *a =
+        one_block ? array_new_small(dtype, ndim, size) : array_new_large(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
@@ -315,23 +337,29 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
 }
 
 /* array_outside: reports why a view does not fit `storage`. lo == hi: its reach overflows. */
-__attribute__((noinline, cold)) static fan_status array_outside(const fan_storage *storage, const char *data, int ndim,
-                                                                const int64_t *shape, int64_t lo, int64_t hi,
-                                                                fan_error *err)
+__attribute__((noinline, cold)) static fan_status array_outside(const fan_storage *storage,
+                                                                const char *data, int ndim,
+                                                                const int64_t *shape, int64_t lo,
+                                                                int64_t hi, fan_error *err)
 {
     uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
     uintptr_t from = (uintptr_t)storage->data;
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
     if (lo == hi)
-        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than 64 bits", text);
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "the strides of an array of shape %s reach farther than 64 bits", text);
     if (!data)
-        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "an array of shape %s has no memory: its address is NULL", text);
     if (first > at || end < at || end < first)
-        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s leave the address space", text);
-    return fan_fail(err, FAN_ERR_VALUE,
-                    "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
-                    (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "the strides of an array of shape %s leave the address space", text);
+    return fan_fail(
+        err, FAN_ERR_VALUE,
+        "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
+        (long long)(first - from), (long long)(end - from), storage->bytes,
+        FAN_PLURAL(storage->bytes));
 }
 
 fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
@@ -352,10 +380,11 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
     return FAN_OK;
 }
 
-/* array_check_view: checks that every element of a view lies inside `storage`, which may be foreign; computes its
- * size. */
-static fan_status array_check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
-                                   const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
+/* array_check_view: checks that every element of a view lies inside `storage`, which may be
+ * foreign; computes its size. */
+static fan_status array_check_view(const fan_storage *storage, const char *data, size_t itemsize,
+                                   int ndim, const int64_t *shape, const int64_t *strides,
+                                   int64_t *size, fan_error *err)
 {
     int64_t lo, hi;
     if (itemsize == 0)
@@ -374,7 +403,8 @@ static fan_status array_check_view(const fan_storage *storage, const char *data,
 }
 
 /* array_set_view: sets the geometry of a checked view. */
-static void array_set_view(fan_array *a, char *data, const int64_t *shape, const int64_t *strides, bool writable)
+static void array_set_view(fan_array *a, char *data, const int64_t *shape, const int64_t *strides,
+                           bool writable)
 {
     if (a->ndim)
         memcpy(a->shape, shape, (size_t)a->ndim * sizeof *shape);
@@ -384,17 +414,20 @@ static void array_set_view(fan_array *a, char *data, const int64_t *shape, const
         a->data = data;
     } else {
         fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL,
-                          a->strides); /* the strides of an empty array are never used and may be anything */
+                          /* the strides of an empty array are never used and may be anything */
+                          a->strides);
     }
     a->writable = writable;
 }
 
-fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
-                          const int64_t *strides, bool writable, fan_array **out, fan_error *err)
+fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim,
+                          const int64_t *shape, const int64_t *strides, bool writable,
+                          fan_array **out, fan_error *err)
 {
     int64_t size;
     *out = NULL;
-    FAN_TRY(array_check_view(storage, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
+    FAN_TRY(
+        array_check_view(storage, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
     fan_array *a = array_blank(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
@@ -404,8 +437,9 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
     return FAN_OK;
 }
 
-fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
-                             const int64_t *strides, bool writable, fan_array **out, fan_error *err)
+fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype, int ndim,
+                             const int64_t *shape, const int64_t *strides, bool writable,
+                             fan_array **out, fan_error *err)
 {
     int64_t size;
     *out = NULL;
@@ -444,9 +478,11 @@ void fan_array_drop(fan_array *a)
     fan_storage_drop(s);
 }
 
-/* array_revise: makes a view of some of a's elements with another shape and strides, from `data` on. */
-static fan_status array_revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides,
-                               bool writable, fan_array **out, fan_error *err)
+/* array_revise: makes a view of some of a's elements with another shape and strides, from `data`
+ * on. */
+static fan_status array_revise(const fan_array *a, char *data, int ndim, const int64_t *shape,
+                               const int64_t *strides, bool writable, fan_array **out,
+                               fan_error *err)
 {
     return fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, writable, out, err);
 }
@@ -460,12 +496,14 @@ fan_status fan_array_compact(const fan_array *a, uint64_t axes, fan_array **out,
     return array_revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
 }
 
-fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shape, fan_array **out, fan_error *err)
+fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shape, fan_array **out,
+                               fan_error *err)
 {
     int64_t strides[FAN_MAX_NDIM];
     *out = NULL;
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM,
+                        ndim);
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s does not broadcast to %s",
@@ -482,17 +520,18 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     return array_revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);
 }
 
-fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t count, fan_array **out, fan_error *err)
+fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t count,
+                           fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM];
     *out = NULL;
     if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] ||
         count > a->shape[axis] - start)
-        return fan_fail(err, FAN_ERR_VALUE, "no elements %lld to %lld along axis %d", (long long)start,
-                        (long long)count, axis);
+        return fan_fail(err, FAN_ERR_VALUE, "no elements %lld to %lld along axis %d",
+                        (long long)start, (long long)count, axis);
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
     bool some = a->size && count;
-    return array_revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable,
-                        out, err);
+    return array_revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape,
+                        a->strides, a->writable, out, err);
 }

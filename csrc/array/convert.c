@@ -1,6 +1,7 @@
-/* Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in small pieces by way
- * of one of four wide types that hold the source exactly (int64, uint64, float64, complex128); each dtype converts from
- * each wide type with one rounding. So 17 dtypes need 17 + 68 loops instead of 289. */
+/* Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in
+ * small pieces by way of one of four wide types that hold the source exactly (int64, uint64,
+ * float64, complex128); each dtype converts from each wide type with one rounding. So 17 dtypes
+ * need 17 + 68 loops instead of 289. */
 #include "array/convert.h"
 
 #include "array/lowp.h"
@@ -13,7 +14,10 @@ typedef void (*run)(char *dst, const char *src, size_t n);
 /* Float to integer: never requested (D6), but defined. */
 static inline int64_t convert_whole(double x)
 {
-    return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
+    return x >= 9223372036854775808.0    ? INT64_MAX
+           : x >= -9223372036854775808.0 ? (int64_t)x
+           : x < 0                       ? INT64_MIN
+                                         : 0;
 }
 
 static inline uint64_t whole_u(double x)
@@ -24,9 +28,10 @@ static inline uint64_t whole_u(double x)
 }
 
 /* X(NAME, memory type, wide type, in: wide of x; out: of an int64, of a uint64, of a float64) */
-#define LOW_REAL(X, NAME, c, bits, ...)                                                              \
-    X(NAME, fan_any_u##bits, WIDE_F64, (double)fan_float_of_##c(x), fan_##c##_of(fan_odd_of_i64(x)), \
-      fan_##c##_of(fan_odd_of_u64(x)), fan_##c##_of(fan_odd_of_double(x)))
+#define LOW_REAL(X, NAME, c, bits, ...)                                 \
+    X(NAME, fan_any_u##bits, WIDE_F64, (double)fan_float_of_##c(x),     \
+      fan_##c##_of(fan_odd_of_i64(x)), fan_##c##_of(fan_odd_of_u64(x)), \
+      fan_##c##_of(fan_odd_of_double(x)))
 #define REAL_LIST(X)                                                                          \
     X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                             \
     X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)convert_whole(x))          \
@@ -41,7 +46,13 @@ static inline uint64_t whole_u(double x)
     X(FLOAT32, fan_any_f32, WIDE_F64, (double)x, (float)x, (float)x, (float)x)                \
     X(FLOAT64, fan_any_f64, WIDE_F64, x, (double)x, (double)x, x)
 
-enum { WIDE_I64, WIDE_U64, WIDE_F64, WIDE_C128, WIDES };
+enum {
+    WIDE_I64,
+    WIDE_U64,
+    WIDE_F64,
+    WIDE_C128,
+    WIDES
+};
 typedef int64_t in_WIDE_I64;
 typedef uint64_t in_WIDE_U64;
 typedef double in_WIDE_F64;
@@ -178,7 +189,8 @@ static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype fr
 }
 
 /* convert_spread: copies n elements of `size` bytes between any strides. */
-static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t src_step, size_t size, int64_t n)
+static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t src_step,
+                           size_t size, int64_t n)
 {
 #define EACH(bytes)                                                \
     case bytes:                                                    \
@@ -198,8 +210,8 @@ static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t
 }
 
 /* convert_gapped: makes pieces gap-free, converts and spreads them. */
-static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
-                           int64_t n)
+static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src,
+                           fan_dtype from, int64_t src_step, int64_t n)
 {
     FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
     int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
@@ -221,8 +233,8 @@ static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char
     }
 }
 
-void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
-                 int64_t n)
+void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from,
+                 int64_t src_step, int64_t n)
 {
     if (n <= 0)
         return;

@@ -2,7 +2,10 @@
 
 #include <string.h>
 
-enum { FROM_NUMPY, FROM_ML_DTYPES };
+enum {
+    FROM_NUMPY,
+    FROM_ML_DTYPES
+};
 
 static const struct {
     const char *name;
@@ -20,11 +23,20 @@ const uint8_t fan_dtype_sizes[FAN_DT_COUNT] = {
 #undef X
 };
 
-static bool dtype_valid(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DT_COUNT; }
+static bool dtype_valid(fan_dtype d)
+{
+    return (unsigned)d < (unsigned)FAN_DT_COUNT;
+}
 
-char fan_dtype_kind(fan_dtype d) { return dtype_valid(d) ? facts[d].kind : '?'; }
+char fan_dtype_kind(fan_dtype d)
+{
+    return dtype_valid(d) ? facts[d].kind : '?';
+}
 
-const char *fan_dtype_name(fan_dtype d) { return dtype_valid(d) ? facts[d].name : "none"; }
+const char *fan_dtype_name(fan_dtype d)
+{
+    return dtype_valid(d) ? facts[d].name : "none";
+}
 
 fan_dtype fan_dtype_from_name(const char *name)
 {
@@ -34,14 +46,23 @@ fan_dtype fan_dtype_from_name(const char *name)
     return FAN_DT_NONE;
 }
 
-static bool is_float8(fan_dtype d) { return dtype_valid(d) && (FAN_FLOAT8_SET >> d & 1); }
+static bool is_float8(fan_dtype d)
+{
+    return dtype_valid(d) && (FAN_FLOAT8_SET >> d & 1);
+}
 
-bool fan_dtype_of_ml_dtypes(fan_dtype d) { return dtype_valid(d) && facts[d].from == FROM_ML_DTYPES; }
+bool fan_dtype_of_ml_dtypes(fan_dtype d)
+{
+    return dtype_valid(d) && facts[d].from == FROM_ML_DTYPES;
+}
 
-static bool dtype_is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
+static bool dtype_is_integer(fan_dtype d)
+{
+    return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u';
+}
 
-/* dtype_float_bytes: returns the width of the real float to which NumPy promotes a bool, an integer, a float, or a part
- * of a complex number. */
+/* dtype_float_bytes: returns the width of the real float to which NumPy promotes a bool, an
+ * integer, a float, or a part of a complex number. */
 static size_t dtype_float_bytes(fan_dtype d)
 {
     size_t n = fan_dtype_size(d);
@@ -55,11 +76,17 @@ static size_t dtype_float_bytes(fan_dtype d)
     }
 }
 
-static fan_dtype complex_of(size_t bytes) { return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128; }
+static fan_dtype complex_of(size_t bytes)
+{
+    return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+}
 
 static fan_dtype signed_of(size_t bytes)
 {
-    return bytes == 1 ? FAN_DT_INT8 : bytes == 2 ? FAN_DT_INT16 : bytes == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
+    return bytes == 1   ? FAN_DT_INT8
+           : bytes == 2 ? FAN_DT_INT16
+           : bytes == 4 ? FAN_DT_INT32
+                        : FAN_DT_INT64;
 }
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
@@ -111,13 +138,18 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     case 'c':
         if (k == 'c')
             return a;
-        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64 : dtype_valid(a) ? FAN_DT_COMPLEX128 : a;
+        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64
+               : dtype_valid(a)                   ? FAN_DT_COMPLEX128
+                                                  : a;
     default:
         return FAN_DT_NONE;
     }
 }
 
-fan_dtype fan_dtype_accumulate(fan_dtype d) { return dtype_valid(d) ? (fan_dtype)facts[d].sum : d; }
+fan_dtype fan_dtype_accumulate(fan_dtype d)
+{
+    return dtype_valid(d) ? (fan_dtype)facts[d].sum : d;
+}
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {

@@ -6,11 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The element types, and all that the code for one of them is generated from. A new one is a row here (a low float: one
- * in FAN_LOW_LIST, too), its conversions in lowp.h, sum_body.h and kernels.cu, and its number in fanin.h.
+/* The element types, and all that the code for one of them is generated from. A new one is a row
+ * here (a low float: one in FAN_LOW_LIST, too), its conversions in lowp.h, sum_body.h and
+ * kernels.cu, and its number in fanin.h.
  *
- * X(NAME, name, bytes, kind, SUM, LIBRARY, DLPACK): kind as NumPy writes it: b bool, i, u, f, c. SUM: the dtype in
- * which it is summed (D2). LIBRARY: where NumPy has it from. DLPACK: its type code there. The order has no meaning. */
+ * X(NAME, name, bytes, kind, SUM, LIBRARY, DLPACK): kind as NumPy writes it: b bool, i, u, f, c.
+ * SUM: the dtype in which it is summed (D2). LIBRARY: where NumPy has it from. DLPACK: its type
+ * code there. The order has no meaning. */
 #define FAN_DTYPE_LIST(X)                                                    \
     X(BOOL, "bool", 1, 'b', BOOL, NUMPY, BOOL)                               \
     X(INT8, "int8", 1, 'i', INT8, NUMPY, INT)                                \
@@ -30,9 +32,10 @@
     X(COMPLEX64, "complex64", 8, 'c', COMPLEX64, NUMPY, COMPLEX)             \
     X(COMPLEX128, "complex128", 16, 'c', COMPLEX128, NUMPY, COMPLEX)
 
-/* The low floats, which are summed in float32. M(X, NAME, c, bits, limbs, unit, digits, always): c: what its
- * conversions and loops are called (fan_float_of_c, fan_c_of); the last four: its fan_exact_kind (array/superacc.h). X
- * is handed on. FAN_LOW_ML_LIST: those that NumPy has from ml_dtypes alone. */
+/* The low floats, which are summed in float32. M(X, NAME, c, bits, limbs, unit, digits, always): c:
+ * what its conversions and loops are called (fan_float_of_c, fan_c_of); the last four: its
+ * fan_exact_kind (array/superacc.h). X is handed on. FAN_LOW_ML_LIST: those that NumPy has from
+ * ml_dtypes alone. */
 #define FAN_LOW_LIST(M, X)                      \
     M(X, FLOAT16, float16, 16, 2, 24, 11, true) \
     FAN_LOW_ML_LIST(M, X)
@@ -45,7 +48,7 @@ typedef enum fan_dtype {
 #define X(NAME, ...) FAN_DT_##NAME,
     FAN_DTYPE_LIST(X)
 #undef X
-        FAN_DT_COUNT,
+    FAN_DT_COUNT,
     FAN_DT_NONE = 0xff
 } fan_dtype;
 
@@ -53,7 +56,7 @@ typedef enum fan_dtype {
 enum {
     FAN_FLOAT8_SET = 0
 #define X(NAME, name, bytes, kind, ...) | ((bytes) == 1 && (kind) == 'f' ? 1 << FAN_DT_##NAME : 0)
-    FAN_DTYPE_LIST(X)
+        FAN_DTYPE_LIST(X)
 #undef X
 };
 
@@ -66,7 +69,8 @@ char fan_dtype_kind(fan_dtype d);
 bool fan_dtype_of_ml_dtypes(fan_dtype d);        /* whether NumPy has it from ml_dtypes alone */
 const char *fan_dtype_name(fan_dtype d);         /* "float32"; "none" for FAN_DT_NONE */
 fan_dtype fan_dtype_from_name(const char *name); /* FAN_DT_NONE if unknown */
-/* fan_dtype_promote: D4; FAN_DT_NONE where there is none (two kinds of float8). Symmetric; not associative. */
+/* fan_dtype_promote: D4; FAN_DT_NONE where there is none (two kinds of float8). Symmetric; not
+ * associative. */
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b);
 /* fan_dtype_promote_weak: `a` beside a Python scalar of kind b (bool), i, f or c (D5). */
 fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind);

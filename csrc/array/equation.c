@@ -11,7 +11,11 @@
 #define CHEAP 200    /* tries, if the work of a call is used up */
 #define TRY 20       /* the work of a try */
 
-typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
+typedef enum found {
+    NOTHING,
+    FOUND,
+    GIVEN_UP
+} found;
 
 static int64_t equation_gcd(int64_t a, int64_t b)
 {
@@ -47,7 +51,8 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->t[k] = (term){step, most};
     e->reach[k + 1] = e->reach[k] + step * most;
     e->gcd[k + 1] = equation_gcd(step, e->gcd[k]);
-    e->whole[k + 1] = k == 0 || (e->whole[k] && e->gcd[k + 1] == e->gcd[k] && step <= e->reach[k] + e->gcd[k]);
+    e->whole[k + 1] =
+        k == 0 || (e->whole[k] && e->gcd[k + 1] == e->gcd[k] && step <= e->reach[k] + e->gcd[k]);
     e->inverse[k + 1] = 0;
     e->n++;
 }
@@ -89,7 +94,8 @@ int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 
 int64_t fan__equation_given_places(equation *e, int64_t width)
 {
-    return e->rest + e->grid * fan__equation_given(e, e->grid, equation_quotient(width - e->rest, e->grid));
+    return e->rest +
+           e->grid * fan__equation_given(e, e->grid, equation_quotient(width - e->rest, e->grid));
 }
 
 /* times_modulo: a and b are remainders. */
@@ -119,8 +125,8 @@ typedef struct window {
     int64_t first, jump, count;
 } window;
 
-/* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a window, where the
- * remainder is far from both ends of the others' reach and most sums are. */
+/* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a
+ * window, where the remainder is far from both ends of the others' reach and most sums are. */
 static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 {
     assert(k > 0 && r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
@@ -137,16 +143,18 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
         assert(r == 0);
         return FOUND;
     }
-    /* The values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
-     * gcd. */
+    /* The values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by
+     * their gcd. */
     int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
-    int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0, last = equation_quotient(r, step);
+    int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0,
+            last = equation_quotient(r, step);
     last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
     if (e->gcd[k - 1] > e->gcd[k]) {
         jump = equation_quotient(e->gcd[k - 1], e->gcd[k]);
         if (!e->inverse[k])
             e->inverse[k] = inverse_of(equation_quotient(step, e->gcd[k]), jump);
-        int64_t up = times_modulo(equation_remainder(equation_quotient(r, e->gcd[k]), jump), e->inverse[k], jump) -
+        int64_t up = times_modulo(equation_remainder(equation_quotient(r, e->gcd[k]), jump),
+                                  e->inverse[k], jump) -
                      equation_remainder(first, jump);
         first += up < 0 ? up + jump : up;
     }
@@ -169,10 +177,13 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 
 /* ---- the table of sums ---- */
 
-static bool table_has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
+static bool table_has(const uint64_t *bits, int64_t i)
+{
+    return bits[i / 64] >> (i % 64) & 1;
+}
 
-/* table_shift_in: adds to the set each sum plus `by`; a word of zeros is below the table of `words`. Works from the
- * top, so that none is shifted twice. */
+/* table_shift_in: adds to the set each sum plus `by`; a word of zeros is below the table of
+ * `words`. Works from the top, so that none is shifted twice. */
 static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
 {
     size_t whole = (size_t)(by / 64), end = words;
@@ -186,7 +197,8 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
         size_t n = end - whole < whole ? end - whole : whole;
         n = n < 2048 ? n : 2048; /* fits the L1 cache */
         end -= n;
-        /* n words of `from` are shifted up by `part` bits and or-ed into `to`; from[-1] is the word below. */
+        /* n words of `from` are shifted up by `part` bits and or-ed into `to`; from[-1] is the word
+         * below. */
         uint64_t *restrict to = bits + end;
         const uint64_t *restrict from = bits + end - whole;
         if (part == 0)
@@ -198,7 +210,8 @@ static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
     }
 }
 
-/* equation_table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can hold sums yet. */
+/* equation_table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can
+ * hold sums yet. */
 static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
 {
     memset(bits, 0, words * sizeof *bits);
@@ -209,7 +222,8 @@ static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, 
         for (int64_t piece = 1; left > 0; piece *= 2) {
             int64_t some = piece < left ? piece : left;
             reach += some * e->t[j].step;
-            table_shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words, some * e->t[j].step);
+            table_shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words,
+                           some * e->t[j].step);
             left -= some;
         }
     }
@@ -254,8 +268,8 @@ static int64_t table_work(const equation *e, int k, int64_t r)
     return work;
 }
 
-/* tables_fit: checks that the tables of `equation_look_up`, one per term, are within the remaining effort, and
- * subtracts them. */
+/* tables_fit: checks that the tables of `equation_look_up`, one per term, are within the remaining
+ * effort, and subtracts them. */
 static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
 {
     int64_t work = 0;
@@ -294,7 +308,8 @@ fan_status fan__equation_solve(equation *e, fan_effort *left, fan_verdict *out, 
             if (tables_fit(e, r, left)) {
                 uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
                 if (!bits)
-                    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
+                    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes",
+                                    words * sizeof *bits);
                 bits[0] = 0;
                 f = equation_look_up(e, r, bits + 1);
                 fan_free(bits);

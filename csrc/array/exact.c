@@ -1,28 +1,34 @@
-/* Design: a tile of the sum is first computed fast, in float64, together with a proof for each element that it is
- * right; an element without a proof is summed again in integers, which is always right and ten times slower.
+/* Design: a tile of the sum is first computed fast, in float64, together with a proof for each
+ * element that it is right; an element without a proof is summed again in integers, which is always
+ * right and ten times slower.
  *
- * A sum of float32 (or narrower) in float64. Let every term be an integer multiple of a unit u, and n * max|x| <= 2^53
- * u: then no partial sum loses a bit, in any order. A term of p digits is a multiple of a unit above min|x| * 2^-p. So
- * beside the sum we keep min|x| over the nonzero terms, and max|x|, as integers (the bits of positive floats are
- * ordered; a zero, less one, is the largest of all):
+ * A sum of float32 (or narrower) in float64. Let every term be an integer multiple of a unit u, and
+ * n * max|x| <= 2^53 u: then no partial sum loses a bit, in any order. A term of p digits is a
+ * multiple of a unit above min|x| * 2^-p. So beside the sum we keep min|x| over the nonzero terms,
+ * and max|x|, as integers (the bits of positive floats are ordered; a zero, less one, is the
+ * largest of all):
  *
  *   exact     n * max|x| <= min|x| * 2^(53 - p)
- *   near      n * n * max|x| * 2^-52 bounds the loss: both ends of sum -+ that round alike (no tie between them)
+ *   near      n * n * max|x| * 2^-52 bounds the loss: both ends of sum -+ that round alike (no tie
+ * between them)
  *
- * For float16 and float8 the first always holds: their largest value is few units (float16: 2^40, so n <= 2^13).
+ * For float16 and float8 the first always holds: their largest value is few units (float16: 2^40,
+ * so n <= 2^13).
  *
- * A sum of float64 is kept as sum + rest, where rest gathers the loss of each addition (TwoSum: it is a float64). The
- * loss of rest itself:
+ * A sum of float64 is kept as sum + rest, where rest gathers the loss of each addition (TwoSum: it
+ * is a float64). The loss of rest itself:
  *
  *   exact     n * n * max|x| <= min|x| * 2^53: none
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
- * The integer path: the sum as an integer multiple of the dtype's smallest step, in two's complement, with as many
- * limbs as its largest value needs. Spare values of its top limb represent inf and NaN.
+ * The integer path: the sum as an integer multiple of the dtype's smallest step, in two's
+ * complement, with as many limbs as its largest value needs. Spare values of its top limb represent
+ * inf and NaN.
  *
- * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two neighbours of the
- * result dtype (near), or was rounded to odd: its last bit is set if anything was lost, so that the next rounding, to a
- * type of 51 digits or fewer, equals that of the exact value. */
+ * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two
+ * neighbours of the result dtype (near), or was rounded to odd: its last bit is set if anything was
+ * lost, so that the next rounding, to a type of 51 digits or fewer, equals that of the exact
+ * value. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -35,16 +41,23 @@
 
 #include <string.h>
 
-#define LONG_ROW 128  /* rows at least this long are not mixed in one tile, so that they can be read in place */
+/* rows at least this long are not mixed in one tile, so that they can be read in place */
+#define LONG_ROW 128
 #define LONG_RUN 4096 /* elements at once for sums that need no proof */
 #define BATCH 32      /* elements that take the integer path together */
 
-bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
+bool fan_exact_fits(fan_dtype d)
+{
+    return fan__exact_kind_of(d).limbs != 0;
+}
 
 #ifdef FAN_TEST
 static atomic_int_fast64_t slow_ones;
 
-int64_t fan_exact_slow(void) { return atomic_load_explicit(&slow_ones, memory_order_relaxed); }
+int64_t fan_exact_slow(void)
+{
+    return atomic_load_explicit(&slow_ones, memory_order_relaxed);
+}
 #endif
 
 /* ---- terms; also for window.c ---- */
@@ -72,7 +85,8 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
                    .by = 1.0};
 }
 
-/* exact_low_ways: returns the conversions of a low dtype to and from float32; NULL if it has no loop. */
+/* exact_low_ways: returns the conversions of a low dtype to and from float32; NULL if it has no
+ * loop. */
 static const low_ways *exact_low_ways(const exact_loops *how, fan_dtype d)
 {
     return how->low[d].up ? &how->low[d] : NULL;
@@ -81,7 +95,8 @@ static const low_ways *exact_low_ways(const exact_loops *how, fan_dtype d)
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = exact_operand(j, k);
-    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
+    const char *p =
+        a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
     const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? exact_low_ways(j->how, a->dtype) : NULL;
     if (p && a->dtype == j->read)
         return p;
@@ -94,10 +109,11 @@ const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t le
         return room;
     }
     FAN_UNINITIALIZED char
-        rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
+        /* converted from another dtype to a low one: rounded to that first */
+        rounded_first[FAN_EXACT_TILE * 2];
     fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
-    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
-                len);
+    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d,
+                (int64_t)fan_dtype_size(j->d), len);
     return room;
 }
 
@@ -146,7 +162,8 @@ typedef struct scratch {
 /* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
 static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
 {
-    bool is_wide = fan__exact_is_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
+    bool is_wide = fan__exact_is_wide(j->d),
+         again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
     judge first = j->j;
     if (again)
         first.grid = TO_DOUBLE;
@@ -157,16 +174,17 @@ static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
     return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
 }
 
-typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
+typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
+                       bool quick);
 
 /* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
 static direct direct_of(const exact_job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits =
-            exact_operand(j, k)->dtype == j->d &&
-            exact_operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
+        fits = exact_operand(j, k)->dtype == j->d &&
+               /* the result may be discarded, so it must not overwrite operands */
+               exact_operand(j, k)->data != out->data;
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
@@ -176,10 +194,10 @@ static direct direct_of(const exact_job *j, const fan_array *out)
                                                               : NULL;
 }
 
-/* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy:
- * tiles for which the quick way is not tried; it grows with each failure. */
-static bool exact_went(const exact_job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy,
-                       unsigned *grown)
+/* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that,
+ * or has gaps. *shy: tiles for which the quick way is not tried; it grows with each failure. */
+static bool exact_went(const exact_job *j, direct go, const fan_array *out, int64_t at, int64_t len,
+                       unsigned *shy, unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
@@ -210,7 +228,8 @@ static bool exact_went(const exact_job *j, direct go, const fan_array *out, int6
 }
 
 /* exact_integer_path: sums the unproved elements of a tile in integers. */
-static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, tally *t, scratch *room)
+static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, tally *t,
+                               scratch *room)
 {
     FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
@@ -227,18 +246,20 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
         for (size_t k = 0; k < j->n; k++) {
             const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
             for (size_t b = 0; b < m; b++)
-                fan__superacc_add(words + b * w, &j->k, fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
+                fan__superacc_add(words + b * w, &j->k,
+                                  fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
         }
         for (size_t b = 0; b < m; b++)
-            t->sum[which[b]] =
-                fan__superacc_value(words + b * w, &j->k, j->j.scaled ? &j->j.by : NULL, j->j.grid != TO_DOUBLE);
+            t->sum[which[b]] = fan__superacc_value(
+                words + b * w, &j->k, j->j.scaled ? &j->j.by : NULL, j->j.grid != TO_DOUBLE);
 #ifdef FAN_TEST
         atomic_fetch_add_explicit(&slow_ones, (int64_t)m, memory_order_relaxed);
 #endif
     }
 }
 
-static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d, const fan_scale *scale)
+static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d,
+                      const fan_scale *scale)
 {
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) tally t;
@@ -253,7 +274,9 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     for (size_t k = 0; k < n; k++)
         fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
-    fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    fan_dtype as = j.parts == 2         ? FAN_DT_COMPLEX128
+                   : j.j.grid == TO_LOW ? FAN_DT_FLOAT32
+                                        : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
     int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
@@ -267,11 +290,13 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
         const char *src[FAN_EXACT_SOURCES];
-        const char *none = fan__exact_is_wide(j.d) ? (const char *)no_double : (const char *)no_single;
+        const char *none =
+            fan__exact_is_wide(j.d) ? (const char *)no_double : (const char *)no_single;
         for (size_t k = 0; k < j.n; k += FAN_EXACT_SOURCES) {
             int sources = j.n - k < FAN_EXACT_SOURCES ? (int)(j.n - k) : FAN_EXACT_SOURCES;
             for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-                src[i] = i < sources ? fan__exact_term(&j, k + (size_t)i, at, len, room.term[i]) : none;
+                src[i] =
+                    i < sources ? fan__exact_term(&j, k + (size_t)i, at, len, room.term[i]) : none;
             (fan__exact_is_wide(j.d) ? j.how->wide
              : j.j.always            ? j.how->plain
                                      : j.how->narrow)(&t, src, k == 0, numbers);
@@ -287,18 +312,21 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             low->down(whole, t.odd, numbers);
             continue;
         }
-        fan_nditer_write(&j.iter, out, at, len, as, as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
+        fan_nditer_write(&j.iter, out, at, len, as,
+                         as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
     }
 }
 
 #ifdef FAN_TEST
-void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale)
+void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d,
+                   const fan_scale *scale)
 {
     exact_sum(out, in, sizeof *in, n, d, scale);
 }
 #endif
 
-void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d, const fan_scale *scale)
+void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d,
+                    const fan_scale *scale)
 {
     exact_sum(out, &in->array, sizeof *in, n, d, scale);
 }

@@ -26,7 +26,8 @@ static proof proof_of(const judge *j, bool is_wide)
 {
     double n = (double)j->n;
     int bits = j->n > 1 ? 64 - __builtin_clzll((unsigned long long)j->n - 1) : 0; /* n <= 2^bits */
-    proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52, 52 - j->digits - bits};
+    proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52,
+               52 - j->digits - bits};
     if (is_wide) /* by powers of two, so that neither side overflows */
         p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104, 0};
     if (FAN_FAULT(EXACT_NO_RANGE))
@@ -38,7 +39,8 @@ static proof proof_of(const judge *j, bool is_wide)
 #define SINGLE(a, b) ((float)(a) == (float)(b))
 #define LOW(a, b) (fan_odd_of_double(a) == fan_odd_of_double(b))
 
-/* quick_bad: the first proof from exponents alone; tried first, because it holds for numbers of similar size. */
+/* quick_bad: the first proof from exponents alone; tried first, because it holds for numbers of
+ * similar size. */
 ALWAYS_INLINE uint32_t quick_bad(uint32_t low, uint32_t high, proof p)
 {
     return (int32_t)(high >> 24) > (int32_t)(low >> 24) + p.span;
@@ -50,14 +52,15 @@ ALWAYS_INLINE uint64_t quick_bad_wide(double value, double small, double large, 
     return range | finite;
 }
 
-/* NAME_bad: true if this sum has no proof. An inf or NaN among the terms shows in the sum, which cannot overflow, so it
- * is right. */
-#define NARROW_BAD(NAME, ALIKE)                                                                                  \
-    ALWAYS_INLINE uint32_t narrow_bad_##NAME(double s, uint32_t low, uint32_t high, proof p)                     \
-    {                                                                                                            \
-        double large = (double)fan_float_of_bits(high >> 1), small = (double)fan_float_of_bits((low + 1u) >> 1); \
-        double b = large * p.lost;                                                                               \
-        return !((p.n * large <= small * p.reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));                      \
+/* NAME_bad: true if this sum has no proof. An inf or NaN among the terms shows in the sum, which
+ * cannot overflow, so it is right. */
+#define NARROW_BAD(NAME, ALIKE)                                                              \
+    ALWAYS_INLINE uint32_t narrow_bad_##NAME(double s, uint32_t low, uint32_t high, proof p) \
+    {                                                                                        \
+        double large = (double)fan_float_of_bits(high >> 1),                                 \
+               small = (double)fan_float_of_bits((low + 1u) >> 1);                           \
+        double b = large * p.lost;                                                           \
+        return !((p.n * large <= small * p.reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));  \
     }
 NARROW_BAD(double, NEVER)
 NARROW_BAD(single, SINGLE)
@@ -66,7 +69,8 @@ NARROW_BAD(low, LOW)
 ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, proof p)
 {
     double b = large * p.lost, low = s + (r - b), high = s + (r + b);
-    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, spread = low == high ? 0 : 1, tiny = b > 0x1p-1000 ? 0 : 1;
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, spread = low == high ? 0 : 1,
+             tiny = b > 0x1p-1000 ? 0 : 1;
     uint64_t finite = (high - high) + (s - s) == 0 ? 0 : 1;
     return (range & (spread | tiny)) | finite;
 }
@@ -120,7 +124,8 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
     double rest = 0;        \
     double small = DBL_MAX; \
     double large = 0;
-#define WIDE_MORE double sum = t->sum[i], rest = t->rest[i], small = t->small[i], large = t->large[i];
+#define WIDE_MORE \
+    double sum = t->sum[i], rest = t->rest[i], small = t->small[i], large = t->large[i];
 #define WIDE_KEEP        \
     t->sum[i] = sum;     \
     t->rest[i] = rest;   \
@@ -133,7 +138,8 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
         BEGIN TERMS __VA_ARGS__        \
     }
 #define SOURCE(k) *s##k = (const void *)src[k]
-#define SOURCES SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7)
+#define SOURCES \
+    SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7)
 
 /* TILE_LOOP: adds `len` numbers of each of 8 sources to the tally (`first`: it is empty). */
 #define TILE_LOOP(name, NAME, MEM, UNIT, TARGET)                                               \
@@ -146,14 +152,15 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
             EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                                 \
     }
 
-/* judge_tile: leaves the values to round in `sum` and marks unproved numbers in `bad`; returns whether there are
- * any. */
+/* judge_tile: leaves the values to round in `sum` and marks unproved numbers in `bad`; returns
+ * whether there are any. */
 ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
 {
     proof p = proof_of(j, false);
     uint32_t any = 0;
-#define NARROW_JUDGE(NAME) \
-    EACH(uint32_t bad = narrow_bad_##NAME(t->sum[i], t->low[i], t->high[i], p);, t->bad[i] = bad;, any |= bad;)
+#define NARROW_JUDGE(NAME)                                                                        \
+    EACH(uint32_t bad = narrow_bad_##NAME(t->sum[i], t->low[i], t->high[i], p);, t->bad[i] = bad; \
+         , any |= bad;)
     if (j->grid == TO_DOUBLE)
         NARROW_JUDGE(double)
     else if (j->grid == TO_SINGLE)
@@ -163,8 +170,8 @@ ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
     return any;
 }
 
-/* whole_sum: returns sum + rest, but keeps -0.0 if rest is 0. By a mask: a vector loop has no branch around an
- * addition. */
+/* whole_sum: returns sum + rest, but keeps -0.0 if rest is 0. By a mask: a vector loop has no
+ * branch around an addition. */
 ALWAYS_INLINE double whole_sum(double sum, double rest)
 {
     uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0), a = bits_of(sum), b = bits_of(sum + rest);
@@ -185,32 +192,33 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
     return any;
 }
 
-/* odd_tile: converts the sums to float32, rounded to odd, from which narrower results are rounded. */
+/* odd_tile: converts the sums to float32, rounded to odd, from which narrower results are
+ * rounded. */
 ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
 {
     EACH(double x = from[i];, , to[i] = fan_odd_of_double(x);)
 }
 
-/* DIRECT: sums 8 arrays or fewer in one loop from the sources to the result; returns whether any element is
- * unproved: then the result is invalid. Sources are padded to 2, 4 or 8 with -0.0, which is neutral. `quick`: by the
- * quick proof. */
-#define DIRECT(NAME, UNIT, TARGET, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                  \
-    TARGET static bool NAME##_##UNIT(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
-                                     bool quick)                                                                 \
-    {                                                                                                            \
-        const MEM SOURCES;                                                                                       \
-        OUT *d = (OUT *)dst;                                                                                     \
-        proof p = proof_of(j, sizeof(T) == 8);                                                                   \
-        T any = 0;                                                                                               \
-        if (!quick)                                                                                              \
-            EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                                                  \
-        else if (sources <= 2)                                                                                   \
-            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                                                  \
-        else if (sources <= 4)                                                                                   \
-            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                                                 \
-        else                                                                                                     \
-            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                                                \
-        return any;                                                                                              \
+/* DIRECT: sums 8 arrays or fewer in one loop from the sources to the result; returns whether any
+ * element is unproved: then the result is invalid. Sources are padded to 2, 4 or 8 with -0.0, which
+ * is neutral. `quick`: by the quick proof. */
+#define DIRECT(NAME, UNIT, TARGET, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)      \
+    TARGET static bool NAME##_##UNIT(char *dst, const char *const *src, int sources, \
+                                     const judge *j, size_t len, bool quick)         \
+    {                                                                                \
+        const MEM SOURCES;                                                           \
+        OUT *d = (OUT *)dst;                                                         \
+        proof p = proof_of(j, sizeof(T) == 8);                                       \
+        T any = 0;                                                                   \
+        if (!quick)                                                                  \
+            EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                      \
+        else if (sources <= 2)                                                       \
+            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                      \
+        else if (sources <= 4)                                                       \
+            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                     \
+        else                                                                         \
+            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                    \
+        return any;                                                                  \
     }
 
 /* NAME_up, NAME_down: convert low floats to float32, and float32 rounded to odd to low floats. */
@@ -225,13 +233,16 @@ ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
         MEM *d = (MEM *)to;                                                 \
         EACH(float x = from[i];, , d[i] = DOWN(x);)                         \
     }
-#define LOOPS_OF(X, NAME, c, bits, ...) LOW_LOOPS(c, fan_any_u##bits, fan_float_of_##c, fan_##c##_of)
+#define LOOPS_OF(X, NAME, c, bits, ...) \
+    LOW_LOOPS(c, fan_any_u##bits, fan_float_of_##c, fan_##c##_of)
 FAN_LOW_LIST(LOOPS_OF, )
 
-/* half_direct: a float16 sum is an integer multiple of 2^-24, below 2^19 for 8 terms: always exact, and never a
- * subnormal float32. So rounding to odd keeps 24 of the float64's digits and sets the last if any other was set. */
+/* half_direct: a float16 sum is an integer multiple of 2^-24, below 2^19 for 8 terms: always exact,
+ * and never a subnormal float32. So rounding to odd keeps 24 of the float64's digits and sets the
+ * last if any other was set. */
 #define DIGITS_LOST UINT64_C(0x1fffffff)
-ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, size_t at, size_t len)
+ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, size_t at,
+                               size_t len)
 {
     fan_any_u16 *d = (fan_any_u16 *)dst;
     for (size_t i = at; i < len; i++) {
@@ -246,26 +257,42 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
 #define LOW_WAYS(UNIT, NAME, c, ...) LOW_WAYS_IN(c, BOTH UNIT)
 #define LOW_WAYS_IN(...) LOW_WAYS_OF(__VA_ARGS__)
 #define BOTH(name, target) name, target
-#define LOW_WAYS_OF(c, NAME, TARGET)                                                                     \
-    TARGET static void c##_up_##NAME(float *to, const char *from, size_t len) { c##_up(to, from, len); } \
-    TARGET static void c##_down_##NAME(char *to, const float *from, size_t len) { c##_down(to, from, len); }
+#define LOW_WAYS_OF(c, NAME, TARGET)                                            \
+    TARGET static void c##_up_##NAME(float *to, const char *from, size_t len)   \
+    {                                                                           \
+        c##_up(to, from, len);                                                  \
+    }                                                                           \
+    TARGET static void c##_down_##NAME(char *to, const float *from, size_t len) \
+    {                                                                           \
+        c##_down(to, from, len);                                                \
+    }
 #define LOW_WAY(UNIT, NAME, c, ...) [FAN_DT_##NAME] = {c##_up_##UNIT, c##_down_##UNIT},
 
 /* The loops, compiled for each vector unit. */
-#define WAYS(NAME, TARGET)                                                                                           \
-    TILE_LOOP(narrow, NARROW, fan_any_u32, NAME, TARGET)                                                             \
-    TILE_LOOP(plain, PLAIN, fan_any_u32, NAME, TARGET)                                                               \
-    TILE_LOOP(wide, WIDE, fan_any_f64, NAME, TARGET)                                                                 \
-    TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len) { return judge_narrow(t, j, len); } \
-    TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len) { return judge_wide(t, j, len); }     \
-    TARGET static void odd_##NAME(float *to, const double *from, size_t len) { odd_tile(to, from, len); }            \
-    DIRECT(single, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p),          \
-           narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)                                            \
-    DIRECT(brain, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p),            \
-           narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))                  \
-    DIRECT(twice, NAME, TARGET, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t,                                        \
-           quick_bad_wide(whole_sum(sum, rest), small, large, p), wide_bad(sum, rest, small, large, p), fan_any_f64, \
-           whole_sum(sum, rest))                                                                                     \
+#define WAYS(NAME, TARGET)                                                                         \
+    TILE_LOOP(narrow, NARROW, fan_any_u32, NAME, TARGET)                                           \
+    TILE_LOOP(plain, PLAIN, fan_any_u32, NAME, TARGET)                                             \
+    TILE_LOOP(wide, WIDE, fan_any_f64, NAME, TARGET)                                               \
+    TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len)                   \
+    {                                                                                              \
+        return judge_narrow(t, j, len);                                                            \
+    }                                                                                              \
+    TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len)                     \
+    {                                                                                              \
+        return judge_wide(t, j, len);                                                              \
+    }                                                                                              \
+    TARGET static void odd_##NAME(float *to, const double *from, size_t len)                       \
+    {                                                                                              \
+        odd_tile(to, from, len);                                                                   \
+    }                                                                                              \
+    DIRECT(single, NAME, TARGET, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t,                 \
+           quick_bad(low, high, p), narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum) \
+    DIRECT(brain, NAME, TARGET, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t,                   \
+           quick_bad(low, high, p), narrow_bad_low(sum, low, high, p), fan_any_u16,                \
+           fan_bfloat16_of(fan_odd_of_double(sum)))                                                \
+    DIRECT(twice, NAME, TARGET, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t,                      \
+           quick_bad_wide(whole_sum(sum, rest), small, large, p),                                  \
+           wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))                \
     FAN_LOW_ML_LIST(LOW_WAYS, (NAME, TARGET))
 #define WAY(NAME, HALF)             \
     {{FAN_LOW_LIST(LOW_WAY, NAME)}, \
@@ -288,24 +315,26 @@ LOW_WAYS_OF(float16, plain, )
 WAYS(avx2, AVX2)
 WAYS(avx512, AVX512)
 
-/* HALF_WAYS: float16 by hardware instructions, W numbers at once. Every NaN becomes the one that float16_down makes. */
-#define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES, STORE_HALVES, ONE_NAN) \
-    TARGET static void float16_up_##NAME(float *to, const char *from, size_t len)                                  \
-    {                                                                                                              \
-        size_t whole = len - len % W;                                                                              \
-        for (size_t i = 0; i < whole; i += W)                                                                      \
-            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i))));                       \
-        float16_up(to + whole, from + 2 * whole, len - whole);                                                     \
-    }                                                                                                              \
-    TARGET static void float16_down_##NAME(char *to, const float *from, size_t len)                                \
-    {                                                                                                              \
-        size_t whole = len - len % W;                                                                              \
-        for (size_t i = 0; i < whole; i += W) {                                                                    \
-            FLOATS x = LOAD(from + i);                                                                             \
-            STORE_HALVES((HALVES *)(void *)(to + 2 * i),                                                           \
-                         NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));                       \
-        }                                                                                                          \
-        float16_down(to + 2 * whole, from + whole, len - whole);                                                   \
+/* HALF_WAYS: float16 by hardware instructions, W numbers at once. Every NaN becomes the one that
+ * float16_down makes. */
+#define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES,  \
+                  STORE_HALVES, ONE_NAN)                                                     \
+    TARGET static void float16_up_##NAME(float *to, const char *from, size_t len)            \
+    {                                                                                        \
+        size_t whole = len - len % W;                                                        \
+        for (size_t i = 0; i < whole; i += W)                                                \
+            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i)))); \
+        float16_up(to + whole, from + 2 * whole, len - whole);                               \
+    }                                                                                        \
+    TARGET static void float16_down_##NAME(char *to, const float *from, size_t len)          \
+    {                                                                                        \
+        size_t whole = len - len % W;                                                        \
+        for (size_t i = 0; i < whole; i += W) {                                              \
+            FLOATS x = LOAD(from + i);                                                       \
+            STORE_HALVES((HALVES *)(void *)(to + 2 * i),                                     \
+                         NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); \
+        }                                                                                    \
+        float16_down(to + 2 * whole, from + whole, len - whole);                             \
     }
 
 AVX2 static inline __m256 one_nan_avx2(__m256 x)
@@ -326,8 +355,9 @@ AVX2 static inline __m256d odd_half_avx2(__m256d sum)
 {
     __m256i u = _mm256_castpd_si256(sum), digits = _mm256_set1_epi64x(DIGITS_LOST);
     __m256i none = _mm256_cmpeq_epi64(_mm256_and_si256(u, digits), _mm256_setzero_si256());
-    return _mm256_castsi256_pd(_mm256_or_si256(_mm256_andnot_si256(digits, u),
-                                               _mm256_andnot_si256(none, _mm256_set1_epi64x(DIGITS_LOST + 1))));
+    return _mm256_castsi256_pd(
+        _mm256_or_si256(_mm256_andnot_si256(digits, u),
+                        _mm256_andnot_si256(none, _mm256_set1_epi64x(DIGITS_LOST + 1))));
 }
 
 AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
@@ -335,14 +365,16 @@ AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
     for (int i = 0; i < 2; i++) {
         __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + 16 * i)));
         sum[2 * i] = _mm256_add_pd(sum[2 * i], _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
-        sum[2 * i + 1] = _mm256_add_pd(sum[2 * i + 1], _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+        sum[2 * i + 1] =
+            _mm256_add_pd(sum[2 * i + 1], _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
     }
 }
 
 AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
 {
     for (int i = 0; i < 2; i++) {
-        __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i])), high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
+        __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i])),
+               high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
         __m256 x = one_nan_avx2(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1));
         _mm_storeu_si128((__m128i *)(void *)(to + 16 * i),
                          _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -354,7 +386,8 @@ AVX512 static inline __m256 odd_half_avx512(__m512d sum)
     __m512i u = _mm512_castpd_si512(sum), digits = _mm512_set1_epi64(DIGITS_LOST);
     __mmask8 some = _mm512_test_epi64_mask(u, digits);
     u = _mm512_andnot_si512(digits, u);
-    return _mm512_cvtpd_ps(_mm512_castsi512_pd(_mm512_mask_or_epi64(u, some, u, _mm512_set1_epi64(DIGITS_LOST + 1))));
+    return _mm512_cvtpd_ps(
+        _mm512_castsi512_pd(_mm512_mask_or_epi64(u, some, u, _mm512_set1_epi64(DIGITS_LOST + 1))));
 }
 
 AVX512 static inline void half_term_avx512(__m512d *sum, const char *from)
@@ -366,51 +399,55 @@ AVX512 static inline void half_term_avx512(__m512d *sum, const char *from)
 
 AVX512 static inline void half_done_avx512(char *to, const __m512d *sum)
 {
-    __m512 x =
-        one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])), odd_half_avx512(sum[1]), 1));
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    __m512 x = one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])),
+                                                 odd_half_avx512(sum[1]), 1));
+    _mm256_storeu_si256((__m256i *)(void *)to,
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* Two at once with separate sums: exact additions may be in any order, and this chain is half as long. */
-#define HALF_SUM(NAME, TARGET, DOUBLES, ALL, PLUS)                                                                 \
-    TARGET ALWAYS_INLINE void half_run_##NAME(char *dst, const char *const *src, const int sources, size_t len)    \
-    {                                                                                                              \
-        for (size_t i = 0; i < len; i += 16) {                                                                     \
-            DOUBLES even[128 / sizeof(DOUBLES)], odd[128 / sizeof(DOUBLES)];                                       \
-            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                     \
-                even[k] = odd[k] = ALL(-0.0);                                                                      \
-            for (int k = 0; k < sources; k += 2) {                                                                 \
-                half_term_##NAME(even, src[k] + 2 * i);                                                            \
-                half_term_##NAME(odd, src[k + 1] + 2 * i);                                                         \
-            }                                                                                                      \
-            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                     \
-                even[k] = PLUS(even[k], odd[k]);                                                                   \
-            half_done_##NAME(dst + 2 * i, even);                                                                   \
-        }                                                                                                          \
-    }                                                                                                              \
-    TARGET static bool half_sum_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
-                                       bool quick)                                                                 \
-    {                                                                                                              \
-        size_t whole = len - len % 16;                                                                             \
-        (void)j;                                                                                                   \
-        (void)quick;                                                                                               \
-        if (sources <= 2)                                                                                          \
-            half_run_##NAME(dst, src, 2, whole);                                                                   \
-        else if (sources <= 4)                                                                                     \
-            half_run_##NAME(dst, src, 4, whole);                                                                   \
-        else                                                                                                       \
-            half_run_##NAME(dst, src, 8, whole);                                                                   \
-        half_direct(dst, src, sources, whole, len);                                                                \
-        return false;                                                                                              \
+/* Two at once with separate sums: exact additions may be in any order, and this chain is half as
+ * long. */
+#define HALF_SUM(NAME, TARGET, DOUBLES, ALL, PLUS)                                     \
+    TARGET ALWAYS_INLINE void half_run_##NAME(char *dst, const char *const *src,       \
+                                              const int sources, size_t len)           \
+    {                                                                                  \
+        for (size_t i = 0; i < len; i += 16) {                                         \
+            DOUBLES even[128 / sizeof(DOUBLES)], odd[128 / sizeof(DOUBLES)];           \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                         \
+                even[k] = odd[k] = ALL(-0.0);                                          \
+            for (int k = 0; k < sources; k += 2) {                                     \
+                half_term_##NAME(even, src[k] + 2 * i);                                \
+                half_term_##NAME(odd, src[k + 1] + 2 * i);                             \
+            }                                                                          \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                         \
+                even[k] = PLUS(even[k], odd[k]);                                       \
+            half_done_##NAME(dst + 2 * i, even);                                       \
+        }                                                                              \
+    }                                                                                  \
+    TARGET static bool half_sum_##NAME(char *dst, const char *const *src, int sources, \
+                                       const judge *j, size_t len, bool quick)         \
+    {                                                                                  \
+        size_t whole = len - len % 16;                                                 \
+        (void)j;                                                                       \
+        (void)quick;                                                                   \
+        if (sources <= 2)                                                              \
+            half_run_##NAME(dst, src, 2, whole);                                       \
+        else if (sources <= 4)                                                         \
+            half_run_##NAME(dst, src, 4, whole);                                       \
+        else                                                                           \
+            half_run_##NAME(dst, src, 8, whole);                                       \
+        half_direct(dst, src, sources, whole, len);                                    \
+        return false;                                                                  \
     }
 HALF_SUM(avx2, AVX2, __m256d, _mm256_set1_pd, _mm256_add_pd)
 HALF_SUM(avx512, AVX512, __m512d, _mm512_set1_pd, _mm512_add_pd)
 
-HALF_WAYS(avx2, AVX2, 8, __m256, __m128i, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
-          _mm_loadu_si128, _mm_storeu_si128, one_nan_avx2)
-HALF_WAYS(avx512, AVX512, 16, __m512, __m256i, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps,
-          _mm256_loadu_si256, _mm256_storeu_si256, one_nan_avx512)
-static const exact_loops all_ways[] = {WAY(plain, NULL), WAY(avx2, half_sum_avx2), WAY(avx512, half_sum_avx512)};
+HALF_WAYS(avx2, AVX2, 8, __m256, __m128i, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
+          _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128, one_nan_avx2)
+HALF_WAYS(avx512, AVX512, 16, __m512, __m256i, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps,
+          _mm512_storeu_ps, _mm256_loadu_si256, _mm256_storeu_si256, one_nan_avx512)
+static const exact_loops all_ways[] = {WAY(plain, NULL), WAY(avx2, half_sum_avx2),
+                                       WAY(avx512, half_sum_avx512)};
 
 #else
 static const exact_loops all_ways[] = {WAY(plain, NULL)};
@@ -431,10 +468,16 @@ int fan_exact_isa(int most)
     return fan__exact_isa_now();
 }
 #else
-int fan__exact_isa_now(void) { return fan_sum_isa_rank(); }
+int fan__exact_isa_now(void)
+{
+    return fan_sum_isa_rank();
+}
 #endif
 
-const exact_loops *fan__exact_loops(void) { return &all_ways[fan__exact_isa_now()]; }
+const exact_loops *fan__exact_loops(void)
+{
+    return &all_ways[fan__exact_isa_now()];
+}
 
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 {
@@ -448,7 +491,8 @@ bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len)
         bool sure = j->shifts && !bad && (!is_wide || j->grid == TO_DOUBLE);
         if (!sure && j->grid != TO_DOUBLE && !(is_wide && bad))
             sure = j->grid == TO_SINGLE ? SINGLE(p - b, p + b) : LOW(p - b, p + b);
-        /* small products of float64 have fewer digits, and an intermediate overflow proves nothing */
+        /* small products of float64 have fewer digits, and an intermediate overflow proves
+         * nothing */
         if (is_wide)
             sure = sure && (fabs(p) >= 0x1p-1000 || t->sum[i] == 0) && p - p == 0;
         else

@@ -1,6 +1,7 @@
-/* exact_loops: the fast loops of exact sums over one tile, made by macros for each way to read terms and each vector
- * unit: the sum of a tile in float64, the facts for its proof, and the proof (exact.c has the essay). And the terms,
- * read tile by tile in one dtype. For exact.c and window.c. */
+/* exact_loops: the fast loops of exact sums over one tile, made by macros for each way to read
+ * terms and each vector unit: the sum of a tile in float64, the facts for its proof, and the proof
+ * (exact.c has the essay). And the terms, read tile by tile in one dtype. For exact.c and
+ * window.c. */
 #ifndef FAN_ARRAY_EXACT_LOOPS_H
 #define FAN_ARRAY_EXACT_LOOPS_H
 
@@ -19,7 +20,8 @@ typedef struct tally {
     union {
         struct {
             uint32_t low[FAN_EXACT_TILE],
-                high[FAN_EXACT_TILE]; /* twice the bits of |x|: the smallest less one, the largest */
+                /* twice the bits of |x|: the smallest less one, the largest */
+                high[FAN_EXACT_TILE];
         };
         struct {
             double small[FAN_EXACT_TILE], large[FAN_EXACT_TILE]; /* wide */
@@ -34,8 +36,13 @@ typedef struct judge {
     size_t n; /* terms */
     int digits;
     bool always;
-    enum { TO_DOUBLE, TO_SINGLE, TO_LOW } grid; /* the type to which it will be rounded */
-    bool scaled, shifts; /* there is a factor; it is a power of two, or absent: products are exact */
+    enum {
+        TO_DOUBLE,
+        TO_SINGLE,
+        TO_LOW
+    } grid; /* the type to which it will be rounded */
+    /* there is a factor; it is a power of two, or absent: products are exact */
+    bool scaled, shifts;
     double by;
 } judge;
 
@@ -53,23 +60,27 @@ typedef struct exact_loops {
     bool (*judge_narrow)(tally *t, const judge *j, size_t len);
     bool (*judge_wide)(tally *t, const judge *j, size_t len);
     void (*odd)(float *to, const double *from, size_t len);
-    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
-    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
-    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
-    bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
+    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
+                   bool quick);
+    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
+                  bool quick);
+    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
+                  bool quick);
+    bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len,
+                     bool quick);
 } exact_loops;
 
 /* fan__exact_loops: returns the loops for the widest vector unit of this machine. */
 const exact_loops *fan__exact_loops(void);
 int fan__exact_isa_now(void); /* as fan_sum_isa_rank, limited by fan_exact_isa */
-/* fan__exact_judge_again: repeats the proof if there is a factor, or if a sum of float64 is rounded to a narrower type.
- * `sum` is exact where `bad` is 0 (or, wide, the float64 nearest to the exact sum); an element that was bad may pass if
- * its product is certain. */
+/* fan__exact_judge_again: repeats the proof if there is a factor, or if a sum of float64 is rounded
+ * to a narrower type. `sum` is exact where `bad` is 0 (or, wide, the float64 nearest to the exact
+ * sum); an element that was bad may pass if its product is certain. */
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len);
 
 #ifdef FAN_TEST
-/* fan_exact_isa: limits the vector unit: 0 the baseline, 1 AVX2, 2 AVX-512, -1 the widest. No result bit depends on it.
- * Returns the one now in use. */
+/* fan_exact_isa: limits the vector unit: 0 the baseline, 1 AVX2, 2 AVX-512, -1 the widest. No
+ * result bit depends on it. Returns the one now in use. */
 int fan_exact_isa(int most);
 #endif
 
@@ -88,19 +99,25 @@ typedef struct exact_job {
 } exact_job;
 
 void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d);
-/* fan__exact_term: returns elements [at, at + len) of operand k as `read`: in place, or converted to the dtype of the
- * sum and copied to `room`. */
+/* fan__exact_term: returns elements [at, at + len) of operand k as `read`: in place, or converted
+ * to the dtype of the sum and copied to `room`. */
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room);
-/* fan__exact_scale_begin: enters a factor into the judge; true: a complex factor, which fan__exact_turn applies at the
- * end to `len` complex values. */
+/* fan__exact_scale_begin: enters a factor into the judge; true: a complex factor, which
+ * fan__exact_turn applies at the end to `len` complex values. */
 bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex);
 void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale);
 void fan__exact_set_grid(judge *j, fan_dtype out);
 
 /* fan__exact_is_wide: whether numbers of d are float64; else they are read as float32. */
-static inline bool fan__exact_is_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
+static inline bool fan__exact_is_wide(fan_dtype d)
+{
+    return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128;
+}
 /* fan__exact_parts: returns the numbers of an element. */
-static inline size_t fan__exact_parts(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
+static inline size_t fan__exact_parts(fan_dtype d)
+{
+    return fan_dtype_kind(d) == 'c' ? 2 : 1;
+}
 /* fan__exact_number: returns number i of a term that fan__exact_term read. */
 static inline double fan__exact_number(const exact_job *j, const char *p, size_t i)
 {

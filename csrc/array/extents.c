@@ -38,8 +38,9 @@ static int by_first(const void *a, const void *b)
 #define STRANDS 32     /* with more sorted runs than this, sort otherwise */
 #define QSORT_BELOW 48 /* below this many, qsort is faster */
 
-/* Lists of many slots consist of a few interleaved sorted runs: the first term of each slot, the second, .. So each
- * entry is appended to the strand that ends nearest below it, and strands are merged pairwise. */
+/* Lists of many slots consist of a few interleaved sorted runs: the first term of each slot, the
+ * second, .. So each entry is appended to the strand that ends nearest below it, and strands are
+ * merged pairwise. */
 typedef struct extent_link {
     uint64_t first;
     uint32_t entry, next; /* next: the following link of the strand, plus one; 0: none */
@@ -59,7 +60,8 @@ static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
     return begin;
 }
 
-/* extents_strands: links all entries in order; returns the first link, plus one; 0 if there are too many strands. */
+/* extents_strands: links all entries in order; returns the first link, plus one; 0 if there are too
+ * many strands. */
 static uint32_t extents_strands(const fan_extents *e, extent_link *all)
 {
     uint32_t begin[STRANDS], end[STRANDS]; /* sorted by the end, highest first */
@@ -121,7 +123,8 @@ const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, si
     if (fan_extent_empty(of))
         return NULL;
     if (*at == e->n)
-        *at = fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first), of.last);
+        *at = fan_search_end(e->all, e->n, sizeof *e->all, offsetof(fan_extent_entry, at.first),
+                             of.last);
     while (*at > 0 && e->all[*at - 1].highest >= of.first) {
         const fan_extent_entry *x = &e->all[--*at];
         if (fan_extents_may_overlap(x->at, of))
@@ -130,7 +133,8 @@ const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, si
     return NULL;
 }
 
-bool fan_extents_any_pair(const fan_extents *e, const fan_extent_entry **one, const fan_extent_entry **two)
+bool fan_extents_any_pair(const fan_extents *e, const fan_extent_entry **one,
+                          const fan_extent_entry **two)
 {
     for (size_t i = 1; i < e->n; i++) {
         if (e->all[i - 1].highest < e->all[i].at.first)
@@ -165,8 +169,8 @@ static void reach_add(reach *r, const fan_extent_entry *x)
     }
 }
 
-/* The extents so far begin no later, so x overlaps one of another owner only if it overlaps the farthest of another
- * owner. */
+/* The extents so far begin no later, so x overlaps one of another owner only if it overlaps the
+ * farthest of another owner. */
 static bool reach_overlaps(const reach *r, const fan_extent_entry *x)
 {
     return fan_extents_may_overlap(r->owner == x->owner ? r->other : r->farthest, x->at);
@@ -195,7 +199,8 @@ static int by_address(const void *a, const void *b)
     return (x->data > y->data) - (x->data < y->data);
 }
 
-#define DIGIT 11 /* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
+/* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
+#define DIGIT 11
 
 /* Radix sort by address: addresses of one heap differ in few digits. */
 static void flats_sort(fan_flat *all, size_t n)
@@ -208,7 +213,8 @@ static void flats_sort(fan_flat *all, size_t n)
     }
     const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
     const size_t digits = (size_t)1 << bits;
-    fan_flat *room = n >= QSORT_BELOW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = all, *to = room;
+    fan_flat *room = n >= QSORT_BELOW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL,
+             *from = all, *to = room;
     if (!room) {
         qsort(all, n, sizeof *all, by_address);
         return;
@@ -248,9 +254,11 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
     return true;
 }
 
-const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near)
+const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes,
+                                   size_t *near)
 {
-    /* How many begin before `end`? Search from `from` outwards, because queries mostly come in order. */
+    /* How many begin before `end`? Search from `from` outwards, because queries mostly come in
+     * order. */
     const char *end = data + bytes;
     size_t from = *near;
     size_t at = 0, hi = n;
@@ -283,7 +291,8 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
     *near = at;
     while (at && !all[at - 1].bytes)
         at--;
-    return at && fan_flats_meet(all[at - 1].data, all[at - 1].bytes, data, bytes) ? &all[at - 1] : NULL;
+    return at && fan_flats_meet(all[at - 1].data, all[at - 1].bytes, data, bytes) ? &all[at - 1]
+                                                                                  : NULL;
 }
 
 #define WORK 100000000 /* for the default budget: about 50 ms */
@@ -314,7 +323,8 @@ fan_effort fan_effort_of(uint64_t budget)
 {
     uint64_t times = budget / FAN_OVERLAP_BUDGET;
     int64_t work;
-    if (budget == UINT64_MAX || __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
+    if (budget == UINT64_MAX ||
+        __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
         work = INT64_MAX;
     return (fan_effort){budget, work};
 }

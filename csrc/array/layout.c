@@ -1,10 +1,11 @@
 /* Is everything where it was?
  *
- * Components are costly to find and cheap to confirm. The recording holds the components and the clusters: arrays whose
- * extents chain, whether or not they share bytes. If every array is where it was in its cluster, and no two clusters
- * overlap, the layout is the same: within each cluster nothing moved, and between clusters nothing is shared. That
- * costs a subtraction per array and a sort of the clusters. Only if it fails are the components computed again:
- * clusters may have moved against each other without gaining or losing a shared byte. */
+ * Components are costly to find and cheap to confirm. The recording holds the components and the
+ * clusters: arrays whose extents chain, whether or not they share bytes. If every array is where it
+ * was in its cluster, and no two clusters overlap, the layout is the same: within each cluster
+ * nothing moved, and between clusters nothing is shared. That costs a subtraction per array and a
+ * sort of the clusters. Only if it fails are the components computed again: clusters may have moved
+ * against each other without gaining or losing a shared byte. */
 #include "array/layout.h"
 
 #include "base/mem.h"
@@ -14,7 +15,8 @@
 /* Of one array. */
 typedef struct place {
     uint32_t component, cluster;
-    uint64_t in_component, in_cluster; /* of element [0, 0, ..], in bytes from the first byte of each */
+    /* of element [0, 0, ..], in bytes from the first byte of each */
+    uint64_t in_component, in_cluster;
     bool empty;
 } place;
 
@@ -42,7 +44,8 @@ const char *fan_change_word(fan_change c)
     return words[c];
 }
 
-static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overlaps **out, fan_error *err)
+static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overlaps **out,
+                              fan_error *err)
 {
     *out = NULL;
     fan_region *regions = fan_alloc(n * sizeof *regions);
@@ -76,7 +79,8 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
     }
 }
 
-fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err)
+fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out,
+                          fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_layout *l = fan_calloc(sizeof *l);
@@ -111,7 +115,8 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
     spans_of(l->regions, label, l->nclusters, spans);
     for (size_t i = 0; i < l->n; i++) {
         l->places[i].cluster = label[i];
-        l->places[i].in_cluster = l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
+        l->places[i].in_cluster =
+            l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
     }
     for (size_t k = 0; k < l->nclusters; k++)
         l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
@@ -135,9 +140,15 @@ void fan_layout_free(fan_layout *l)
     fan_free(l);
 }
 
-size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
+size_t fan_layout_component(const fan_layout *l, size_t i)
+{
+    return l->places[i].component;
+}
 
-uint64_t fan_layout_offset(const fan_layout *l, size_t i) { return l->places[i].in_component; }
+uint64_t fan_layout_offset(const fan_layout *l, size_t i)
+{
+    return l->places[i].in_component;
+}
 
 /* ---- is it the same? ---- */
 
@@ -162,16 +173,19 @@ static fan_change layout_compare(const fan_layout_item *was, const fan_layout_it
     return FAN_CHANGE_SAME;
 }
 
-/* layout_in_place: returns whether every array is where it was in its cluster, and no clusters overlap. `start` and
- * `reach` have room for each cluster. */
-static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
+/* layout_in_place: returns whether every array is where it was in its cluster, and no clusters
+ * overlap. `start` and `reach` have room for each cluster. */
+static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start,
+                            uint64_t *reach)
 {
     size_t n = 0;
     for (size_t k = 0; k < l->nclusters; k++)
         if (l->clusters[k].first != FAN_NO_OTHER)
-            start[k] = items[l->clusters[k].first].region.data - l->places[l->clusters[k].first].in_cluster;
+            start[k] = items[l->clusters[k].first].region.data -
+                       l->places[l->clusters[k].first].in_cluster;
     for (size_t i = 0; i < l->n; i++)
-        if (!l->places[i].empty && items[i].region.data - l->places[i].in_cluster != start[l->places[i].cluster])
+        if (!l->places[i].empty &&
+            items[i].region.data - l->places[i].in_cluster != start[l->places[i].cluster])
             return false;
     for (size_t k = 0; k < l->nclusters; k++)
         if (l->clusters[k].first != FAN_NO_OTHER) {
@@ -213,10 +227,10 @@ static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, u
     return true;
 }
 
-/* layout_new_overlap: returns the first array of i's present component that was in another one; preferably one that
- * overlaps i itself. */
-static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i,
-                                 uint64_t budget)
+/* layout_new_overlap: returns the first array of i's present component that was in another one;
+ * preferably one that overlaps i itself. */
+static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now,
+                                 const uint32_t *label, size_t i, uint64_t budget)
 {
     size_t other = FAN_NO_OTHER;
     for (size_t j = 0; j < l->n; j++) {
@@ -225,18 +239,19 @@ static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now, c
             continue;
         if (other == FAN_NO_OTHER)
             other = j;
-        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL, NULL, &v, NULL) ==
-                FAN_OK &&
+        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL,
+                        NULL, &v, NULL) == FAN_OK &&
             v != FAN_OVERLAP_DISJOINT)
             return j;
     }
     return other;
 }
 
-/* layout_differ: compares the present components with the recorded ones. `first` and `is` have room for a member of
- * each. */
-static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now,
-                                    const uint32_t *label, size_t *first, size_t *is, uint64_t budget)
+/* layout_differ: compares the present components with the recorded ones. `first` and `is` have room
+ * for a member of each. */
+static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *items,
+                                    const fan_overlaps *now, const uint32_t *label, size_t *first,
+                                    size_t *is, uint64_t budget)
 {
     for (size_t i = 0; i < l->n; i++)
         first[i] = is[i] = FAN_NO_OTHER;
@@ -246,18 +261,20 @@ static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *
             *was = i;
         else if (label[*was] != label[i])
             return (fan_difference){FAN_CHANGE_APART, i, *was};
-        else if (items[i].region.data - items[*was].region.data != l->items[i].region.data - l->items[*was].region.data)
+        else if (items[i].region.data - items[*was].region.data !=
+                 l->items[i].region.data - l->items[*was].region.data)
             return (fan_difference){FAN_CHANGE_OFFSET, i, *was};
         if (*same == FAN_NO_OTHER)
             *same = i;
         else if (l->places[*same].component != l->places[i].component)
-            return (fan_difference){FAN_CHANGE_OVERLAP, i, layout_new_overlap(l, now, label, i, budget)};
+            return (fan_difference){FAN_CHANGE_OVERLAP, i,
+                                    layout_new_overlap(l, now, label, i, budget)};
     }
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }
 
-static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
-                            fan_error *err)
+static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget,
+                            fan_difference *out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_overlaps *now = NULL;
@@ -277,8 +294,8 @@ done:
     return status;
 }
 
-fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
-                            fan_error *err)
+fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget,
+                            fan_difference *out, fan_error *err)
 {
     *out = (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
     for (size_t i = 0; i < l->n; i++) {

@@ -1,10 +1,10 @@
-/* layout: records how N arrays are laid out in memory, and checks whether N arrays of a later call are laid out the
- * same.
+/* layout: records how N arrays are laid out in memory, and checks whether N arrays of a later call
+ * are laid out the same.
  *
- * Decisions that follow from a layout (which arrays share memory, and where each begins in it) hold for every call with
- * the same layout, wherever the memory is. Recorded are dtype, device, shape, strides, writability, the component
- * (array/overlap_list.h), and where each array begins in its component. Strides along axes of extent 1, and all strides
- * of an empty array, are ignored. */
+ * Decisions that follow from a layout (which arrays share memory, and where each begins in it) hold
+ * for every call with the same layout, wherever the memory is. Recorded are dtype, device, shape,
+ * strides, writability, the component (array/overlap_list.h), and where each array begins in its
+ * component. Strides along axes of extent 1, and all strides of an empty array, are ignored. */
 #ifndef FAN_ARRAY_LAYOUT_H
 #define FAN_ARRAY_LAYOUT_H
 
@@ -47,19 +47,22 @@ typedef struct fan_difference {
     size_t other; /* FAN_NO_OTHER: none */
 } fan_difference;
 
-/* fan_layout_new: records the layout of n arrays. An unknown verdict counts as an overlap. FAN_ERR_NOMEM. */
-fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err);
+/* fan_layout_new: records the layout of n arrays. An unknown verdict counts as an overlap.
+ * FAN_ERR_NOMEM. */
+fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out,
+                          fan_error *err);
 void fan_layout_free(fan_layout *l); /* l may be NULL */
 
-/* fan_layout_component: returns the number of array i's component; components are numbered by their first members. */
+/* fan_layout_component: returns the number of array i's component; components are numbered by their
+ * first members. */
 size_t fan_layout_component(const fan_layout *l, size_t i);
-/* fan_layout_offset: returns the bytes from the first byte of its component to element [0, 0, ..] of array i; 0 if it
- * is empty. */
+/* fan_layout_offset: returns the bytes from the first byte of its component to element [0, 0, ..]
+ * of array i; 0 if it is empty. */
 uint64_t fan_layout_offset(const fan_layout *l, size_t i);
 
-/* fan_layout_check: finds the first difference; `items` has as many items as were recorded. O(n log n) if nothing
- * differs. FAN_ERR_NOMEM. */
-fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
-                            fan_error *err);
+/* fan_layout_check: finds the first difference; `items` has as many items as were recorded. O(n log
+ * n) if nothing differs. FAN_ERR_NOMEM. */
+fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget,
+                            fan_difference *out, fan_error *err);
 
 #endif

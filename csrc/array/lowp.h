@@ -1,5 +1,5 @@
-/* lowp: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32, bit for bit as NumPy and ml_dtypes (except
- * for the payload of NaNs).
+/* lowp: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32, bit for bit as NumPy and
+ * ml_dtypes (except for the payload of NaNs).
  *
  *             exponent  mantissa  bias  largest  beyond it
  *   float16         5        10    15    65504   inf
@@ -7,15 +7,16 @@
  *   e5m2            5         2    15    57344   inf
  *   e4m3fn          4         3     7      448   NaN (it has no inf)
  *
- * Widening is exact. Narrowing rounds to nearest, ties to even. A float32 that is normal in the target is rounded on
- * its bits: drop `dropped` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry
- * correctly increments the exponent. One that is subnormal there is added to a power of two whose last bit is the
- * target's smallest step: the adder rounds it.
+ * Widening is exact. Narrowing rounds to nearest, ties to even. A float32 that is normal in the
+ * target is rounded on its bits: drop `dropped` mantissa bits, add just under half a unit, and one
+ * more if the last kept bit is odd; a carry correctly increments the exponent. One that is
+ * subnormal there is added to a power of two whose last bit is the target's smallest step: the
+ * adder rounds it.
  *
- * Float64 and integers are first converted to a float32 rounded to odd (the last bit is set if anything was lost), so
- * that the second rounding equals that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes converts
- * float64 and int64 to bfloat16 and float8 by way of a float32 rounded to nearest, so a value next to a tie may differ
- * from ours in its last bit.
+ * Float64 and integers are first converted to a float32 rounded to odd (the last bit is set if
+ * anything was lost), so that the second rounding equals that of the exact value. NumPy's float16
+ * is rounded once as well; ml_dtypes converts float64 and int64 to bfloat16 and float8 by way of a
+ * float32 rounded to nearest, so a value next to a tie may differ from ours in its last bit.
  *
  * No branches: compilers vectorize these. */
 #ifndef FAN_ARRAY_LOWP_H
@@ -44,16 +45,21 @@ FAN_LOW float fan_float_of_bits(uint32_t u)
     return x;
 }
 
-/* fan_either: yes if c, else no; by a mask, because compilers may not vectorize `?:` around float arithmetic. */
-FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no) { return no ^ ((yes ^ no) & (0u - (uint32_t)c)); }
+/* fan_either: yes if c, else no; by a mask, because compilers may not vectorize `?:` around float
+ * arithmetic. */
+FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no)
+{
+    return no ^ ((yes ^ no) & (0u - (uint32_t)c));
+}
 
-/* fan_lowp_round: returns |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float
- * with `mant` mantissa bits and bias `bias`. */
+/* fan_lowp_round: returns |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and
+ * mantissa of a float with `mant` mantissa bits and bias `bias`. */
 FAN_LOW uint32_t fan_lowp_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t dropped = 23u - mant;
     uint32_t rebias = (127u - bias) << 23;
-    uint32_t normal = (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;
+    uint32_t normal =
+        (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;
     /* smallest step 2^(1 - bias - mant), so the power of two is 2^(24 - bias - mant) */
     uint32_t power = (127u + 24u - bias - mant) << 23;
     uint32_t subnormal = fan_bits_of_float(fan_float_of_bits(a) + fan_float_of_bits(power)) - power;
@@ -69,10 +75,10 @@ FAN_LOW uint32_t fan_lowp_widen(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < (1u << mant), subnormal, normal);
 }
 
-/* fan_lowp_of: returns x rounded: float32 bits from `over` on become `inf`, NaN becomes `nan`; the sign goes to bit
- * `sign`. */
-FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan,
-                             uint32_t sign)
+/* fan_lowp_of: returns x rounded: float32 bits from `over` on become `inf`, NaN becomes `nan`; the
+ * sign goes to bit `sign`. */
+FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf,
+                             uint32_t nan, uint32_t sign)
 {
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
     uint32_t r = fan_lowp_round(a, mant, bias);
@@ -83,7 +89,8 @@ FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t ove
 }
 
 #ifdef __CUDA_ARCH__
-/* The hardware's conversions round as those below: every number gets the same bits (NaNs may differ in payload). */
+/* The hardware's conversions round as those below: every number gets the same bits (NaNs may differ
+ * in payload). */
 FAN_LOW uint16_t fan_float16_of(float x)
 {
     uint16_t h;
@@ -118,7 +125,10 @@ FAN_LOW uint16_t fan_bfloat16_of(float x)
     return (uint16_t)fan_either((u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);
 }
 
-FAN_LOW float fan_float_of_bfloat16(uint16_t h) { return fan_float_of_bits((uint32_t)h << 16); }
+FAN_LOW float fan_float_of_bfloat16(uint16_t h)
+{
+    return fan_float_of_bits((uint32_t)h << 16);
+}
 
 FAN_LOW uint8_t fan_e5m2_of(float x)
 {
@@ -132,7 +142,8 @@ FAN_LOW float fan_float_of_e5m2(uint8_t h)
 
 FAN_LOW uint8_t fan_e4m3fn_of(float x)
 {
-    return (uint8_t)fan_lowp_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7); /* beyond 464, which is a tie and becomes 448 */
+    /* beyond 464, which is a tie and becomes 448 */
+    return (uint8_t)fan_lowp_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7);
 }
 
 FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
@@ -142,10 +153,11 @@ FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
     return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
 }
 
-/* fan_floats_of_four_e5m2, .._e4m3fn: convert four bytes, the lowest first, for GPUs. Both go by way of float16: e5m2
- * is its upper byte. e4m3fn's bias is smaller by 8, so a shift makes a float16 that is the value divided by 2^8,
- * exactly; but its NaN becomes 480. Multiplying the shifted bits by 2^15 + 2^12 gives inf for that one value alone, and
- * inf * 0 is a NaN, while everything else times 0 is a zero of its sign. */
+/* fan_floats_of_four_e5m2, .._e4m3fn: convert four bytes, the lowest first, for GPUs. Both go by
+ * way of float16: e5m2 is its upper byte. e4m3fn's bias is smaller by 8, so a shift makes a float16
+ * that is the value divided by 2^8, exactly; but its NaN becomes 480. Multiplying the shifted bits
+ * by 2^15 + 2^12 gives inf for that one value alone, and inf * 0 is a NaN, while everything else
+ * times 0 is a zero of its sign. */
 #ifdef __CUDA_ARCH__
 FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
 {
@@ -161,12 +173,17 @@ FAN_LOW uint32_t fan_half_pair_times_plus(uint32_t a, uint32_t b, uint32_t c)
     return r;
 }
 
-/* fan_spread_pair: returns bytes 2 * which and 2 * which + 1 of `four` as the upper bytes of a pair of float16. */
-FAN_LOW uint32_t fan_spread_pair(uint32_t four, int which) { return __byte_perm(four, 0, which ? 0x3424 : 0x1404); }
+/* fan_spread_pair: returns bytes 2 * which and 2 * which + 1 of `four` as the upper bytes of a pair
+ * of float16. */
+FAN_LOW uint32_t fan_spread_pair(uint32_t four, int which)
+{
+    return __byte_perm(four, 0, which ? 0x3424 : 0x1404);
+}
 #else
 FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
 {
-    uint32_t lo = fan_float16_of(fan_float_of_float16((uint16_t)a) * fan_float_of_float16((uint16_t)b));
+    uint32_t lo =
+        fan_float16_of(fan_float_of_float16((uint16_t)a) * fan_float_of_float16((uint16_t)b));
     return lo | (uint32_t)fan_float16_of(fan_float_of_float16((uint16_t)(a >> 16)) *
                                          fan_float_of_float16((uint16_t)(b >> 16)))
                     << 16;
@@ -176,7 +193,8 @@ FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
 FAN_LOW uint32_t fan_half_pair_times_plus(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t ab = fan_half_pair_times(a, b);
-    uint32_t lo = fan_float16_of(fan_float_of_float16((uint16_t)ab) + fan_float_of_float16((uint16_t)c));
+    uint32_t lo =
+        fan_float16_of(fan_float_of_float16((uint16_t)ab) + fan_float_of_float16((uint16_t)c));
     return lo | (uint32_t)fan_float16_of(fan_float_of_float16((uint16_t)(ab >> 16)) +
                                          fan_float_of_float16((uint16_t)(c >> 16)))
                     << 16;
@@ -198,8 +216,9 @@ FAN_LOW uint32_t fan_half_pair_of_e4m3fn(uint32_t four, int which)
 #else
     uint32_t y = fan_spread_pair(four, which);
     uint32_t small = (y & 0x80008000u) | (y >> 1 & 0x3f803f80u);
-    uint32_t nan = fan_half_pair_times(fan_half_pair_times(small, 0x78807880u), 0); /* 2^15 + 2^12 */
-    return fan_half_pair_times_plus(small, 0x5c005c00u, nan);                       /* 2^8 */
+    /* 2^15 + 2^12 */
+    uint32_t nan = fan_half_pair_times(fan_half_pair_times(small, 0x78807880u), 0);
+    return fan_half_pair_times_plus(small, 0x5c005c00u, nan); /* 2^8 */
 #endif
 }
 
@@ -234,8 +253,8 @@ FAN_LOW float fan_odd_of_double(double x)
     return fan_float_of_bits(u);
 }
 
-/* fan_odd_of_u64: returns m as float32, rounded to odd; the low bits are first combined into one, so that a double
- * holds the rest. */
+/* fan_odd_of_u64: returns m as float32, rounded to odd; the low bits are first combined into one,
+ * so that a double holds the rest. */
 FAN_LOW float fan_odd_of_u64(uint64_t m)
 {
     uint64_t gathered = (m & 0xffffu) ? (m & ~(uint64_t)0xffff) | 0x10000u : m;

@@ -6,11 +6,13 @@
 
 #include <string.h>
 
-/* nditer_steps_as_one: returns whether the end of axis `in` of `a` continues as the next step of axis `out`. */
+/* nditer_steps_as_one: returns whether the end of axis `in` of `a` continues as the next step of
+ * axis `out`. */
 static bool nditer_steps_as_one(const fan_array *a, int out, int in)
 {
     int64_t whole;
-    return !__builtin_mul_overflow(a->shape[in], a->strides[in], &whole) && whole == a->strides[out];
+    return !__builtin_mul_overflow(a->shape[in], a->strides[in], &whole) &&
+           whole == a->strides[out];
 }
 
 void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order)
@@ -69,7 +71,8 @@ static void nditer_seek(const fan_nditer *w, const fan_array *a, int64_t at, pla
     }
 }
 
-/* nditer_step: advances by n elements along the innermost axis, at most to its end; then to the next row. */
+/* nditer_step: advances by n elements along the innermost axis, at most to its end; then to the
+ * next row. */
 static void nditer_step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
 {
     int i = w->ndim - 1;
@@ -100,8 +103,8 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
     return here.p;
 }
 
-static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf,
-                         bool write)
+static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
+                         fan_dtype d, char *buf, bool write)
 {
     int64_t size = (int64_t)fan_dtype_size(d);
     if (n <= 0)
@@ -129,12 +132,14 @@ static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, in
     }
 }
 
-void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf)
+void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d,
+                     char *buf)
 {
     nditer_carry(w, a, at, n, d, buf, false);
 }
 
-void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf)
+void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d,
+                      const char *buf)
 {
     nditer_carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
 }
@@ -198,8 +203,9 @@ uint64_t fan_array_hash(const fan_array *a)
     uint64_t h = (uint64_t)a->size;
     int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
     /* bool bytes are hashed unchanged, so that a change from 1 to 2 is detected */
-    fan_array bytes = {
-        .data = a->data, .dtype = a->dtype == FAN_DT_BOOL ? FAN_DT_UINT8 : a->dtype, .strides = a->strides};
+    fan_array bytes = {.data = a->data,
+                       .dtype = a->dtype == FAN_DT_BOOL ? FAN_DT_UINT8 : a->dtype,
+                       .strides = a->strides};
     for (int64_t at = 0, n; at < w.size && !fan_interrupted(most); at += n) {
         n = most < w.size - at ? most : w.size - at;
         const char *p = fan_nditer_whole(&w, &bytes, at, n);

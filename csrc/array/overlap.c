@@ -1,51 +1,58 @@
 /* Do two arrays share a byte? An essay.
  *
- * The bytes of an array are sums: an address, an integer multiple of each stride, and an offset within the element. Two
- * arrays share a byte if a sum of one equals a sum of the other. Count the second array backwards, from its last byte,
- * and every sign is positive: with the unknowns of both arrays side by side it is one equation,
+ * The bytes of an array are sums: an address, an integer multiple of each stride, and an offset
+ * within the element. Two arrays share a byte if a sum of one equals a sum of the other. Count the
+ * second array backwards, from its last byte, and every sign is positive: with the unknowns of both
+ * arrays side by side it is one equation,
  *
  *    c0 x0 + c1 x1 + .. = r,    0 <= xi <= ui,
  *
- * in which both offsets within an element make one more term whose step is 1. To solve such an equation is NP-hard in
- * general, and easy for the slices that occur in practice. So, cheap steps first, and every step exact:
+ * in which both offsets within an element make one more term whose step is 1. To solve such an
+ * equation is NP-hard in general, and easy for the slices that occur in practice. So, cheap steps
+ * first, and every step exact:
  *
- * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the other end. In order
- * of steps, an axis whose step is at most the tooth so far lengthens the tooth; an axis whose step is a multiple of the
- * step below, and no larger than that one's reach, lengthens that one. So a dense array is one tooth, and rows of a
- * matrix are one axis, however many axes they had.
+ * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the
+ * other end. In order of steps, an axis whose step is at most the tooth so far lengthens the tooth;
+ * an axis whose step is a multiple of the step below, and no larger than that one's reach,
+ * lengthens that one. So a dense array is one tooth, and rows of a matrix are one axis, however
+ * many axes they had.
  *
  * 2. Extents. If the first byte of one is after the last of the other, they are disjoint.
  *
- * 3. Grid. Let g be the common divisor of all steps but the 1. The steps make multiples of g, so the offsets within the
- * elements must make r's remainder: if that exceeds their range, the arrays are disjoint: columns of a matrix, heads of
- * a projection, every other element. Otherwise all is divided by g.
+ * 3. Grid. Let g be the common divisor of all steps but the 1. The steps make multiples of g, so
+ * the offsets within the elements must make r's remainder: if that exceeds their range, the arrays
+ * are disjoint: columns of a matrix, heads of a projection, every other element. Otherwise all is
+ * divided by g.
  *
- * 4. Whole. If the terms up to some index reach all multiples of their common divisor up to the largest sum, no search
- * is needed: r is reached if it is a multiple and not too large. The next term preserves that if its step keeps the
- * divisor and is at most the reach below it plus one divisor. Views of one dense parent are nearly always whole.
+ * 4. Whole. If the terms up to some index reach all multiples of their common divisor up to the
+ * largest sum, no search is needed: r is reached if it is a multiple and not too large. The next
+ * term preserves that if its step keeps the divisor and is at most the reach below it plus one
+ * divisor. Views of one dense parent are nearly always whole.
  *
- * 5. Search. Else try the term with the largest step: each x that leaves a remainder within the others' reach and
- * divisible by their common divisor; those are one class modulo a number, and are stepped through. Slices in practice
- * need few tries; some equations need exponentially many.
+ * 5. Search. Else try the term with the largest step: each x that leaves a remainder within the
+ * others' reach and divisible by their common divisor; those are one class modulo a number, and are
+ * stepped through. Slices in practice need few tries; some equations need exponentially many.
  *
- * 6. Table. So after QUICK tries tabulate the sums, a bit for each number up to r: for each term and each power of two
- * in its bound, shift the table and unite it with itself. That takes r / 8 bytes and r / 64 steps per power: exact, and
- * no worse for malicious steps. A sum is reached if and only if its complement is, so r is at most half of the total.
- * The solution is read from the largest term down: for each, the table of the smaller ones shows which x leaves a sum
- * that they reach.
+ * 6. Table. So after QUICK tries tabulate the sums, a bit for each number up to r: for each term
+ * and each power of two in its bound, shift the table and unite it with itself. That takes r / 8
+ * bytes and r / 64 steps per power: exact, and no worse for malicious steps. A sum is reached if
+ * and only if its complement is, so r is at most half of the total. The solution is read from the
+ * largest term down: for each, the table of the smaller ones shows which x leaves a sum that they
+ * reach.
  *
- * 7. Unknown. Beyond the budget the search makes LONG more tries; then the verdict is "unknown". The budget covers
- * memory and work: all tables that the witness needs are counted beforehand, and the tries; many axes with long steps
- * could otherwise take a minute within any memory. Questions of one call share their work; once it is used up, each has
- * FEW tries.
+ * 7. Unknown. Beyond the budget the search makes LONG more tries; then the verdict is "unknown".
+ * The budget covers memory and work: all tables that the witness needs are counted beforehand, and
+ * the tries; many axes with long steps could otherwise take a minute within any memory. Questions
+ * of one call share their work; once it is used up, each has FEW tries.
  *
- * An array overlaps itself if two different elements share a byte. The difference of their indices is not zero; take
- * the axis with the largest step on which it is not, and let it be positive there. For each axis that is one equation
- * of the same kind: no axis above, at least one step along this one, anything from -u to u along those below. If every
- * step is longer than the reach of all smaller ones, step 2 refutes each of these equations at once.
+ * An array overlaps itself if two different elements share a byte. The difference of their indices
+ * is not zero; take the axis with the largest step on which it is not, and let it be positive
+ * there. For each axis that is one equation of the same kind: no axis above, at least one step
+ * along this one, anything from -u to u along those below. If every step is longer than the reach
+ * of all smaller ones, step 2 refutes each of these equations at once.
  *
- * Numbers. A comb is less than 2^61 bytes long, so sums of two, doubled, stay below 2^63; products of remainders are
- * computed in 128 bits. */
+ * Numbers. A comb is less than 2^61 bytes long, so sums of two, doubled, stay below 2^63; products
+ * of remainders are computed in 128 bits. */
 #include "array/overlap.h"
 
 #include "array/convert.h"
@@ -59,7 +66,8 @@
 
 fan_region fan_region_of(const fan_array *a)
 {
-    return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape, a->strides, a->ndim};
+    return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape,
+                        a->strides, a->ndim};
 }
 
 /* ---- combs ---- */
@@ -70,8 +78,8 @@ typedef struct moving {
     int axis;
 } moving;
 
-/* The origin of a comb's axes: group 0 is the tooth, group k the comb's axis k - 1; the group's members are
- * sorted[end[k - 1]] to sorted[end[k] - 1]. */
+/* The origin of a comb's axes: group 0 is the tooth, group k the comb's axis k - 1; the group's
+ * members are sorted[end[k - 1]] to sorted[end[k] - 1]. */
 typedef struct origin {
     moving sorted[FAN_MAX_NDIM];
     int end[FAN_MAX_NDIM + 1];
@@ -85,15 +93,16 @@ static bool is_empty(const fan_region *r)
     return empty;
 }
 
-/* comb_measure: collects the moving axes, smallest step first, and the comb's first and last byte. Returns their
- * number. */
+/* comb_measure: collects the moving axes, smallest step first, and the comb's first and last byte.
+ * Returns their number. */
 static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
 {
     uint64_t lo = r->data, last, reach = (uint64_t)r->itemsize - 1;
     bool far = false;
     int n = 0;
     for (int i = 0; i < r->ndim; i++) {
-        uint64_t step = r->strides[i] < 0 ? 0 - (uint64_t)r->strides[i] : (uint64_t)r->strides[i], way;
+        uint64_t step = r->strides[i] < 0 ? 0 - (uint64_t)r->strides[i] : (uint64_t)r->strides[i],
+                 way;
         int at = n;
         if (r->shape[i] == 1 || step == 0)
             continue;
@@ -149,8 +158,9 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* comb_unwind: finds the element that holds the byte at `way` from the start of group k's steps: writes the indices of
- * its axes, counted from their low ends. Returns the remaining offset within the element. */
+/* comb_unwind: finds the element that holds the byte at `way` from the start of group k's steps:
+ * writes the indices of its axes, counted from their low ends. Returns the remaining offset within
+ * the element. */
 static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
@@ -163,10 +173,10 @@ static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
     return way;
 }
 
-/* comb_element: computes the element of `r` at which the comb's axes have the values x and which contains offset `t` of
- * the tooth. */
-static void comb_element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
-                         int64_t *index)
+/* comb_element: computes the element of `r` at which the comb's axes have the values x and which
+ * contains offset `t` of the tooth. */
+static void comb_element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x,
+                         int64_t t, int64_t *index)
 {
     memset(index, 0, (size_t)r->ndim * sizeof *index);
     for (int k = 0; k < c->n; k++) {
@@ -195,15 +205,16 @@ static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out
 }
 
 /* Counts the second region from its last byte. */
-static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
-                             fan_error *err)
+static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left,
+                             fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED term parts[PARTS];
     /* Merges the axes of both as parts, ascending. */
     int n = 0;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
-        const fan_axis *next =
-            j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step) ? &a->axes[i++] : &b->axes[j++];
+        const fan_axis *next = j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step)
+                                   ? &a->axes[i++]
+                                   : &b->axes[j++];
         parts[n++] = (term){next->step, next->count - 1};
     }
     *out = FAN_OVERLAP_DISJOINT;
@@ -212,14 +223,15 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
                : FAN_OK;
 }
 
-fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
+fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left,
+                            fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED equation e;
     return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
-fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
-                       fan_verdict *out, fan_error *err)
+fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a,
+                       int64_t *at_b, fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED origin o[2];
     FAN_UNINITIALIZED fan_axis axes[2][FAN_MAX_NDIM];
@@ -241,13 +253,14 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     }
     FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
     if (*out == FAN_OVERLAP_YES && wanted) {
-        /* Computes an element of each from the solution. The second, counted from its end, first: so the
-         * indices of both are small. */
+        /* Computes an element of each from the solution. The second, counted from its end, first:
+         * so the indices of both are small. */
         FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
         int64_t places = fan__equation_given_places(&e, c[0].tooth + c[1].tooth - 2),
                 back = places < c[1].tooth ? places : c[1].tooth - 1;
         for (int k = 0; k < c[1].n; k++)
-            x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(&e, c[1].axes[k].step, c[1].axes[k].count - 1);
+            x[1][k] = c[1].axes[k].count - 1 -
+                      fan__equation_given(&e, c[1].axes[k].step, c[1].axes[k].count - 1);
         for (int k = 0; k < c[0].n; k++)
             x[0][k] = fan__equation_given(&e, c[0].axes[k].step, c[0].axes[k].count - 1);
         comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
@@ -266,7 +279,8 @@ bool fan_array_disjoint(const fan_array *a, const fan_array *b)
 
 /* ---- one region and itself ---- */
 
-/* unmoved_axis: returns an axis of extent > 1 that does not move: its first two elements coincide. -1: none. */
+/* unmoved_axis: returns an axis of extent > 1 that does not move: its first two elements coincide.
+ * -1: none. */
 static int unmoved_axis(const fan_region *r)
 {
     for (int i = 0; i < r->ndim; i++)
@@ -276,7 +290,8 @@ static int unmoved_axis(const fan_region *r)
 }
 
 /* two_indices: turns the solution's difference along one axis into two indices. */
-static void two_indices(const fan_region *r, const moving *m, int64_t difference, int64_t *one, int64_t *two)
+static void two_indices(const fan_region *r, const moving *m, int64_t difference, int64_t *one,
+                        int64_t *two)
 {
     if (r->strides[m->axis] < 0)
         difference = -difference;
@@ -284,10 +299,11 @@ static void two_indices(const fan_region *r, const moving *m, int64_t difference
     two[m->axis] = difference < 0 ? -difference : 0;
 }
 
-/* overlap_leading: checks whether two elements share a byte that differ by at least 1 along axis k, by nothing above
- * and by anything below. */
-static fan_status overlap_leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
-                                  int64_t *two, fan_verdict *out, fan_error *err)
+/* overlap_leading: checks whether two elements share a byte that differ by at least 1 along axis k,
+ * by nothing above and by anything below. */
+static fan_status overlap_leading(const fan_region *r, const moving *sorted, int k,
+                                  fan_effort *left, int64_t *one, int64_t *two, fan_verdict *out,
+                                  fan_error *err)
 {
     FAN_UNINITIALIZED equation e;
     FAN_UNINITIALIZED term parts[PARTS];
@@ -298,21 +314,23 @@ static fan_status overlap_leading(const fan_region *r, const moving *sorted, int
     }
     parts[k] = (term){sorted[k].step, sorted[k].count - 2};
     *out = FAN_OVERLAP_DISJOINT;
-    if (below < sorted[k].step || !fan__equation_pose(&e, parts, k + 1, width, below - sorted[k].step))
+    if (below < sorted[k].step ||
+        !fan__equation_pose(&e, parts, k + 1, width, below - sorted[k].step))
         return FAN_OK;
     FAN_TRY(fan__equation_solve(&e, left, out, err));
     if (*out != FAN_OVERLAP_YES || !one || !two)
         return FAN_OK;
     (void)fan__equation_given_places(&e, width);
     for (int j = 0; j < k; j++)
-        two_indices(r, &sorted[j], fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1), one,
-                    two);
+        two_indices(r, &sorted[j],
+                    fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1),
+                    one, two);
     two_indices(r, &sorted[k], fan__equation_given(&e, parts[k].step, parts[k].most) + 1, one, two);
     return FAN_OK;
 }
 
-fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out,
-                              fan_error *err)
+fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two,
+                              fan_verdict *out, fan_error *err)
 {
     FAN_UNINITIALIZED moving sorted[FAN_MAX_NDIM];
     fan_effort left = fan_effort_of(budget);

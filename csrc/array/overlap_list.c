@@ -1,27 +1,30 @@
 /* Many regions: compare few of all the pairs.
  *
- * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs do not overlap.
- * Within a run two tests exclude a pair without an exact question: their extents do not overlap, or their arcs do not,
- * on the circle of all remainders modulo some step g. A comb's arc begins at the remainder of its first byte and is as
- * long as its tooth and those axes that are no multiples of g. Columns of a matrix have extents that all overlap, and
- * arcs modulo the row that never do; for slices of one row it is the opposite. Both tests are the same sweep over
- * sorted stretches, and the number of overlapping pairs can be counted beforehand in the time of a sort. So each run
- * counts its extents and its arcs modulo its most frequent steps, and sweeps the smallest; each pair found there takes
- * the other test as well (two comparisons), and then the exact one.
+ * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs
+ * do not overlap. Within a run two tests exclude a pair without an exact question: their extents do
+ * not overlap, or their arcs do not, on the circle of all remainders modulo some step g. A comb's
+ * arc begins at the remainder of its first byte and is as long as its tooth and those axes that are
+ * no multiples of g. Columns of a matrix have extents that all overlap, and arcs modulo the row
+ * that never do; for slices of one row it is the opposite. Both tests are the same sweep over
+ * sorted stretches, and the number of overlapping pairs can be counted beforehand in the time of a
+ * sort. So each run counts its extents and its arcs modulo its most frequent steps, and sweeps the
+ * smallest; each pair found there takes the other test as well (two comparisons), and then the
+ * exact one.
  *
- * A few arrays may connect a run that falls apart without them: a flat buffer, and views of the matrices in it. If so,
- * and the rest falls into runs of at most half as many, those few are compared with all, and the rest is swept
- * separately.
+ * A few arrays may connect a run that falls apart without them: a flat buffer, and views of the
+ * matrices in it. If so, and the rest falls into runs of at most half as many, those few are
+ * compared with all, and the rest is swept separately.
  *
- * Components do not need all pairs, only enough of them. Open stretches are kept in lists, one per component; a new one
- * is compared with the members of a list, newest first, until one shares a byte with it. Then the lists are merged. So
- * a thousand views of the same memory cost a thousand questions. A member whose bytes all belong to another member
- * leaves its list: everything that overlaps it overlaps that one too. So a region that shares nothing with a thousand
- * repeated rows is compared with one of them, not with each.
+ * Components do not need all pairs, only enough of them. Open stretches are kept in lists, one per
+ * component; a new one is compared with the members of a list, newest first, until one shares a
+ * byte with it. Then the lists are merged. So a thousand views of the same memory cost a thousand
+ * questions. A member whose bytes all belong to another member leaves its list: everything that
+ * overlaps it overlaps that one too. So a region that shares nothing with a thousand repeated rows
+ * is compared with one of them, not with each.
  *
- * The number of questions for components is limited (QUESTIONS), and so is their time: further ones are "unknown",
- * count as overlaps, and join the component beside them. Pairs have no such limit, because each unknown pair would have
- * to be listed; both sweeps end on Ctrl-C. */
+ * The number of questions for components is limited (QUESTIONS), and so is their time: further ones
+ * are "unknown", count as overlaps, and join the component beside them. Pairs have no such limit,
+ * because each unknown pair would have to be listed; both sweeps end on Ctrl-C. */
 #include "array/overlap.h"
 
 #include "base/interrupt.h"
@@ -33,11 +36,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* stretch: intervals of numbers (extents and arcs), sorted, and the number of overlapping pairs; for
- * array/overlap_list. */
+/* stretch: intervals of numbers (extents and arcs), sorted, and the number of overlapping pairs;
+ * for array/overlap_list. */
 #define FAN_NO_STRETCH UINT32_MAX
 
-/* From one number to another, both included: an extent, or an arc (one that passes the end of the circle is two). */
+/* From one number to another, both included: an extent, or an arc (one that passes the end of the
+ * circle is two). */
 typedef struct fan_stretch {
     uint64_t from, to;
     uint32_t index, next; /* next: in a list of open ones */
@@ -55,8 +59,8 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
 #define DIGIT 11        /* bits */
 #define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
 
-/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap s[i] follow it, so the
- * search for their end starts there. */
+/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. Those that overlap
+ * s[i] follow it, so the search for their end starts there. */
 static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;
@@ -83,12 +87,15 @@ static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 #define GRIDS 4   /* steps that are tried as the modulus */
 #define BRIDGES 6 /* members of a run that may be set aside */
 
-/* Questions of one call for components with the default budget: about 50 ms, and 3 us for each region. */
+/* Questions of one call for components with the default budget: about 50 ms, and 3 us for each
+ * region. */
 #define QUESTIONS 4000000
 #define QUESTIONS_EACH 256
-#define ATTEMPT 32           /* .. of them, for each stretch of one try of a sweep */
-#define EARLY 16             /* a first try may be ahead of that by a sixteenth of all stretches, a second one by all */
-#define COVER_LOOKS 16       /* members of a list that are checked for covering a newcomer, or being covered by it */
+#define ATTEMPT 32 /* .. of them, for each stretch of one try of a sweep */
+/* a first try may be ahead of that by a sixteenth of all stretches, a second one by all */
+#define EARLY 16
+/* members of a list that are checked for covering a newcomer, or being covered by it */
+#define COVER_LOOKS 16
 #define QUESTION_ELEMENTS 64 /* elements' time that one question takes, for fan_interrupted */
 
 struct fan_overlaps {
@@ -148,9 +155,15 @@ void fan_overlaps_free(fan_overlaps *l)
     fan_free(l);
 }
 
-size_t fan_overlaps_count(const fan_overlaps *l) { return l->n; }
+size_t fan_overlaps_count(const fan_overlaps *l)
+{
+    return l->n;
+}
 
-const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i) { return &l->regions[i]; }
+const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i)
+{
+    return &l->regions[i];
+}
 
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last)
 {
@@ -161,7 +174,8 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
 
 bool fan_overlaps_are_easy(const fan_overlaps *l)
 {
-    /* With one step the equation of two combs, divided by it, has the steps 1 alone: it is whole (step 4). */
+    /* With one step the equation of two combs, divided by it, has the steps 1 alone: it is whole
+     * (step 4). */
     int64_t step = 0;
     for (size_t i = 0; i < l->n; i++) {
         const fan_comb *c = &l->combs[i];
@@ -180,8 +194,10 @@ bool fan_overlaps_are_easy(const fan_overlaps *l)
 
 /* ---- arcs ---- */
 
-/* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */
-static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
+/* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at
+ * most 2n. */
+static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g,
+                            fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
@@ -209,7 +225,8 @@ typedef struct tally {
     size_t count;
 } tally;
 
-/* count_step: counts a step among the most frequent (Misra-Gries: a newcomer without a place lowers all counts). */
+/* count_step: counts a step among the most frequent (Misra-Gries: a newcomer without a place lowers
+ * all counts). */
 static void count_step(tally *t, int64_t step)
 {
     tally *place = NULL;
@@ -238,8 +255,10 @@ typedef struct work {
     fan_effort left;   /* of the whole call */
     int64_t questions; /* for components: questions left */
     bool extents_only;
-    bool exact;       /* components: no regions were joined by an unknown verdict */
-    fan_stretch *run; /* all nonempty regions, by first bytes; room for 2n, as in the next three (made on first use) */
+    bool exact; /* components: no regions were joined by an unknown verdict */
+    /* all nonempty regions, by first bytes; room for 2n, as in the next three (made on first
+     * use) */
+    fan_stretch *run;
     fan_stretch *arc, *best; /* arcs modulo the step being tried, and modulo the best so far */
     fan_stretch *scratch;    /* for sorting */
     list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
@@ -262,7 +281,8 @@ static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
-    return *s ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
+    return *s ? FAN_OK
+              : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
 }
 
 static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
@@ -294,8 +314,8 @@ static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *er
             memcpy(s, w->scratch, n * sizeof *s);
         }
     } else {
-        /* Sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
-         * for n. */
+        /* Sorts by `from` by merging the existing runs, of which there are often few; `scratch` has
+         * room for n. */
         fan_stretch *scratch = w->scratch;
         while (fan__stretch_run_end(s, n, 0) < n) {
             for (size_t at = 0, end; at < n; at = end) {
@@ -316,15 +336,20 @@ static int64_t questions_of(uint64_t budget, size_t n)
     uint64_t times = budget / FAN_OVERLAP_BUDGET;
     int64_t most;
     return budget == UINT64_MAX ||
-                   __builtin_mul_overflow((int64_t)(times ? times : 1), QUESTIONS + QUESTIONS_EACH * (int64_t)n, &most)
+                   __builtin_mul_overflow((int64_t)(times ? times : 1),
+                                          QUESTIONS + QUESTIONS_EACH * (int64_t)n, &most)
                ? INT64_MAX
                : most;
 }
 
-static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n, fan_error *err)
+static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n,
+                            fan_error *err)
 {
     fan_status status = FAN_OK;
-    *w = (work){.l = l, .left = fan_effort_of(budget), .questions = questions_of(budget, l->n), .exact = true};
+    *w = (work){.l = l,
+                .left = fan_effort_of(budget),
+                .questions = questions_of(budget, l->n),
+                .exact = true};
     w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
     if (!w->lists)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
@@ -333,7 +358,8 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     *n = 0;
     for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
-            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NO_STRETCH};
+            w->run[(*n)++] =
+                (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NO_STRETCH};
     if (status == FAN_OK)
         status = overlaps_sort(w, w->run, *n, err);
     if (status != FAN_OK)
@@ -341,8 +367,10 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     return status;
 }
 
-/* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was interrupted. */
-static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+/* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was
+ * interrupted. */
+static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out,
+                                   fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
@@ -400,7 +428,8 @@ static int by_members(const void *a, const void *b)
     return p->two < q->two ? -1 : p->two > q->two;
 }
 
-/* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle meet twice. */
+/* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle
+ * meet twice. */
 static void in_order(work *w)
 {
     size_t kept = 0;
@@ -434,7 +463,8 @@ static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first), from a list. */
+/* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first),
+ * from a list. */
 static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
     if (before == FAN_NO_STRETCH)
@@ -445,8 +475,8 @@ static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t
         open->tail = before;
 }
 
-/* comb_within: returns true only if each byte of `a` belongs to `b`; false also if more than a comparison per axis is
- * needed. The steps of a comb ascend. */
+/* comb_within: returns true only if each byte of `a` belongs to `b`; false also if more than a
+ * comparison per axis is needed. The steps of a comb ascend. */
 static bool comb_within(const fan_comb *a, const fan_comb *b)
 {
     if (a->far || b->far || a->lo < b->lo || a->last > b->last)
@@ -455,7 +485,8 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     int i = a->n - 1;
     for (int k = b->n - 1; k >= 0; k--) {
         bool same = i >= 0 && a->axes[i].step == b->axes[k].step;
-        int64_t room = b->axes[k].count - (same ? a->axes[i].count : 1), skip = offset / b->axes[k].step;
+        int64_t room = b->axes[k].count - (same ? a->axes[i].count : 1),
+                skip = offset / b->axes[k].step;
         if (room < 0)
             return false;
         offset -= (skip < room ? skip : room) * b->axes[k].step;
@@ -464,27 +495,34 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     return i < 0 && offset + a->tooth <= b->tooth;
 }
 
-/* overlaps_covers: returns whether every region that shares bytes with stretch `b`'s shares bytes with `a`'s and
- * overlaps stretch `a` as long as it overlaps `b`. */
+/* overlaps_covers: returns whether every region that shares bytes with stretch `b`'s shares bytes
+ * with `a`'s and overlaps stretch `a` as long as it overlaps `b`. */
 static bool overlaps_covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 {
     bool yes = comb_within(&w->l->combs[b->index], &w->l->combs[a->index]);
-    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc inside an arc passes the circle's end with it */
+    /* an arc inside an arc passes the circle's end with it */
+    assert(!yes || (a->from <= b->from && b->to <= a->to));
     return yes;
 }
 
 /* The relation of a newcomer to an open list. */
-typedef enum meeting { APART, JOINED, COVERED } meeting;
+typedef enum meeting {
+    APART,
+    JOINED,
+    COVERED
+} meeting;
 
-/* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte
- * with i, those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be
- * listed. */
-static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
+/* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once
+ * one shares a byte with i, those among the next few that i covers leave, too. COVERED: one of them
+ * covers i, which need not be listed. */
+static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out,
+                                fan_error *err)
 {
     uint32_t before = FAN_NO_STRETCH;
     int more = COVER_LOOKS;
     *out = APART;
-    for (uint32_t at = open->head; at != FAN_NO_STRETCH && *out != COVERED && more > 0; at = s[at].next) {
+    for (uint32_t at = open->head; at != FAN_NO_STRETCH && *out != COVERED && more > 0;
+         at = s[at].next) {
         fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (s[at].to < s[i].from) {
             overlaps_leave(s, open, before, at);
@@ -509,10 +547,11 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
     return FAN_OK;
 }
 
-/* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a member covers it.
- * *done: false if ATTEMPT questions for each stretch so far, and for `ahead` more, did not suffice; the joins until
- * then are right. SIZE_MAX: no limit. */
-static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahead, bool *done, fan_error *err)
+/* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a
+ * member covers it. *done: false if ATTEMPT questions for each stretch so far, and for `ahead`
+ * more, did not suffice; the joins until then are right. SIZE_MAX: no limit. */
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahead, bool *done,
+                                   fan_error *err)
 {
     size_t lists = 0;
     int64_t before = w->questions;
@@ -553,8 +592,8 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahe
 
 /* ---- runs ---- */
 
-/* overlaps_divides: returns whether a run without the members that span at least `most` bytes falls into runs of half
- * as many. */
+/* overlaps_divides: returns whether a run without the members that span at least `most` bytes falls
+ * into runs of half as many. */
 static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
 {
     size_t longest = 0, length = 0;
@@ -569,8 +608,8 @@ static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
     return longest <= n / 2;
 }
 
-/* set_aside: moves the few that connect a run to its end; the others stay in order. Returns how many: 0 if that divides
- * nothing. */
+/* set_aside: moves the few that connect a run to its end; the others stay in order. Returns how
+ * many: 0 if that divides nothing. */
 static size_t set_aside(fan_stretch *run, size_t n)
 {
     fan_stretch aside[BRIDGES];
@@ -594,11 +633,12 @@ static size_t set_aside(fan_stretch *run, size_t n)
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
 
-/* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no sure measure,
- * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. In the first round
- * a sweep whose questions grow with the square of its stretches ends after few of them. */
-static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run, size_t n,
-                                      const tally *grids, fan_error *err)
+/* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no
+ * sure measure, because members leave their lists: if it takes many questions, extents and arcs are
+ * tried in turn. In the first round a sweep whose questions grow with the square of its stretches
+ * ends after few of them. */
+static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run,
+                                      size_t n, const tally *grids, fan_error *err)
 {
     bool done = false;
     for (size_t ahead = n / EARLY + 1; !done && ahead < EARLY * n; ahead *= EARLY) {
@@ -664,7 +704,8 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
         least = met;
         count = m;
     }
-    return w->parent ? sweep_components_by(w, best, count, run, n, grids, err) : sweep_pairs(w, best, count, err);
+    return w->parent ? sweep_components_by(w, best, count, run, n, grids, err)
+                     : sweep_pairs(w, best, count, err);
 }
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
@@ -679,8 +720,8 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget, uint32_t *label, size_t *count,
-                            bool *exact, fan_error *err)
+static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget,
+                            uint32_t *label, size_t *count, bool *exact, fan_error *err)
 {
     work w;
     size_t n, components = 0;
@@ -704,18 +745,20 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     return FAN_OK;
 }
 
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, bool *exact,
-                                   fan_error *err)
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label,
+                                   size_t *count, bool *exact, fan_error *err)
 {
     return label_all(l, false, budget, label, count, exact, err);
 }
 
-fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err)
+fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count,
+                                fan_error *err)
 {
     return label_all(l, true, 0, label, count, NULL, err);
 }
 
-fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count, fan_error *err)
+fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count,
+                              fan_error *err)
 {
     work w;
     size_t n;

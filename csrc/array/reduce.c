@@ -1,12 +1,12 @@
 /* The sum of an array over some of its axes, by rows or by elements of the result.
  *
- * The order is D7's, on every device: up to RUN terms one after the other, in C order of the reduced axes. More are
- * distributed, so that a GPU can sum in parallel:
+ * The order is D7's, on every device: up to RUN terms one after the other, in C order of the
+ * reduced axes. More are distributed, so that a GPU can sum in parallel:
  *
- *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..        of each GROUP in a row, term k to lane k mod LANES
- *   lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other
- *   groups    lane 0 + lane 1 + .. + lane 31        one number of each group
- *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is left */
+ *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..        of each GROUP in a row, term k to lane k mod
+ * LANES lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other groups lane 0
+ * + lane 1 + .. + lane 31        one number of each group runs      RUN groups in a row, one after
+ * the other; then RUN of those; until one number is left */
 #include "array/sum.h"
 
 #include "array/convert.h"
@@ -48,7 +48,9 @@ static void part_axis(part *p, int64_t extent, int64_t stride)
 
 fan_dtype fan_reduce_dtype(fan_dtype d)
 {
-    return fan_dtype_kind(d) == 'f' ? FAN_DT_FLOAT64 : fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : d;
+    return fan_dtype_kind(d) == 'f'   ? FAN_DT_FLOAT64
+           : fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128
+                                      : d;
 }
 
 #define RUN 256
@@ -120,10 +122,10 @@ static int64_t gone_at(const part *gone, int64_t k)
     return offset;
 }
 
-/* reduce_read: reads the elements [at, at + n), each rounded to `dtype`, as elements of acc, which is no narrower; they
- * take RUN * 16 bytes at most. */
-static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype dtype, fan_dtype acc,
-                        char *to)
+/* reduce_read: reads the elements [at, at + n), each rounded to `dtype`, as elements of acc, which
+ * is no narrower; they take RUN * 16 bytes at most. */
+static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
+                        fan_dtype dtype, fan_dtype acc, char *to)
 {
     FAN_UNINITIALIZED _Alignas(64) char rounded[RUN * 16];
     if (dtype == a->dtype || dtype == acc) {
@@ -131,7 +133,8 @@ static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int
         return;
     }
     fan_nditer_read(w, a, at, n, dtype, rounded);
-    fan_convert(to, acc, (int64_t)fan_dtype_size(acc), rounded, dtype, (int64_t)fan_dtype_size(dtype), n);
+    fan_convert(to, acc, (int64_t)fan_dtype_size(acc), rounded, dtype,
+                (int64_t)fan_dtype_size(dtype), n);
 }
 
 /* A row: elements [at, at + n) of the result while they are summed. */
@@ -160,11 +163,13 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
 }
 
 /* by_rows: adds one row to a row of the result for each element of the reduced axes. */
-static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w, fan_dtype dtype)
+static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w,
+                    fan_dtype dtype)
 {
     FAN_UNINITIALIZED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
     FAN_UNINITIALIZED reduce_runs runs;
-    reduce_row r = {.kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
+    reduce_row r = {
+        .kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
     int64_t size = (int64_t)fan_dtype_size(r.acc), most = ROW_BYTES / size, terms = gone->a.size;
     r.loops = fan_loops_of(r.acc);
     for (; r.at < w->size; r.at += r.n) {
@@ -190,7 +195,8 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
     }
 }
 
-static void lanes_add_doubles(double *restrict lanes, const double *restrict terms, size_t rows, size_t wide)
+static void lanes_add_doubles(double *restrict lanes, const double *restrict terms, size_t rows,
+                              size_t wide)
 {
     for (size_t j = 0; j < wide; j += 8) { /* eight sums in registers */
         double sum[8];
@@ -206,11 +212,13 @@ static void lanes_add_doubles(double *restrict lanes, const double *restrict ter
 static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, bool fresh)
 {
     const fan_loops *loops = fan_loops_of(acc);
-    size_t size = fan_dtype_size(acc), from = fresh ? (n < LANES ? n : LANES) : 0, rows = (n - from) / LANES;
+    size_t size = fan_dtype_size(acc), from = fresh ? (n < LANES ? n : LANES) : 0,
+           rows = (n - from) / LANES;
     if (fresh)
         memcpy(lanes, terms, from * size);
     if (acc == FAN_DT_FLOAT64 || acc == FAN_DT_COMPLEX128) {
-        lanes_add_doubles((double *)(void *)lanes, (const double *)(const void *)(terms + from * size), rows,
+        lanes_add_doubles((double *)(void *)lanes,
+                          (const double *)(const void *)(terms + from * size), rows,
                           LANES * loops->parts);
         from += rows * LANES;
     }
@@ -221,8 +229,8 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
 }
 
 /* group_sum: sums the terms [k, end) of `run`, at most a group, into `sum`. */
-static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt,
-                      fan_dtype dtype, char *sum)
+static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end,
+                      bool dealt, fan_dtype dtype, char *sum)
 {
     fan_dtype acc = fan_reduce_dtype(dtype);
     FAN_UNINITIALIZED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
@@ -239,7 +247,8 @@ static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, 
 }
 
 /* by_elements: sums each element of the result as one run over the reduced axes. */
-static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w, fan_dtype dtype)
+static void by_elements(const fan_array *out, const part *kept, const part *gone,
+                        const fan_nditer *w, fan_dtype dtype)
 {
     FAN_UNINITIALIZED fan_nditer inner;
     FAN_UNINITIALIZED reduce_runs runs;

@@ -1,4 +1,5 @@
-/* snapshot: see snapshot.h. One block of memory holds all rows, one after the other; a row is a comb's tooth. */
+/* snapshot: see snapshot.h. One block of memory holds all rows, one after the other; a row is a
+ * comb's tooth. */
 #include "array/snapshot.h"
 
 #include "base/mem.h"
@@ -29,7 +30,10 @@ static bool row_save(unsigned char *there, unsigned char *kept, size_t n)
     return true;
 }
 
-static bool row_is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
+static bool row_is_same(unsigned char *there, unsigned char *kept, size_t n)
+{
+    return memcmp(kept, there, n) == 0;
+}
 
 static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 {
@@ -42,7 +46,8 @@ static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 }
 
 /* row_line: visits the rows along one axis. */
-static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
+static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth,
+                            row_fn *row)
 {
     for (int64_t i = 0; i < axis.count; i++)
         if (!row(there + i * axis.step, kept + (size_t)i * tooth, tooth))
@@ -51,23 +56,24 @@ static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *
 }
 
 /* LINES(function): a line of rows, with a loop for each of the usual element widths. */
-#define LINES(row)                                                                                  \
-    static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth) \
-    {                                                                                               \
-        switch (tooth) {                                                                            \
-        case 1:                                                                                     \
-            return row_line(axis, there, kept, 1, row);                                             \
-        case 2:                                                                                     \
-            return row_line(axis, there, kept, 2, row);                                             \
-        case 4:                                                                                     \
-            return row_line(axis, there, kept, 4, row);                                             \
-        case 8:                                                                                     \
-            return row_line(axis, there, kept, 8, row);                                             \
-        case 16:                                                                                    \
-            return row_line(axis, there, kept, 16, row);                                            \
-        default:                                                                                    \
-            return row_line(axis, there, kept, tooth, row);                                         \
-        }                                                                                           \
+#define LINES(row)                                                                    \
+    static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, \
+                            size_t tooth)                                             \
+    {                                                                                 \
+        switch (tooth) {                                                              \
+        case 1:                                                                       \
+            return row_line(axis, there, kept, 1, row);                               \
+        case 2:                                                                       \
+            return row_line(axis, there, kept, 2, row);                               \
+        case 4:                                                                       \
+            return row_line(axis, there, kept, 4, row);                               \
+        case 8:                                                                       \
+            return row_line(axis, there, kept, 8, row);                               \
+        case 16:                                                                      \
+            return row_line(axis, there, kept, 16, row);                              \
+        default:                                                                      \
+            return row_line(axis, there, kept, tooth, row);                           \
+        }                                                                             \
     }
 LINES(row_save)
 LINES(row_is_same)
@@ -76,8 +82,8 @@ LINES(row_put_back)
 typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
 
 /* each_line: visits the rows along axes 0 .. k - 1, smallest step innermost. */
-static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth,
-                      line_fn *lines)
+static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept,
+                      size_t tooth, line_fn *lines)
 {
     if (k <= 1) {
         fan_axis axis = k ? axes[0] : (fan_axis){0, 1};
@@ -94,10 +100,12 @@ static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigne
 static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn *lines)
 {
     unsigned char *there = (unsigned char *)(uintptr_t)lo, *mine = s->block + k->at;
-    return k->tooth == 0 || each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
+    return k->tooth == 0 ||
+           each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
 }
 
-/* rows_of: computes how many bytes the rows of a comb have; false: more than there are from its first to its last. */
+/* rows_of: computes how many bytes the rows of a comb have; false: more than there are from its
+ * first to its last. */
 static bool rows_of(const fan_comb *c, size_t *bytes)
 {
     size_t all = (size_t)(c->last - c->lo) + 1, n = (size_t)c->tooth;
@@ -109,7 +117,8 @@ static bool rows_of(const fan_comb *c, size_t *bytes)
 }
 
 /* snapshot_plan: decides which bytes of region r are kept, after those kept already. */
-static fan_status snapshot_plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
+static fan_status snapshot_plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes,
+                                fan_error *err)
 {
     shown *k = &s->items[i];
     fan_comb c;
@@ -161,7 +170,8 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     *out = s;
     return FAN_OK;
 nomem:
-    status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays, %zu bytes", n, s->size);
+    status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays, %zu bytes", n,
+                      s->size);
 fail:
     fan_snapshot_free(s);
     return status;
@@ -177,9 +187,15 @@ void fan_snapshot_free(fan_snapshot *s)
     fan_free(s);
 }
 
-size_t fan_snapshot_bytes(const fan_snapshot *s) { return s->size; }
+size_t fan_snapshot_bytes(const fan_snapshot *s)
+{
+    return s->size;
+}
 
-uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i) { return s->items[i].data; }
+uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i)
+{
+    return s->items[i].data;
+}
 
 bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
 {

@@ -24,7 +24,10 @@ static const char *const names[] = {
 };
 #define FORMATS (sizeof names / sizeof names[0])
 
-const char *fan_format_name(fan_format f) { return (size_t)f < FORMATS ? names[f] : "none"; }
+const char *fan_format_name(fan_format f)
+{
+    return (size_t)f < FORMATS ? names[f] : "none";
+}
 
 bool fan_format_from_name(const char *name, fan_format *out)
 {
@@ -37,7 +40,10 @@ bool fan_format_from_name(const char *name, fan_format *out)
     return false;
 }
 
-int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
+int64_t fan_sparse_nnz(const fan_sparse *s)
+{
+    return s->values->shape[0];
+}
 
 /* ---- one sparse array ---- */
 
@@ -45,11 +51,12 @@ static fan_status check_index_dtype(const char *what, const fan_array *a, fan_er
 {
     if (a->dtype == FAN_DT_INT32 || a->dtype == FAN_DT_INT64)
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_TYPE, "sparse %s: expected int32 or int64, got %s", what, fan_dtype_name(a->dtype));
+    return fan_fail(err, FAN_ERR_TYPE, "sparse %s: expected int32 or int64, got %s", what,
+                    fan_dtype_name(a->dtype));
 }
 
-static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim, const int64_t *want,
-                              fan_error *err)
+static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim,
+                              const int64_t *want, fan_error *err)
 {
     bool same = a->ndim == ndim;
     for (int i = 0; same && i < ndim; i++)
@@ -57,31 +64,35 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
     if (same)
         return FAN_OK;
     char got[128], expected[128];
-    return fan_fail(err, FAN_ERR_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f), what,
-                    fan_shape_text(a->ndim, a->shape, got, sizeof got),
+    return fan_fail(err, FAN_ERR_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f),
+                    what, fan_shape_text(a->ndim, a->shape, got, sizeof got),
                     fan_shape_text(ndim, want, expected, sizeof expected));
 }
 
-fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
-                          fan_array *values, bool coalesced, fan_sparse **out, fan_error *err)
+fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices,
+                          fan_array *pointers, fan_array *values, bool coalesced, fan_sparse **out,
+                          fan_error *err)
 {
     *out = NULL;
     if ((size_t)f >= FORMATS)
         return fan_fail(err, FAN_ERR_VALUE, "no such sparse format");
-    /* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
+    /* The dense shape of a sparse array may be larger than any memory, so its extents are checked
+     * one by one. */
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM,
+                        ndim);
     for (int i = 0; i < ndim; i++)
         if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
-                            (long long)shape[i]);
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld",
+                            i, (long long)shape[i]);
     FAN_TRY(check_index_dtype("indices", indices, err));
     if (f == FAN_FORMAT_COO) {
         if (indices->ndim != 2 || indices->shape[0] > ndim) {
             char text[128];
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
-                            fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
+            return fan_fail(
+                err, FAN_ERR_VALUE,
+                "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
+                fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
         }
         int dim = (int)indices->shape[0];
         if (1 + ndim - dim > FAN_MAX_NDIM)
@@ -93,7 +104,8 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
         FAN_TRY(check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err));
     } else {
         if (ndim != 2)
-            return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
+            return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f),
+                            ndim);
         if (!pointers)
             return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
         FAN_TRY(check_index_dtype("pointers", pointers, err));
@@ -104,10 +116,12 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
                 block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
                 if (block[i] < 1 || shape[i] % block[i]) {
                     char text[128], all[128];
-                    return fan_fail(err, FAN_ERR_VALUE,
-                                    "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
-                                    fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
-                                    fan_shape_text(ndim, shape, all, sizeof all));
+                    return fan_fail(
+                        err, FAN_ERR_VALUE,
+                        "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
+                        fan_format_name(f),
+                        fan_shape_text(values->ndim, values->shape, text, sizeof text),
+                        fan_shape_text(ndim, shape, all, sizeof all));
                 }
             }
         }
@@ -150,7 +164,8 @@ void fan_sparse_drop(fan_sparse *s)
     fan_free(s);
 }
 
-static fan_status sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
+static fan_status sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out,
+                              fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *values = NULL;
@@ -161,7 +176,8 @@ static fan_status sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse *
         FAN_GO(fan_array_new(dtype, s->values->ndim, s->values->shape, NULL, &values, err));
         fan_array_copy(values, s->values);
     }
-    FAN_GO(fan_sparse_new(s->format, s->ndim, s->shape, s->indices, s->pointers, values, s->coalesced, out, err));
+    FAN_GO(fan_sparse_new(s->format, s->ndim, s->shape, s->indices, s->pointers, values,
+                          s->coalesced, out, err));
     (*out)->nnz_coalesced = s->nnz_coalesced;
 done:
     fan_array_drop(values);
@@ -177,10 +193,11 @@ fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **ou
 
 /* ---- the parts of a sparse array ----
  *
- * Index parts are foreign memory, which may change after it was checked: only these functions read them, and every
- * index is checked against its extent at its use. */
+ * Index parts are foreign memory, which may change after it was checked: only these functions read
+ * them, and every index is checked against its extent at its use. */
 
-/* block_extent: returns a block's extent along an axis of the dense shape; 1 if there are no blocks. */
+/* block_extent: returns a block's extent along an axis of the dense shape; 1 if there are no
+ * blocks. */
 static inline int64_t block_extent(const fan_sparse *s, int axis)
 {
     return fan_format_is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
@@ -203,13 +220,15 @@ static inline int64_t cells_of(const fan_sparse *s)
 /* Volatile: the checked value is the one used, even if another thread writes there meanwhile. */
 static inline int64_t load_index(const fan_array *a, const char *p)
 {
-    return a->dtype == FAN_DT_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p : *(const volatile fan_any_i64 *)p;
+    return a->dtype == FAN_DT_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p
+                                    : *(const volatile fan_any_i64 *)p;
 }
 
 /* coo_index: returns the index of entry e along `axis`. */
 static inline int64_t coo_index(const fan_sparse *s, int axis, int64_t e)
 {
-    return load_index(s->indices, s->indices->data + axis * s->indices->strides[0] + e * s->indices->strides[1]);
+    return load_index(s->indices, s->indices->data + axis * s->indices->strides[0] +
+                                      e * s->indices->strides[1]);
 }
 
 static inline int64_t plain_index(const fan_sparse *s, int64_t e)
@@ -222,20 +241,27 @@ static inline int64_t sparse_pointer(const fan_sparse *s, int64_t p)
     return load_index(s->pointers, s->pointers->data + p * s->pointers->strides[0]);
 }
 
-static inline bool sparse_within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
+static inline bool sparse_within(int64_t index, int64_t extent)
+{
+    return index >= 0 && index < extent;
+}
 
 /* ---- checks ---- */
 
-static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent,
-                                 fan_error *err)
+static fan_status sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index,
+                                 int64_t extent, fan_error *err)
 {
-    return fan_fail(err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
-                    fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
+    return fan_fail(
+        err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
+        fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
 #define CHECKED 4096 /* entries between two polls for interrupts */
 
-static int64_t block_end(int64_t from, int64_t n) { return n - from < CHECKED ? n : from + CHECKED; }
+static int64_t block_end(int64_t from, int64_t n)
+{
+    return n - from < CHECKED ? n : from + CHECKED;
+}
 
 static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
 {
@@ -244,18 +270,20 @@ static fan_status sparse_check_pointers(const fan_sparse *s, fan_error *err)
         for (int64_t p = from, end = block_end(from, n); p < end; p++) {
             int64_t at = sparse_pointer(s, p);
             if (at < before || at > nnz || (p == 0 && at != 0) || (p == n - 1 && at != nnz))
-                return fan_fail(err, FAN_ERR_VALUE,
-                                "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
-                                fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
+                return fan_fail(
+                    err, FAN_ERR_VALUE,
+                    "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
+                    fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
             before = at;
         }
     }
     return FAN_OK;
 }
 
-/* check_indices: checks the indices along an axis: the first is at `first`, each next one `step` bytes further. */
-static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first, int64_t step,
-                                fan_error *err)
+/* check_indices: checks the indices along an axis: the first is at `first`, each next one `step`
+ * bytes further. */
+static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first,
+                                int64_t step, fan_error *err)
 {
     int64_t nnz = fan_sparse_nnz(s);
     for (int64_t from = 0; from < nnz && !(from && fan_interrupted(CHECKED)); from += CHECKED) {
@@ -273,12 +301,14 @@ fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
     const fan_array *a = s->indices;
     if (s->format == FAN_FORMAT_COO) {
         for (int axis = 0; axis < sparse_dim(s); axis++)
-            FAN_TRY(check_indices(s, axis, s->shape[axis], a->data + axis * a->strides[0], a->strides[1], err));
+            FAN_TRY(check_indices(s, axis, s->shape[axis], a->data + axis * a->strides[0],
+                                  a->strides[1], err));
         return FAN_OK;
     }
     FAN_TRY(sparse_check_pointers(s, err));
     int axis = !fan_format_compressed_axis(s->format);
-    return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0], err);
+    return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0],
+                         err);
 }
 
 /* coo_rises: returns whether the index of entry e is behind that of the entry before it. */
@@ -318,12 +348,14 @@ bool fan_sparse_is_sorted(const fan_sparse *s)
 
 /* ---- sparse into dense ----
  *
- * Entries are added in their order, so that those with the same index are added one after the other. */
+ * Entries are added in their order, so that those with the same index are added one after the
+ * other. */
 
-/* entry_place: computes the place of entry e's first number, for an array with these strides; false: an index is
- * outside of the shape (other code may write the indices meanwhile). *row: the entry's index along the compressed axis;
- * it begins at 0 and rises with e. */
-static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int64_t *strides, int64_t *place)
+/* entry_place: computes the place of entry e's first number, for an array with these strides;
+ * false: an index is outside of the shape (other code may write the indices meanwhile). *row: the
+ * entry's index along the compressed axis; it begins at 0 and rises with e. */
+static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int64_t *strides,
+                        int64_t *place)
 {
     *place = 0;
     if (s->format == FAN_FORMAT_COO) {
@@ -336,7 +368,8 @@ static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int6
         return true;
     }
     int axis = fan_format_compressed_axis(s->format);
-    int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, e), unit = block_extent(s, !axis);
+    int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, e),
+            unit = block_extent(s, !axis);
     while (*row < rows && sparse_pointer(s, *row + 1) <= e)
         ++*row;
     if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
@@ -345,8 +378,9 @@ static bool entry_place(const fan_sparse *s, int64_t e, int64_t *row, const int6
     return true;
 }
 
-/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend over `inner` axes of
- * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
+/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend
+ * over `inner` axes of the dense array, the last of which, or as many as are gap-free there, make
+ * one `run`. */
 typedef struct target {
     const fan_array *into;
     const fan_sparse *s;
@@ -361,7 +395,8 @@ typedef struct target {
 
 static void target_entry(target *t)
 {
-    t->inside = t->entry < fan_sparse_nnz(t->s) && entry_place(t->s, t->entry, &t->row, t->into->strides, &t->base);
+    t->inside = t->entry < fan_sparse_nnz(t->s) &&
+                entry_place(t->s, t->entry, &t->row, t->into->strides, &t->base);
 }
 
 static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
@@ -371,9 +406,12 @@ static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
     t->entry = t->row = t->offset = t->at = 0;
     t->inner = 0;
     t->run = t->runs = 1;
-    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : fan_format_is_blocked(s->format) ? 0 : into->ndim;
+    int first = s->format == FAN_FORMAT_COO        ? sparse_dim(s)
+                : fan_format_is_blocked(s->format) ? 0
+                                                   : into->ndim;
     for (int i = first; i < into->ndim; i++) {
-        t->extent[t->inner] = fan_format_is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
+        t->extent[t->inner] =
+            fan_format_is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
         t->stride[t->inner] = into->strides[i];
         t->index[t->inner++] = 0;
     }
@@ -433,9 +471,12 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
                 from[n++] = taken * t.run * size;
             }
         }
-        for (int64_t done = 0, m; n && done < here - at; done += m) { /* several rounds only for one long run */
+        /* several rounds only for one long run */
+        for (int64_t done = 0, m; n && done < here - at; done += m) {
             m = here - at - done < PIECE ? here - at - done : PIECE;
-            const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
+            const char *src = s->values->dtype == into->dtype
+                                  ? fan_nditer_whole(&w, s->values, at + done, m)
+                                  : NULL;
             if (!src) {
                 fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
                 src = piece;
@@ -447,7 +488,8 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     }
 }
 
-fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype, fan_error *err)
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtype dtype,
+                             fan_error *err)
 {
     fan_status status;
     fan_sparse *rounded = NULL;
@@ -457,7 +499,9 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_dtyp
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
     fan_sparse_scatter(
-        wide, rounded); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
+        /* several elements of `wide` are one of `sum`: their entries are added one after the
+         * other */
+        wide, rounded);
     fan_array_copy(out, sum);
 done:
     fan_sparse_drop(rounded);
@@ -469,27 +513,31 @@ done:
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
 {
     int64_t all = 1, strides[FAN_MAX_NDIM], nnz = fan_sparse_nnz(s), row = 0, place;
-    int64_t run = nnz ? s->values->size / nnz : 0, width = fan_format_is_blocked(s->format) ? block_extent(s, 1) : 1;
+    int64_t run = nnz ? s->values->size / nnz : 0,
+            width = fan_format_is_blocked(s->format) ? block_extent(s, 1) : 1;
     for (int i = s->ndim - 1; i >= 0; i--) {
         strides[i] = all;
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
+            return fan_fail(
+                err, FAN_ERR_VALUE,
+                "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
     }
     for (int64_t e = 0; e < nnz; e++) {
         if (!entry_place(s, e, &row, strides, &place))
-            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "the indices of a sparse gradient were changed while it was summed");
         for (int64_t k = 0; k < run; k++)
-            *to++ = place + (fan_format_is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+            *to++ = place +
+                    (fan_format_is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
     }
     return FAN_OK;
 }
 
 /* ---- merges ----
  *
- * Design: every stored entry gets a key, the position of its index in the order of the result's indices; operands are
- * concatenated, sorted stably by key, and equal neighbours are folded from left to right. That is D12: the order (key
- * of the contribution, position) survives the sort.
+ * Design: every stored entry gets a key, the position of its index in the order of the result's
+ * indices; operands are concatenated, sorted stably by key, and equal neighbours are folded from
+ * left to right. That is D12: the order (key of the contribution, position) survives the sort.
  *
  *   format   axes that are indexed            an entry's values
  *   COO      the first sparse_dim             the other axes
@@ -498,12 +546,13 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
  *   BSR      block row, block column          a block
  *   BSC      block column, block row          a block
  *
- * A key is a linear index in one int64; if the extents are too large for that, it has several columns, sorted from the
- * last to the first.
+ * A key is a linear index in one int64; if the extents are too large for that, it has several
+ * columns, sorted from the last to the first.
  *
- * Pitfalls: the sum widens (D3) between operands while duplicates are still separate. Converting each before adding
- * gives other bits than adding first; so everything before a widening is folded before it is converted. And index parts
- * are foreign memory, which may change after it was checked: every index is checked against its extent at its use. */
+ * Pitfalls: the sum widens (D3) between operands while duplicates are still separate. Converting
+ * each before adding gives other bits than adding first; so everything before a widening is folded
+ * before it is converted. And index parts are foreign memory, which may change after it was
+ * checked: every index is checked against its extent at its use. */
 
 /* sparse_grid: the index space of the entries of a sparse sum, and the key of an entry's index. For
  * array/sparse alone. */
@@ -513,12 +562,14 @@ typedef struct fan_grid {
     int axes;
     int64_t extent[FAN_MAX_NDIM];
     int64_t cells; /* numbers in an entry */
-    int columns;   /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
+    /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
+    int columns;
     int first[FAN_MAX_NDIM + 1];
 } fan_grid;
 
 /* fan__grid_axis_of_key: computes the index along one axis from keys. */
-static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step)
+static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, int axis,
+                                  char *to, int64_t step)
 {
     int c = 0;
     while (axis >= g->first[c + 1])
@@ -531,10 +582,10 @@ static void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_
         *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
 }
 
-/* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's own index part, each
- * repeated `times` times. */
-static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to,
-                            fan_error *err)
+/* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's
+ * own index part, each repeated `times` times. */
+static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent,
+                            int64_t times, int64_t *to, fan_error *err)
 {
     int64_t nnz = fan_sparse_nnz(s), row = 0;
     if (compressed)
@@ -556,10 +607,10 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     return FAN_OK;
 }
 
-/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid (one stored entry of s
- * is `times` of them). */
-static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times, int64_t *to,
-                                  fan_error *err)
+/* fan__grid_index: computes the index along grid axis `axis` of each of s's entries in this grid
+ * (one stored entry of s is `times` of them). */
+static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int64_t times,
+                                  int64_t *to, fan_error *err)
 {
     int64_t n = fan_sparse_nnz(s) * times;
     if (s->format == FAN_FORMAT_COO) {
@@ -573,11 +624,13 @@ static fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int ax
         return FAN_OK;
     }
     if (g->format != FAN_FORMAT_COO) {
-        int named = axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
+        int named =
+            axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
         return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
     }
     int64_t unit = block_extent(s, axis), wide = block_extent(s, 1);
-    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis, g->extent[axis] / unit, times, to, err));
+    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis,
+                      g->extent[axis] / unit, times, to, err));
     for (int64_t i = 0; i < n; i++)
         to[i] = to[i] * unit + (axis == 0 ? i % times / wide : i % wide);
     return FAN_OK;
@@ -598,7 +651,8 @@ static void entries_free(entries *e)
     *e = (entries){0, NULL, NULL, FAN_DT_NONE};
 }
 
-/* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on overflow. */
+/* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on
+ * overflow. */
 static void *merge_allocate(int64_t n, int64_t each, size_t size)
 {
     size_t bytes;
@@ -620,8 +674,8 @@ static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
 }
 
 /* read_operand: reads s into the entries of e from `at` on. */
-static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
-                               fan_error *err)
+static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at,
+                               int64_t *scratch, fan_error *err)
 {
     int64_t times = g->cells ? cells_of(s) / g->cells : 1, n = fan_sparse_nnz(s) * times;
     for (int c = 0; c < g->columns; c++) {
@@ -637,8 +691,12 @@ static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *
     int64_t strides[FAN_MAX_NDIM];
     const fan_array *v = s->values;
     fan_dense_strides(v->ndim, v->shape, fan_dtype_size(e->acc), NULL, strides);
-    fan_array flat = {
-        .data = to, .dtype = e->acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
+    fan_array flat = {.data = to,
+                      .dtype = e->acc,
+                      .ndim = v->ndim,
+                      .size = v->size,
+                      .shape = v->shape,
+                      .strides = strides};
     fan_array_copy(&flat, v);
     return FAN_OK;
 }
@@ -659,9 +717,10 @@ static int in_order(const entries *e, const fan_grid *g)
     return answer;
 }
 
-/* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and `b` have room for n
- * each; returns the one with the result. */
-static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a, int64_t *b)
+/* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and
+ * `b` have room for n each; returns the one with the result. */
+static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a,
+                                  int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
     for (int64_t i = 0; i < e->n; i++)
@@ -748,9 +807,10 @@ done:
     return status;
 }
 
-/* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are all added in acc. */
-static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
-                               fan_error *err)
+/* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are
+ * all added in acc. */
+static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in,
+                               size_t n, fan_dtype acc, fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
     entries all = {0, NULL, NULL, FAN_DT_NONE};
@@ -789,15 +849,17 @@ done:
     return status;
 }
 
-/* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or COO in any order). */
-static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices, fan_array **pointers,
-                                fan_error *err)
+/* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or
+ * COO in any order). */
+static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices,
+                                fan_array **pointers, fan_error *err)
 {
     if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
+            fan__grid_axis_of_key(g, e->keys, e->n, axis,
+                                  (*indices)->data + axis * (*indices)->strides[0],
                                   (*indices)->strides[1]);
         return FAN_OK;
     }
@@ -819,8 +881,8 @@ static fan_status build_indices(const entries *e, const fan_grid *g, fan_array *
 }
 
 /* values_new: makes an array for n entries of dtype d. */
-static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
-                             fan_error *err)
+static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d,
+                             fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
     int ndim = 1;
@@ -834,8 +896,9 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
 }
 
 /* merge_finish: scales, rounds, and makes the sparse array. */
-static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
-                               const fan_scale *scale, fan_sparse **out, fan_error *err)
+static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like,
+                               bool coalesced, fan_dtype d, const fan_scale *scale,
+                               fan_sparse **out, fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -847,9 +910,10 @@ static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *
     }
     FAN_GO(build_indices(e, g, &indices, &pointers, err));
     FAN_GO(values_new(g, like, e->n, d, &values, err));
-    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc, (int64_t)fan_dtype_size(e->acc),
-                numbers);
-    FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced, out, err));
+    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc,
+                (int64_t)fan_dtype_size(e->acc), numbers);
+    FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced,
+                          out, err));
     if (!coalesced)
         (*out)->nnz_coalesced = like->nnz_coalesced;
 done:
@@ -860,8 +924,8 @@ done:
 }
 
 /* merge_concatenate: concatenates COO operands of one grid and one dtype. */
-static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
-                                    fan_error *err)
+static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n,
+                                    fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *indices = NULL, *values = NULL;
@@ -895,8 +959,8 @@ static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand 
         }
         at += fan_sparse_nnz(in[k].sparse);
     }
-    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
-                          out, err));
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
+                          n == 1 && first->coalesced, out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -904,14 +968,15 @@ done:
     return status;
 }
 
-fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced, fan_dtype result,
-                            const fan_scale *scale, fan_sparse **out, fan_error *err)
+fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced,
+                            fan_dtype result, const fan_scale *scale, fan_sparse **out,
+                            fan_error *err)
 {
     *out = NULL;
     FAN_DEFAULT_FLOAT_MODE;
     FAN_UNINITIALIZED fan_grid g;
-    /* The grid of the sum: that of the operands if it is the same for all; else COO over as many axes as any of them
-     * indexes. */
+    /* The grid of the sum: that of the operands if it is the same for all; else COO over as many
+     * axes as any of them indexes. */
     const fan_sparse *s = in[0].sparse;
     bool alike = true;
     int axes = 0;
@@ -919,9 +984,10 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
         if (!in[k].sparse)
             continue;
         int dim = sparse_dim(in[k].sparse);
-        alike &= in[k].sparse->format == s->format && (!fan_format_is_blocked(in[k].sparse->format) ||
-                                                       (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
-                                                        block_extent(in[k].sparse, 1) == block_extent(s, 1)));
+        alike &= in[k].sparse->format == s->format &&
+                 (!fan_format_is_blocked(in[k].sparse->format) ||
+                  (block_extent(in[k].sparse, 0) == block_extent(s, 0) &&
+                   block_extent(in[k].sparse, 1) == block_extent(s, 1)));
         axes = dim > axes ? dim : axes;
     }
     g.format = alike ? s->format : FAN_FORMAT_COO;

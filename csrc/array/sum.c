@@ -1,15 +1,17 @@
-/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
- * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
- * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
- * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
- * first converted into a scratch tile. The running sum stays in its tile; the last step writes straight to `out` if no
- * further conversion is needed.
+/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a
+ * piece is cut into tiles. If all operands are gap-free and have the result's dtype, a tile is the
+ * whole piece and one loop reads them all (`sum_straight`). Else a tile is small enough for the L1
+ * cache together with its operands, and operands are added in order: gap-free neighbours of one
+ * dtype are read in place, by one loop that converts in registers; any other is first converted
+ * into a scratch tile. The running sum stays in its tile; the last step writes straight to `out` if
+ * no further conversion is needed.
  *
- * Many operands at once would need more pages and streams than a processor tracks: more than MANY are added in groups,
- * over a tile.
+ * Many operands at once would need more pages and streams than a processor tracks: more than MANY
+ * are added in groups, over a tile.
  *
- * Pitfall: `out` may be one of the operands. So a tile of `out` is written only after every operand's tile has been
- * read: by the very last step, which reads element i of all its sources before it writes element i. */
+ * Pitfall: `out` may be one of the operands. So a tile of `out` is written only after every
+ * operand's tile has been read: by the very last step, which reads element i of all its sources
+ * before it writes element i. */
 #include "array/sum.h"
 
 #include "array/convert.h"
@@ -28,7 +30,10 @@
 
 /* ---- statistics (stats.h) ---- */
 
-static void stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
+static void stats_begin(fan_stats *s)
+{
+    *s = (fan_stats){.bad = SIZE_MAX};
+}
 
 static void stats_merge(fan_stats *into, const fan_stats *next)
 {
@@ -40,7 +45,10 @@ static void stats_merge(fan_stats *into, const fan_stats *next)
     into->bad = next->bad < into->bad ? next->bad : into->bad;
 }
 
-static void stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
+static void stats_run_begin(fan_stats_run *r)
+{
+    memset(r, 0, sizeof *r);
+}
 
 static void stats_run_end(fan_stats_run *r, uint64_t count, fan_stats *s)
 {
@@ -55,8 +63,8 @@ static void stats_run_end(fan_stats_run *r, uint64_t count, fan_stats *s)
 #define MEASURE_TILE 4096
 #define LONG_RUN ((int64_t)1 << 18) /* elements read in place between two polls for interrupts */
 
-/* stats_count: counts the elements of `a`, each times 2^-scale. A scale needs float64 or complex128. Returns false if
- * it was interrupted. */
+/* stats_count: counts the elements of `a`, each times 2^-scale. A scale needs float64 or
+ * complex128. Returns false if it was interrupted. */
 static bool stats_count(const fan_array *a, int scale, fan_stats *s)
 {
     FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
@@ -82,7 +90,8 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
                 p = tile;
             }
             if (scale)
-                fan_loops_of(FAN_DT_FLOAT64)->scale(tile, (const char *)&factor, (size_t)n * loops->parts);
+                fan_loops_of(FAN_DT_FLOAT64)
+                    ->scale(tile, (const char *)&factor, (size_t)n * loops->parts);
             loops->measure(&run, p, (size_t)n);
             if (fan_interrupted(n))
                 return false;
@@ -95,7 +104,8 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
     return true;
 }
 
-/* stats_end: completes the statistics of `a`: counts the squares again if the largest element asks for a scale. */
+/* stats_end: completes the statistics of `a`: counts the squares again if the largest element asks
+ * for a scale. */
 static void stats_end(const fan_array *a, fan_stats *s)
 {
     fan_stats scaled;
@@ -138,13 +148,14 @@ void fan_stats_repeat(fan_stats *s, uint64_t times)
 
 /* ---- sums ---- */
 
-#define TILE 8192u      /* bytes; a multiple of every item size */
-#define LONG_ROW 128    /* rows at least this long are not mixed in one tile, so that they can be read in place */
-#define MANY 16         /* sources that one loop reads at once */
-#define GROUP 8         /* beyond MANY, and far away: this many at a time */
-#define MANY_AT_ONCE 64 /* sources listed at once */
-#define WATCHED 2048u   /* bytes of a result that are counted while they are in cache */
-#define NEAR ((uint64_t)1 << 20)          /* bytes of sources that the L2 cache may hold */
+#define TILE 8192u /* bytes; a multiple of every item size */
+/* rows at least this long are not mixed in one tile, so that they can be read in place */
+#define LONG_ROW 128
+#define MANY 16                  /* sources that one loop reads at once */
+#define GROUP 8                  /* beyond MANY, and far away: this many at a time */
+#define MANY_AT_ONCE 64          /* sources listed at once */
+#define WATCHED 2048u            /* bytes of a result that are counted while they are in cache */
+#define NEAR ((uint64_t)1 << 20) /* bytes of sources that the L2 cache may hold */
 #define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes that are worth waking threads for */
 
 typedef struct job {
@@ -164,7 +175,8 @@ typedef struct job {
     atomic_bool stop; /* the caller was interrupted: start no more pieces */
 } job;
 
-/* last_cache: returns the bytes of the last-level cache; a typical size if unknown or shared with many. */
+/* last_cache: returns the bytes of the last-level cache; a typical size if unknown or shared with
+ * many. */
 static uint64_t last_cache(void)
 {
     static atomic_long known;
@@ -180,8 +192,9 @@ static uint64_t last_cache(void)
 }
 
 /* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
-static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
-                          size_t acc_size, const fan_fold_how *how, char *tile)
+static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n,
+                          size_t count, size_t size, size_t acc_size, const fan_fold_how *how,
+                          char *tile)
 {
     size_t most = TILE / acc_size;
     if (n <= MANY || !how->ahead) {
@@ -228,18 +241,21 @@ static void sum_flush(running *r, int64_t len)
     r->sources = 0;
 }
 
-/* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
-static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
+/* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is
+ * NULL, into `out`. */
+static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch,
+                          char *result)
 {
-    running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
+    running r = {
+        .acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
         if (one->acc != r.acc) {
             /* Continues the sum in another dtype (D3). */
             fan_dtype acc = one->acc;
             sum_flush(&r, len);
-            fan_convert(r.scratch, acc, (int64_t)fan_dtype_size(acc), r.tile, r.acc, (int64_t)fan_dtype_size(r.acc),
-                        len);
+            fan_convert(r.scratch, acc, (int64_t)fan_dtype_size(acc), r.tile, r.acc,
+                        (int64_t)fan_dtype_size(r.acc), len);
             char *other = r.tile;
             r.tile = r.scratch;
             r.scratch = other;
@@ -268,7 +284,8 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
     bool parts = r.loops->parts == 2; /* complex factors come after the fold */
     char *to = result ? result : fan_nditer_whole(&j->iter, j->out, at, len);
     if (to && r.sources && (r.from == d || r.acc == d) && !(parts && j->factor)) {
-        fan_fold_how how = {.factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
+        fan_fold_how how = {
+            .factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
         return;
     }
@@ -299,18 +316,22 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     return run.nonfinite > 0;
 }
 
-/* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many elements. */
+/* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many
+ * elements. */
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNINITIALIZED const char *src[MANY];
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
-    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at), &j->how, run);
+    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at),
+                             &j->how, run);
 }
 
-/* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in place. */
-static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
+/* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in
+ * place. */
+static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile,
+                         const fan_fold_how *how)
 {
     FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
@@ -325,7 +346,8 @@ static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
     FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
-    int64_t begin = (int64_t)index * j->piece, end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
+    int64_t begin = (int64_t)index * j->piece,
+            end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
     const fan_loops *loops = fan_loops_of(j->out->dtype);
     fan_stats_run run;
@@ -354,8 +376,8 @@ static void do_piece(void *ctx, size_t index)
         else
             sum_fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            /* Counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
-             * may be an operand) is written. */
+            /* Counts the tile in `result`, and finds the operand with a non-finite element before
+             * `out` (which may be an operand) is written. */
             uint64_t before = run.nonfinite;
             loops->measure(&run, result, (size_t)len);
             if (run.nonfinite != before) {
@@ -395,7 +417,8 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     }
 }
 
-/* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of its precision. */
+/* smallest_normal: returns the least number that a float dtype of 32 bits or less has with all of
+ * its precision. */
 static double smallest_normal(fan_dtype d)
 {
     switch (d) {
@@ -431,11 +454,13 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
         return d;
     if (kind == 'f')
         return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
-    bool fits = scale_part_fits(scale->re, FAN_DT_FLOAT32) && scale_part_fits(scale->im, FAN_DT_FLOAT32);
+    bool fits =
+        scale_part_fits(scale->re, FAN_DT_FLOAT32) && scale_part_fits(scale->im, FAN_DT_FLOAT32);
     return fits ? d : FAN_DT_COMPLEX128;
 }
 
-/* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C order. */
+/* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C
+ * order. */
 static bool sum_alike(const fan_array *a, const fan_array *out)
 {
     if (a->dtype != out->dtype)
@@ -456,7 +481,8 @@ static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, 
     return fan_loops_fold(fan_loops_of(d), d, acc);
 }
 
-/* sum_small: does a small sum of gap-free arrays in C order, without options, in one call of its loop. */
+/* sum_small: does a small sum of gap-free arrays in C order, without options, in one call of its
+ * loop. */
 static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
 {
     FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
@@ -481,8 +507,8 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
     return fold;
 }
 
-static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in, size_t n,
-                                                const fan_sum_how *asked)
+static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
+                                                size_t n, const fan_sum_how *asked)
 {
     static const fan_sum_how nothing;
     const fan_sum_how *how = asked ? asked : &nothing;
@@ -511,15 +537,20 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? sum_one_loop(out, in, n) : NULL;
+    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size)
+                 ? sum_one_loop(out, in, n)
+                 : NULL;
     for (size_t k = 0; j.fold && k < n; k++)
         if (!fan_nditer_whole(&j.iter, in[k].array, 0, out->size))
             j.fold = NULL;
     if (j.factor && fan_dtype_kind(j.last) == 'c')
         j.fold = NULL;
     const fan_loops *loops = fan_loops_of(out->dtype);
-    j.watch = !j.fold || n > MANY ? NULL : j.fold == loops->own ? loops->own_watch : loops->up_watch;
-    j.how = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
+    j.watch = !j.fold || n > MANY    ? NULL
+              : j.fold == loops->own ? loops->own_watch
+                                     : loops->up_watch;
+    j.how = (fan_fold_how){
+        .factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
     j.most = TILE / widest;
     j.row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     j.row = j.row >= LONG_ROW ? j.row : 0;
@@ -550,8 +581,8 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
     sum_large(out, in, n, how);
 }
 
-bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
-                       fan_dtype acc, const char *factor, bool raw)
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
+                       fan_dtype dtype, fan_dtype acc, const char *factor, bool raw)
 {
     FAN_DEFAULT_FLOAT_MODE;
     const fan_loops *loops = fan_loops_of(dtype);
@@ -559,16 +590,18 @@ bool fan_sum_flat_from(char *out, const char *start, const char *const *src, siz
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
     if (!fold || (after && acc != dtype))
         return false;
-    fan_fold_how how = {
-        .ahead = count * loops->size * n > NEAR, .factor = after ? NULL : factor, .start = start, .raw = raw};
+    fan_fold_how how = {.ahead = count * loops->size * n > NEAR,
+                        .factor = after ? NULL : factor,
+                        .start = start,
+                        .raw = raw};
     fold(out, src, n, count * loops->parts, how.ahead || how.factor || start || raw ? &how : NULL);
     if (after)
         loops->scale(out, factor, count);
     return true;
 }
 
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
-                  const char *factor)
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype,
+                  fan_dtype acc, const char *factor)
 {
     return fan_sum_flat_from(out, NULL, src, n, count, dtype, acc, factor, false);
 }

@@ -1,8 +1,11 @@
-/* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as in D3, one rounding.
+/* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as
+ * in D3, one rounding.
  *
- *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) * scale)        each in[k] first converted to acc[k]
+ *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) * scale)        each in[k] first converted to
+ * acc[k]
  *
- * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction to FMA). */
+ * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction to
+ * FMA). */
 #ifndef FAN_ARRAY_SUM_H
 #define FAN_ARRAY_SUM_H
 
@@ -10,9 +13,11 @@
 #include "array/stats.h"
 
 typedef struct fan_operand {
-    /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same view */
+    /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same
+     * view */
     const fan_array *array;
-    /* the dtype of the fold after this operand (D3: never narrows from k to k+1); of a reduction: fan_reduce's */
+    /* the dtype of the fold after this operand (D3: never narrows from k to k+1); of a reduction:
+     * fan_reduce's */
     fan_dtype acc;
 } fan_operand;
 
@@ -26,61 +31,69 @@ typedef struct fan_scale {
 typedef struct fan_sum_how {
     fan_scale scale;
     fan_stats
-        *stats; /* NULL: none; else receives the statistics of the rounded elements of `out`, from the same pass */
+        /* NULL: none; else receives the statistics of the rounded elements of `out`, from the same
+           pass */
+        *stats;
     size_t first_suspect; /* operands before this one are not reported (fan_stats.bad) */
     bool parallel;        /* other threads may help with a large sum */
 } fan_sum_how;
 
-/* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); how may be
- * NULL. Allocates nothing, cannot fail, may be interrupted. `out` may be the very view of one operand
- * (fan_array_same_view, or the same geometry with the same item size); otherwise it must not overlap any. Each add of a
- * low-float acc rounds. */
+/* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast
+ * to); how may be NULL. Allocates nothing, cannot fail, may be interrupted. `out` may be the very
+ * view of one operand (fan_array_same_view, or the same geometry with the same item size);
+ * otherwise it must not overlap any. Each add of a low-float acc rounds. */
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how);
 
-/* fan_sum_flat: as fan_sum, for n gap-free runs of `count` elements of one dtype into another of that dtype: one call
- * of a loop. `out` may be exactly one of the runs. acc is dtype, or float32 for low floats, float64 for float32,
- * complex128 for complex64; with any other it does nothing and returns false. factor: an element of acc that multiplies
- * the sum before it is rounded; NULL: none, as it must be for complex sums in a wider acc. One thread. */
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
-                  const char *factor);
+/* fan_sum_flat: as fan_sum, for n gap-free runs of `count` elements of one dtype into another of
+ * that dtype: one call of a loop. `out` may be exactly one of the runs. acc is dtype, or float32
+ * for low floats, float64 for float32, complex128 for complex64; with any other it does nothing and
+ * returns false. factor: an element of acc that multiplies the sum before it is rounded; NULL:
+ * none, as it must be for complex sums in a wider acc. One thread. */
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype,
+                  fan_dtype acc, const char *factor);
 
-/* fan_sum_flat_from: as fan_sum_flat, beginning with a run of acc at `start` (NULL: with the first run), which `out`
- * may be if `raw`: then the sum is written as acc, without the last rounding. n may be 0 beside `start`. */
-bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count, fan_dtype dtype,
-                       fan_dtype acc, const char *factor, bool raw);
+/* fan_sum_flat_from: as fan_sum_flat, beginning with a run of acc at `start` (NULL: with the first
+ * run), which `out` may be if `raw`: then the sum is written as acc, without the last rounding. n
+ * may be 0 beside `start`. */
+bool fan_sum_flat_from(char *out, const char *start, const char *const *src, size_t n, size_t count,
+                       fan_dtype dtype, fan_dtype acc, const char *factor, bool raw);
 
-/* fan_sum_flat_upper: returns the dtype wider than d that fan_sum_flat accepts with it; FAN_DT_NONE: there is none. */
+/* fan_sum_flat_upper: returns the dtype wider than d that fan_sum_flat accepts with it;
+ * FAN_DT_NONE: there is none. */
 fan_dtype fan_sum_flat_upper(fan_dtype d);
 
 /* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
-/* fan_scale_dtype: returns the dtype in which a sum of dtype d is multiplied (D10): d; or, for a sum of floats whose
- * range a part of the factor leaves, float64 or complex128. */
+/* fan_scale_dtype: returns the dtype in which a sum of dtype d is multiplied (D10): d; or, for a
+ * sum of floats whose range a part of the factor leaves, float64 or complex128. */
 fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d);
 
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 
 /* measure: the statistics of an existing array. */
-/* fan_stats_of: computes the statistics of an array, in the order of its memory, exactly as fan_sum does for a result
- * with these strides; bad is 0 or SIZE_MAX. May be interrupted. */
+/* fan_stats_of: computes the statistics of an array, in the order of its memory, exactly as fan_sum
+ * does for a result with these strides; bad is 0 or SIZE_MAX. May be interrupted. */
 void fan_stats_of(const fan_array *a, fan_stats *s);
 
-/* fan_stats_sumsq: returns the sum of the squares; inf where it exceeds float64, 0 where it is too small for one. */
+/* fan_stats_sumsq: returns the sum of the squares; inf where it exceeds float64, 0 where it is too
+ * small for one. */
 double fan_stats_sumsq(const fan_stats *s);
-/* fan_stats_norm: returns the root of the sum of the squares; inf only where the root itself exceeds float64. */
+/* fan_stats_norm: returns the root of the sum of the squares; inf only where the root itself
+ * exceeds float64. */
 double fan_stats_norm(const fan_stats *s);
 /* fan_stats_repeat: makes the statistics of an array those of the array `times` times. */
 void fan_stats_repeat(fan_stats *s, uint64_t times);
 
 /* reduce: the sum of an array over some of its axes (D7). */
 
-/* fan_reduce_dtype: returns the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself
- * for the rest. */
+/* fan_reduce_dtype: returns the dtype in which D7 folds: float64 for floats, complex128 for
+ * complex, the dtype itself for the rest. */
 fan_dtype fan_reduce_dtype(fan_dtype d);
-/* fan_reduce: sums `in`, each element rounded to `dtype` first, over leading and stretched axes into `out` (fresh, any
- * dtype, shape broadcasts to in's). Converts by the piece. May be interrupted. */
+/* fan_reduce: sums `in`, each element rounded to `dtype` first, over leading and stretched axes
+ * into `out` (fresh, any dtype, shape broadcasts to in's). Converts by the piece. May be
+ * interrupted. */
 void fan_reduce(const fan_array *out, const fan_array *in, fan_dtype dtype);
 
 #endif

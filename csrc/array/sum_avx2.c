@@ -1,4 +1,5 @@
-/* The loops for AVX2. The target is set by pragma, so the file needs no compiler flags; empty for other processors. */
+/* The loops for AVX2. The target is set by pragma, so the file needs no compiler flags; empty for
+ * other processors. */
 #if defined(__x86_64__)
 #include "array/sum_loops.h"
 

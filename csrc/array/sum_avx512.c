@@ -1,5 +1,5 @@
-/* The loops for AVX-512. The target is set by pragma, so the file needs no compiler flags; empty for other
- * processors. */
+/* The loops for AVX-512. The target is set by pragma, so the file needs no compiler flags; empty
+ * for other processors. */
 #if defined(__x86_64__)
 #include "array/sum_loops.h"
 
@@ -8,8 +8,8 @@
 #include <string.h>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), \
-                             apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
 #endif

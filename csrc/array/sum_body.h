@@ -1,17 +1,19 @@
 // clang-format Language: Cpp
-/* sum_body: the loops of sums for one instruction set, each dtype's made by macros, written once and compiled three
- * times. Each file that makes a set includes it once, after it has defined
+/* sum_body: the loops of sums for one instruction set, each dtype's made by macros, written once
+ * and compiled three times. Each file that makes a set includes it once, after it has defined
  *
  *   FAN_SET    the name of the fan_loop_set to define
  *   FAN_NAME   its name as text
  *   FAN_WIDE   the bytes of its widest vector: 16, 32 or 64
  *
- * and has enabled the instruction set in the compiler. Only the few lines under "Machines" depend on which one it is.
+ * and has enabled the instruction set in the compiler. Only the few lines under "Machines" depend
+ * on which one it is.
  *
- * A fold takes a step of four vectors from each source in turn and keeps the four sums in registers, so that every
- * element is read once and written once, whatever the number of sources. The remainder after the last whole vector is
- * one more vector, which ends with the last element and was read before anything was written: `dst` may be one of the
- * sources. Low floats become float32 (or are rounded) in the register. */
+ * A fold takes a step of four vectors from each source in turn and keeps the four sums in
+ * registers, so that every element is read once and written once, whatever the number of sources.
+ * The remainder after the last whole vector is one more vector, which ends with the last element
+ * and was read before anything was written: `dst` may be one of the sources. Low floats become
+ * float32 (or are rounded) in the register. */
 #include "array/convert.h"
 #include "array/lowp.h"
 #include "array/device_stats.h"
@@ -39,14 +41,23 @@ ALWAYS void flow8(void *p, const void *v)
     memcpy(&x, v, 8);
     _mm_stream_si64(p, x);
 }
-ALWAYS void flow16(void *p, const void *v) { _mm_stream_si128(p, _mm_loadu_si128(v)); }
+ALWAYS void flow16(void *p, const void *v)
+{
+    _mm_stream_si128(p, _mm_loadu_si128(v));
+}
 #if FAN_WIDE >= 32
-ALWAYS void flow32(void *p, const void *v) { _mm256_stream_si256(p, _mm256_loadu_si256(v)); }
+ALWAYS void flow32(void *p, const void *v)
+{
+    _mm256_stream_si256(p, _mm256_loadu_si256(v));
+}
 #else
 #define flow32(p, v) memcpy(p, v, 32)
 #endif
 #if FAN_WIDE >= 64
-ALWAYS void flow64(void *p, const void *v) { _mm512_stream_si512(p, _mm512_loadu_si512(v)); }
+ALWAYS void flow64(void *p, const void *v)
+{
+    _mm512_stream_si512(p, _mm512_loadu_si512(v));
+}
 #else
 #define flow64(p, v) memcpy(p, v, 64)
 #endif
@@ -71,8 +82,8 @@ ALWAYS void flow64(void *p, const void *v) { _mm512_stream_si512(p, _mm512_loadu
 
 /* ---- Vectors ---- */
 
-/* For each number type, the vector of S's width and an unaligned one; for low floats in memory, of half and a quarter
- * of its bytes. */
+/* For each number type, the vector of S's width and an unaligned one; for low floats in memory, of
+ * half and a quarter of its bytes. */
 #define VECTOR(T, name, bytes)                             \
     typedef T v##name __attribute__((vector_size(bytes))); \
     typedef T m##name __attribute__((vector_size(bytes), aligned(1), may_alias));
@@ -102,11 +113,17 @@ VECTORS(s, 16)
 
 /* ---- Short integers to 32 bits and back ----
  *
- * __builtin_convertvector could express it, but today's compilers convert half by half where one instruction would do.
- * The narrowed values fit. */
+ * __builtin_convertvector could express it, but today's compilers convert half by half where one
+ * instruction would do. The narrowed values fit. */
 #if defined(__x86_64__)
-ALWAYS __m128i widen16_16(__m128i x) { return _mm_unpacklo_epi16(x, _mm_setzero_si128()); }
-ALWAYS __m128i widen8_16(__m128i x) { return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128())); }
+ALWAYS __m128i widen16_16(__m128i x)
+{
+    return _mm_unpacklo_epi16(x, _mm_setzero_si128());
+}
+ALWAYS __m128i widen8_16(__m128i x)
+{
+    return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128()));
+}
 ALWAYS __m128i narrow16_16(__m128i x)
 {
     x = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16); /* SSE2 packs signed ones alone */
@@ -135,7 +152,8 @@ ALWAYS __m128i narrow8_32(__m256i x)
 #define narrow16_64 _mm512_cvtepi32_epi16
 #define narrow8_64 _mm512_cvtepi32_epi8
 #endif
-/* SHORTS: A16 and A8 are the registers that hold the short integers, perhaps in their lower part. */
+/* SHORTS: A16 and A8 are the registers that hold the short integers, perhaps in their lower
+ * part. */
 #define SHORTS(S, W, A32, A16, A8)              \
     ALWAYS vu32_##S widen16_##S(vhalf16_##S x)  \
     {                                           \
@@ -182,14 +200,26 @@ SHORTS(s, 16, __m128i, __m128i, __m128i)
 
 /* ---- One number, one vector: in, plus, times, out ----
  *
- * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap: they are unsigned
- * here, whatever their dtype. */
+ * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap:
+ * they are unsigned here, whatever their dtype. */
 
-#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN)  \
-    ALWAYS T up_##K(MEM x) { return UP; }          \
-    ALWAYS T plus_##K(T a, T b) { return PLUS; }   \
-    ALWAYS T times_##K(T a, T b) { return TIMES; } \
-    ALWAYS MEM down_##K(T x) { return DOWN; }
+#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN) \
+    ALWAYS T up_##K(MEM x)                        \
+    {                                             \
+        return UP;                                \
+    }                                             \
+    ALWAYS T plus_##K(T a, T b)                   \
+    {                                             \
+        return PLUS;                              \
+    }                                             \
+    ALWAYS T times_##K(T a, T b)                  \
+    {                                             \
+        return TIMES;                             \
+    }                                             \
+    ALWAYS MEM down_##K(T x)                      \
+    {                                             \
+        return DOWN;                              \
+    }
 typedef uint8_t mem_u8;
 typedef uint16_t mem_u16;
 
@@ -203,68 +233,77 @@ typedef uint16_t mem_u16;
     X(single, float, float, x, a + b, a * b, x)                                         \
     X(twice, double, double, x, a + b, a * b, x)                                        \
     X(doubled, float, double, (double)x, a + b, a * b, (float)x)
-#define LOW(X, NAME, K, BITS, ...)                                                  \
-    X(K, uint##BITS##_t, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x)) \
-    X(own_##K, uint##BITS##_t, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), a *b, fan_##K##_of(x))
+#define LOW(X, NAME, K, BITS, ...)                                                                \
+    X(K, uint##BITS##_t, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x))               \
+    X(own_##K, uint##BITS##_t, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), \
+      a *b, fan_##K##_of(x))
 WIDE_LIST(NUMBERS)
 FAN_LOW_LIST(LOW, NUMBERS)
 #undef NUMBERS
 
 /* Vectors of low floats: as lowp.h, lane by lane. A comparison of vectors is a vector of masks. */
 #define EITHER(S, mask, yes, no) ((no) ^ (((yes) ^ (no)) & (vu32_##S)(mask)))
-#define LOW_VECTORS(S)                                                                                         \
-    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                    \
-    {                                                                                                          \
-        uint32_t dropped = 23u - mant, rebias = (127u - bias) << 23, power = (127u + 24u - bias - mant) << 23; \
-        vu32_##S normal = (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;     \
-        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;                       \
-        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                                          \
-    }                                                                                                          \
-    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                    \
-    {                                                                                                          \
-        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                                         \
-        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                                       \
-        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);                \
-        return EITHER(S, a < (1u << mant), subnormal, normal);                                                 \
-    }                                                                                                          \
-    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                                 \
-    {                                                                                                          \
-        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                                \
-        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                                 \
-        return (vf32_##S)(r | (h & 0x8000u) << 16);                                                            \
-    }                                                                                                          \
-    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                               \
-    {                                                                                                          \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0};               \
-        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                                    \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                                     \
-        return r | (u >> 16 & 0x8000u);                                                                        \
-    }                                                                                                          \
-    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h) { return (vf32_##S)(h << 16); }                                \
-    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                              \
-    {                                                                                                          \
-        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                                    \
-        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                                 \
-    }                                                                                                          \
-    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h) { return float16_up_##S(h << 8); }                                 \
-    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                                  \
-    {                                                                                                          \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};                \
-        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                                      \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                                       \
-        return r | (u >> 24 & 0x80u);                                                                          \
-    }                                                                                                          \
-    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                                  \
-    {                                                                                                          \
-        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                                        \
-        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                                      \
-        return (vf32_##S)(r | (h & 0x80u) << 24);                                                              \
-    }                                                                                                          \
-    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                                \
-    {                                                                                                          \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};                 \
-        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                                       \
-        return r | (u >> 24 & 0x80u);                                                                          \
+#define LOW_VECTORS(S)                                                                           \
+    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                      \
+    {                                                                                            \
+        uint32_t dropped = 23u - mant, rebias = (127u - bias) << 23,                             \
+                 power = (127u + 24u - bias - mant) << 23;                                       \
+        vu32_##S normal =                                                                        \
+            (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;     \
+        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;         \
+        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                            \
+    }                                                                                            \
+    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                      \
+    {                                                                                            \
+        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                           \
+        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                         \
+        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);  \
+        return EITHER(S, a < (1u << mant), subnormal, normal);                                   \
+    }                                                                                            \
+    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                   \
+    {                                                                                            \
+        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                  \
+        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                   \
+        return (vf32_##S)(r | (h & 0x8000u) << 16);                                              \
+    }                                                                                            \
+    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                 \
+    {                                                                                            \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0}; \
+        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                      \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                       \
+        return r | (u >> 16 & 0x8000u);                                                          \
+    }                                                                                            \
+    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h)                                                  \
+    {                                                                                            \
+        return (vf32_##S)(h << 16);                                                              \
+    }                                                                                            \
+    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                \
+    {                                                                                            \
+        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                      \
+        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                   \
+    }                                                                                            \
+    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h)                                                      \
+    {                                                                                            \
+        return float16_up_##S(h << 8);                                                           \
+    }                                                                                            \
+    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                    \
+    {                                                                                            \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};  \
+        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                        \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                         \
+        return r | (u >> 24 & 0x80u);                                                            \
+    }                                                                                            \
+    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                    \
+    {                                                                                            \
+        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                          \
+        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                        \
+        return (vf32_##S)(r | (h & 0x80u) << 24);                                                \
+    }                                                                                            \
+    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                  \
+    {                                                                                            \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};   \
+        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                         \
+        return r | (u >> 24 & 0x80u);                                                            \
     }
 LOW_VECTORS(w)
 #if FAN_WIDE > 16
@@ -273,9 +312,15 @@ LOW_VECTORS(s)
 
 /* Low floats of memory to float32 and back. */
 #define LOW_MEMORY(S, NAME, K, BITS, ...) LOW_MEMORY_OF(K, S, half##BITS##_##S, BITS)
-#define LOW_MEMORY_OF(K, S, MEM, BITS)                                                \
-    ALWAYS vf32_##S K##_in_##S(v##MEM x) { return K##_up_##S(widen##BITS##_##S(x)); } \
-    ALWAYS v##MEM K##_out_##S(vf32_##S x) { return narrow##BITS##_##S(K##_down_##S(x)); }
+#define LOW_MEMORY_OF(K, S, MEM, BITS)              \
+    ALWAYS vf32_##S K##_in_##S(v##MEM x)            \
+    {                                               \
+        return K##_up_##S(widen##BITS##_##S(x));    \
+    }                                               \
+    ALWAYS v##MEM K##_out_##S(vf32_##S x)           \
+    {                                               \
+        return narrow##BITS##_##S(K##_down_##S(x)); \
+    }
 FAN_LOW_LIST(LOW_MEMORY, w)
 #if FAN_WIDE > 16
 FAN_LOW_LIST(LOW_MEMORY, s)
@@ -316,7 +361,8 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
 #define doubles_s(x) __builtin_convertvector(x, vf64_s)
 #define floats_s(x) __builtin_convertvector(x, vhalf32_s)
 
-/* X(kind, vector in memory, number, vector, in, a plus b, a times b, out): the vectors of S's width. */
+/* X(kind, vector in memory, number, vector, in, a plus b, a times b, out): the vectors of S's
+ * width. */
 #define WIDE_VECTOR_LIST(X, S)                                                    \
     X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, x) \
     X(bits8, S, u8_##S, uint8_t, vu8_##S, x, a + b, a * b, x)                     \
@@ -326,10 +372,11 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
     X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                    \
     X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                    \
     X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, floats_##S(x))
-#define LOW_VECTOR(S, NAME, K, BITS, ...)                                                                              \
-    VECTOR_NUMBERS(K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x))               \
-    VECTOR_NUMBERS(own_##K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a *b, \
-                   K##_out_##S(x))
+#define LOW_VECTOR(S, NAME, K, BITS, ...)                                                \
+    VECTOR_NUMBERS(K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), a + b, a * b, \
+                   K##_out_##S(x))                                                       \
+    VECTOR_NUMBERS(own_##K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x),         \
+                   K##_in_##S(K##_out_##S(a + b)), a *b, K##_out_##S(x))
 
 #define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, DOWN) \
     typedef v##MEM vector_##K##_##S;                           \
@@ -338,9 +385,18 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
         v##MEM x = *(const m##MEM *)(const void *)p;           \
         return UP;                                             \
     }                                                          \
-    ALWAYS V plus_##K##_##S(V a, V b) { return PLUS; }         \
-    ALWAYS V times_##K##_##S(V a, T b) { return TIMES; }       \
-    ALWAYS v##MEM down_##K##_##S(V x) { return DOWN; }
+    ALWAYS V plus_##K##_##S(V a, V b)                          \
+    {                                                          \
+        return PLUS;                                           \
+    }                                                          \
+    ALWAYS V times_##K##_##S(V a, T b)                         \
+    {                                                          \
+        return TIMES;                                          \
+    }                                                          \
+    ALWAYS v##MEM down_##K##_##S(V x)                          \
+    {                                                          \
+        return DOWN;                                           \
+    }
 WIDE_VECTOR_LIST(VECTOR_NUMBERS, w)
 FAN_LOW_LIST(LOW_VECTOR, w)
 #if FAN_WIDE > 16
@@ -351,88 +407,91 @@ FAN_LOW_LIST(LOW_VECTOR, s)
 
 /* ---- Folds ---- */
 
-/* The begin and end of sums other than the sources: RAW is the number of the accumulation dtype in memory, up_R and
- * down_R convert from it and to it. */
-#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                                                     \
-    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)                                    \
-    {                                                                                                                  \
-        return start ? in_##R##_##S(start + i * sizeof(RAW)) : in_##K##_##S(src[0] + i * sizeof(MEM));                 \
-    }                                                                                                                  \
-    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)                                      \
-    {                                                                                                                  \
-        if (raw) {                                                                                                     \
-            vector_##R##_##S y = down_##R##_##S(x);                                                                    \
-            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                                               \
-            return;                                                                                                    \
-        }                                                                                                              \
-        vector_##K##_##S y = down_##K##_##S(x);                                                                        \
-        if (stream)                                                                                                    \
-            FLOW(dst + i * sizeof(MEM), &y);                                                                           \
-        else                                                                                                           \
-            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                                               \
-    }                                                                                                                  \
-    /* For count >= lanes. */                                                                                          \
-    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor, \
-                               int scaled, int raw, int ahead, int stream)                                             \
-    {                                                                                                                  \
-        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;                              \
-        size_t i = 0;                                                                                                  \
-        int rest = stream || count % lanes;                                                                            \
-        V last = {0};                                                                                                  \
-        if (rest) {                                                                                                    \
-            size_t at = count - lanes;                                                                                 \
-            last = fold_in_##K##_##S(src, start, at);                                                                  \
-            for (size_t k = first; k < n; k++)                                                                         \
-                last = plus_##K##_##S(last, in_##K##_##S(src[k] + at * sizeof(MEM)));                                  \
-            if (scaled)                                                                                                \
-                last = times_##K##_##S(last, factor);                                                                  \
-        }                                                                                                              \
-        if (stream) /* whole lines at a time */                                                                        \
-            i = each_##K(dst, src, n, 0, (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM), start, factor, scaled, raw);   \
-        for (; STEPS == 4 && i + step <= count; i += step) {                                                           \
-            const char *p = src[0] + i * sizeof(MEM);                                                                  \
-            V a, b, c, d;                                                                                              \
-            a = fold_in_##K##_##S(src, start, i);                                                                      \
-            b = fold_in_##K##_##S(src, start, i + lanes);                                                              \
-            c = fold_in_##K##_##S(src, start, i + 2 * lanes);                                                          \
-            d = fold_in_##K##_##S(src, start, i + 3 * lanes);                                                          \
-            if (ahead && first)                                                                                        \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                    \
-                    __builtin_prefetch(p + AHEAD + q);                                                                 \
-            for (size_t k = first; k < n; k++) {                                                                       \
-                p = src[k] + i * sizeof(MEM);                                                                          \
-                if (ahead)                                                                                             \
-                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                \
-                        __builtin_prefetch(p + AHEAD + q);                                                             \
-                a = plus_##K##_##S(a, in_##K##_##S(p));                                                                \
-                b = plus_##K##_##S(b, in_##K##_##S(p + lanes * sizeof(MEM)));                                          \
-                c = plus_##K##_##S(c, in_##K##_##S(p + 2 * lanes * sizeof(MEM)));                                      \
-                d = plus_##K##_##S(d, in_##K##_##S(p + 3 * lanes * sizeof(MEM)));                                      \
-            }                                                                                                          \
-            if (scaled) {                                                                                              \
-                a = times_##K##_##S(a, factor);                                                                        \
-                b = times_##K##_##S(b, factor);                                                                        \
-                c = times_##K##_##S(c, factor);                                                                        \
-                d = times_##K##_##S(d, factor);                                                                        \
-            }                                                                                                          \
-            fold_out_##K##_##S(dst, i, a, raw, stream);                                                                \
-            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                                        \
-            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                                                    \
-            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                                                    \
-        }                                                                                                              \
-        for (; i + lanes <= count; i += lanes) {                                                                       \
-            V a = fold_in_##K##_##S(src, start, i);                                                                    \
-            for (size_t k = first; k < n; k++) {                                                                       \
-                if (STEPS == 1 && ahead && i % 64 == 0)                                                                \
-                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                                              \
-                a = plus_##K##_##S(a, in_##K##_##S(src[k] + i * sizeof(MEM)));                                         \
-            }                                                                                                          \
-            if (scaled)                                                                                                \
-                a = times_##K##_##S(a, factor);                                                                        \
-            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                                                  \
-        }                                                                                                              \
-        if (rest)                                                                                                      \
-            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                                                      \
+/* The begin and end of sums other than the sources: RAW is the number of the accumulation dtype in
+ * memory, up_R and down_R convert from it and to it. */
+#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                             \
+    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)            \
+    {                                                                                          \
+        return start ? in_##R##_##S(start + i * sizeof(RAW))                                   \
+                     : in_##K##_##S(src[0] + i * sizeof(MEM));                                 \
+    }                                                                                          \
+    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)              \
+    {                                                                                          \
+        if (raw) {                                                                             \
+            vector_##R##_##S y = down_##R##_##S(x);                                            \
+            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                       \
+            return;                                                                            \
+        }                                                                                      \
+        vector_##K##_##S y = down_##K##_##S(x);                                                \
+        if (stream)                                                                            \
+            FLOW(dst + i * sizeof(MEM), &y);                                                   \
+        else                                                                                   \
+            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                       \
+    }                                                                                          \
+    /* For count >= lanes. */                                                                  \
+    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count,      \
+                               const char *start, T factor, int scaled, int raw, int ahead,    \
+                               int stream)                                                     \
+    {                                                                                          \
+        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;      \
+        size_t i = 0;                                                                          \
+        int rest = stream || count % lanes;                                                    \
+        V last = {0};                                                                          \
+        if (rest) {                                                                            \
+            size_t at = count - lanes;                                                         \
+            last = fold_in_##K##_##S(src, start, at);                                          \
+            for (size_t k = first; k < n; k++)                                                 \
+                last = plus_##K##_##S(last, in_##K##_##S(src[k] + at * sizeof(MEM)));          \
+            if (scaled)                                                                        \
+                last = times_##K##_##S(last, factor);                                          \
+        }                                                                                      \
+        if (stream) /* whole lines at a time */                                                \
+            i = each_##K(dst, src, n, 0, (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM), start, \
+                         factor, scaled, raw);                                                 \
+        for (; STEPS == 4 && i + step <= count; i += step) {                                   \
+            const char *p = src[0] + i * sizeof(MEM);                                          \
+            V a, b, c, d;                                                                      \
+            a = fold_in_##K##_##S(src, start, i);                                              \
+            b = fold_in_##K##_##S(src, start, i + lanes);                                      \
+            c = fold_in_##K##_##S(src, start, i + 2 * lanes);                                  \
+            d = fold_in_##K##_##S(src, start, i + 3 * lanes);                                  \
+            if (ahead && first)                                                                \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                            \
+                    __builtin_prefetch(p + AHEAD + q);                                         \
+            for (size_t k = first; k < n; k++) {                                               \
+                p = src[k] + i * sizeof(MEM);                                                  \
+                if (ahead)                                                                     \
+                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                        \
+                        __builtin_prefetch(p + AHEAD + q);                                     \
+                a = plus_##K##_##S(a, in_##K##_##S(p));                                        \
+                b = plus_##K##_##S(b, in_##K##_##S(p + lanes * sizeof(MEM)));                  \
+                c = plus_##K##_##S(c, in_##K##_##S(p + 2 * lanes * sizeof(MEM)));              \
+                d = plus_##K##_##S(d, in_##K##_##S(p + 3 * lanes * sizeof(MEM)));              \
+            }                                                                                  \
+            if (scaled) {                                                                      \
+                a = times_##K##_##S(a, factor);                                                \
+                b = times_##K##_##S(b, factor);                                                \
+                c = times_##K##_##S(c, factor);                                                \
+                d = times_##K##_##S(d, factor);                                                \
+            }                                                                                  \
+            fold_out_##K##_##S(dst, i, a, raw, stream);                                        \
+            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                \
+            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                            \
+            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                            \
+        }                                                                                      \
+        for (; i + lanes <= count; i += lanes) {                                               \
+            V a = fold_in_##K##_##S(src, start, i);                                            \
+            for (size_t k = first; k < n; k++) {                                               \
+                if (STEPS == 1 && ahead && i % 64 == 0)                                        \
+                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                      \
+                a = plus_##K##_##S(a, in_##K##_##S(src[k] + i * sizeof(MEM)));                 \
+            }                                                                                  \
+            if (scaled)                                                                        \
+                a = times_##K##_##S(a, factor);                                                \
+            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                          \
+        }                                                                                      \
+        if (rest)                                                                              \
+            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                              \
     }
 
 /* SMALL: fewer numbers than a wide vector has, but enough for a short one. */
@@ -447,25 +506,26 @@ FAN_LOW_LIST(LOW_VECTOR, s)
 #define SMALL(K, T, ...)
 #endif
 
-#define FOLD_EACH(K, R, MEM, RAW, T)                                                                               \
-    static __attribute__((noinline)) size_t each_##K(char *dst, const char *const *src, size_t n, size_t i,        \
-                                                     size_t end, const char *start, T factor, int scaled, int raw) \
-    {                                                                                                              \
-        typedef MEM FAN_ANYWHERE mem;                                                                              \
-        typedef RAW FAN_ANYWHERE raw_mem;                                                                          \
-        for (; i < end; i++) {                                                                                     \
-            T a = start ? up_##R(((const raw_mem *)(const void *)start)[i])                                        \
-                        : up_##K(((const mem *)(const void *)src[0])[i]);                                          \
-            for (size_t k = !start; k < n; k++)                                                                    \
-                a = plus_##K(a, up_##K(((const mem *)(const void *)src[k])[i]));                                   \
-            if (scaled)                                                                                            \
-                a = times_##K(a, factor);                                                                          \
-            if (raw)                                                                                               \
-                ((raw_mem *)(void *)dst)[i] = down_##R(a);                                                         \
-            else                                                                                                   \
-                ((mem *)(void *)dst)[i] = down_##K(a);                                                             \
-        }                                                                                                          \
-        return i;                                                                                                  \
+#define FOLD_EACH(K, R, MEM, RAW, T)                                                              \
+    static __attribute__((noinline)) size_t each_##K(char *dst, const char *const *src, size_t n, \
+                                                     size_t i, size_t end, const char *start,     \
+                                                     T factor, int scaled, int raw)               \
+    {                                                                                             \
+        typedef MEM FAN_ANYWHERE mem;                                                             \
+        typedef RAW FAN_ANYWHERE raw_mem;                                                         \
+        for (; i < end; i++) {                                                                    \
+            T a = start ? up_##R(((const raw_mem *)(const void *)start)[i])                       \
+                        : up_##K(((const mem *)(const void *)src[0])[i]);                         \
+            for (size_t k = !start; k < n; k++)                                                   \
+                a = plus_##K(a, up_##K(((const mem *)(const void *)src[k])[i]));                  \
+            if (scaled)                                                                           \
+                a = times_##K(a, factor);                                                         \
+            if (raw)                                                                              \
+                ((raw_mem *)(void *)dst)[i] = down_##R(a);                                        \
+            else                                                                                  \
+                ((mem *)(void *)dst)[i] = down_##K(a);                                            \
+        }                                                                                         \
+        return i;                                                                                 \
     }
 #define FACTOR(R, RAW, T)                    \
     T factor = 0;                            \
@@ -474,61 +534,65 @@ FAN_LOW_LIST(LOW_VECTOR, s)
         memcpy(&of, how->factor, sizeof of); \
         factor = up_##R(of);                 \
     }
-#define CAN_STREAM(MEM) (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
+#define CAN_STREAM(MEM) \
+    (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
 
 /* LIGHT: number types with cheap steps, where overhead counts: one loop per variant. */
-#define LIGHT(K, R, MEM, RAW, T, V)                                                                             \
-    FOLD_EACH(K, R, MEM, RAW, T)                                                                                \
-    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                                  \
-    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                                  \
-    static void few_##K(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor, \
-                        int scaled, int raw)                                                                    \
-    {                                                                                                           \
-        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                                       \
-        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                                            \
-    }                                                                                                           \
-    static __attribute__((noinline)) void told_##K(char *dst, const char *const *src, size_t n, size_t count,   \
-                                                   const fan_fold_how *how)                                     \
-    {                                                                                                           \
-        FACTOR(R, RAW, T)                                                                                       \
-        if (count < FAN_WIDE / sizeof(T)) {                                                                     \
-            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);                           \
-        } else if (CAN_STREAM(MEM)) {                                                                           \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1);                       \
-            FLOWED();                                                                                           \
-        } else if (how->ahead) {                                                                                \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0);                \
-        } else {                                                                                                \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0);                \
-        }                                                                                                       \
-    }                                                                                                           \
-    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)     \
-    {                                                                                                           \
-        if (how)                                                                                                \
-            told_##K(dst, src, n, count, how);                                                                  \
-        else if (count < FAN_WIDE / sizeof(T))                                                                  \
-            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                                         \
-        else                                                                                                    \
-            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                                              \
+#define LIGHT(K, R, MEM, RAW, T, V)                                                              \
+    FOLD_EACH(K, R, MEM, RAW, T)                                                                 \
+    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                   \
+    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                   \
+    static void few_##K(char *dst, const char *const *src, size_t n, size_t count,               \
+                        const char *start, T factor, int scaled, int raw)                        \
+    {                                                                                            \
+        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                        \
+        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                             \
+    }                                                                                            \
+    static __attribute__((noinline)) void told_##K(char *dst, const char *const *src, size_t n,  \
+                                                   size_t count, const fan_fold_how *how)        \
+    {                                                                                            \
+        FACTOR(R, RAW, T)                                                                        \
+        if (count < FAN_WIDE / sizeof(T)) {                                                      \
+            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);            \
+        } else if (CAN_STREAM(MEM)) {                                                            \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1);        \
+            FLOWED();                                                                            \
+        } else if (how->ahead) {                                                                 \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0); \
+        } else {                                                                                 \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0); \
+        }                                                                                        \
+    }                                                                                            \
+    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,               \
+                        const fan_fold_how *how)                                                 \
+    {                                                                                            \
+        if (how)                                                                                 \
+            told_##K(dst, src, n, count, how);                                                   \
+        else if (count < FAN_WIDE / sizeof(T))                                                   \
+            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                          \
+        else                                                                                     \
+            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                               \
     }
 
 /* HEAVY: number types with expensive steps: one loop for all variants. */
-#define HEAVY(K, R, MEM, RAW, T, V)                                                                         \
-    FOLD_EACH(K, R, MEM, RAW, T)                                                                            \
-    FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                              \
-    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how) \
-    {                                                                                                       \
-        static const fan_fold_how nothing;                                                                  \
-        how = how ? how : &nothing;                                                                         \
-        FACTOR(R, RAW, T)                                                                                   \
-        if (count < FAN_WIDE / sizeof(T)) {                                                                 \
-            each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);                   \
-            return;                                                                                         \
-        }                                                                                                   \
-        int stream = CAN_STREAM(MEM);                                                                       \
-        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, stream);  \
-        if (stream)                                                                                         \
-            FLOWED();                                                                                       \
+#define HEAVY(K, R, MEM, RAW, T, V)                                                               \
+    FOLD_EACH(K, R, MEM, RAW, T)                                                                  \
+    FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                    \
+    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count,                \
+                        const fan_fold_how *how)                                                  \
+    {                                                                                             \
+        static const fan_fold_how nothing;                                                        \
+        how = how ? how : &nothing;                                                               \
+        FACTOR(R, RAW, T)                                                                         \
+        if (count < FAN_WIDE / sizeof(T)) {                                                       \
+            each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);         \
+            return;                                                                               \
+        }                                                                                         \
+        int stream = CAN_STREAM(MEM);                                                             \
+        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, \
+                     stream);                                                                     \
+        if (stream)                                                                               \
+            FLOWED();                                                                             \
     }
 
 LIGHT(truth, truth, uint8_t, uint8_t, uint8_t, vu8)
@@ -548,9 +612,9 @@ FAN_LOW_LIST(LOW_FOLDS, )
 
 /* ---- Folds that count ----
  *
- * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A step with a non-finite
- * number is neither counted nor written: the fold ends there, and its caller handles those numbers one by one, while
- * the operands are unchanged. */
+ * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A
+ * step with a non-finite number is neither counted nor written: the fold ends there, and its caller
+ * handles those numbers one by one, while the operands are unchanged. */
 
 #if defined(__x86_64__) && FAN_WIDE == 64
 #define ANY(x) (_mm512_test_epi32_mask((__m512i)(x), (__m512i)(x)) != 0)
@@ -614,10 +678,16 @@ ALWAYS void block_end(fan_stats_run *r, vf64_w *sum)
     }
 }
 
-/* Of a vector of results, as float or double: which are not finite, and into which lanes the others go. `at`: the first
- * lane. */
-ALWAYS vu64_w endless_single(vf32_w x) { return (vu64_w)(((vu32_w)x & 0x7fffffffu) >= 0x7f800000u); }
-ALWAYS vu64_w endless_twice(vf64_w x) { return (vu64_w)(((vu64_w)x & 0x7fffffffffffffffu) >= 0x7ff0000000000000u); }
+/* Of a vector of results, as float or double: which are not finite, and into which lanes the others
+ * go. `at`: the first lane. */
+ALWAYS vu64_w endless_single(vf32_w x)
+{
+    return (vu64_w)(((vu32_w)x & 0x7fffffffu) >= 0x7f800000u);
+}
+ALWAYS vu64_w endless_twice(vf64_w x)
+{
+    return (vu64_w)(((vu64_w)x & 0x7fffffffffffffffu) >= 0x7ff0000000000000u);
+}
 ALWAYS void count_single(vf64_w *sum, vf64_w *top, size_t at, vf32_w x)
 {
     vhalf32_w half[2];
@@ -631,75 +701,76 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
     count_in(&sum[at / VALUES_OF_VECTOR], &top[at / VALUES_OF_VECTOR], x);
 }
 
-/* H: single or twice, the type in which rounded results are counted; BACK: converts a rounded result to it. */
-#define WATCH(K, R, H, MEM, T, V, BACK)                                                                         \
-    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled, \
-                               int stream, fan_stats_run *r)                                                    \
-    {                                                                                                           \
-        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                           \
-        size_t i = 0;                                                                                           \
-        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                    \
-        memcpy(sum, r->lane, sizeof sum);                                                                       \
-        memset(top, 0, sizeof top);                                                                             \
-        for (; i + step <= count; i += step) {                                                                  \
-            V x[4];                                                                                             \
-            vector_##K##_w y[4];                                                                                \
-            for (size_t v = 0; v < 4; v++)                                                                      \
-                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                                      \
-            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                 \
-                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                                       \
-            for (size_t k = 1; k < n; k++) {                                                                    \
-                const char *p = src[k] + i * sizeof(MEM);                                                       \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                             \
-                    __builtin_prefetch(p + AHEAD + q);                                                          \
-                for (size_t v = 0; v < 4; v++)                                                                  \
-                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));                         \
-            }                                                                                                   \
-            if (scaled)                                                                                         \
-                for (size_t v = 0; v < 4; v++)                                                                  \
-                    x[v] = times_##K##_w(x[v], factor);                                                         \
-            vu64_w endless = {0};                                                                               \
-            for (size_t v = 0; v < 4; v++) {                                                                    \
-                y[v] = down_##K##_w(x[v]);                                                                      \
-                endless |= endless_##H(BACK(y[v]));                                                             \
-            }                                                                                                   \
-            if (ANY(endless))                                                                                   \
-                break;                                                                                          \
-            for (size_t v = 0; v < 4; v++) {                                                                    \
-                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                                   \
-                if (stream == 2)                                                                                \
-                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                                           \
-                else if (stream)                                                                                \
-                    FLOW_SPLIT(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                      \
-                else                                                                                            \
-                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                            \
-            }                                                                                                   \
-            if ((r->numbers + i + step) % FAN_STATS_BLOCK == 0)                                                 \
-                block_end(r, sum);                                                                              \
-        }                                                                                                       \
-        double most[FAN_STATS_LANES];                                                                           \
-        memcpy(r->lane, sum, sizeof sum);                                                                       \
-        memcpy(most, top, sizeof top);                                                                          \
-        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                            \
-            r->top = most[k] > r->top ? most[k] : r->top;                                                       \
-        r->numbers += i;                                                                                        \
-        return i;                                                                                               \
-    }                                                                                                           \
-    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how, \
-                            fan_stats_run *r)                                                                   \
-    {                                                                                                           \
-        FACTOR(R, RAW_##H, T)                                                                                   \
-        const size_t step = 4 * FAN_WIDE / sizeof(T);                                                           \
-        if (step % FAN_STATS_LANES || r->numbers % step)                                                        \
-            return 0;                                                                                           \
-        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                          \
-            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                                          \
-                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)                   \
-                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                  \
-            FLOWED();                                                                                           \
-            return done;                                                                                        \
-        }                                                                                                       \
-        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                                   \
+/* H: single or twice, the type in which rounded results are counted; BACK: converts a rounded
+ * result to it. */
+#define WATCH(K, R, H, MEM, T, V, BACK)                                                        \
+    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count,      \
+                               T factor, int scaled, int stream, fan_stats_run *r)             \
+    {                                                                                          \
+        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                          \
+        size_t i = 0;                                                                          \
+        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                   \
+        memcpy(sum, r->lane, sizeof sum);                                                      \
+        memset(top, 0, sizeof top);                                                            \
+        for (; i + step <= count; i += step) {                                                 \
+            V x[4];                                                                            \
+            vector_##K##_w y[4];                                                               \
+            for (size_t v = 0; v < 4; v++)                                                     \
+                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                     \
+            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                \
+                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                      \
+            for (size_t k = 1; k < n; k++) {                                                   \
+                const char *p = src[k] + i * sizeof(MEM);                                      \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                            \
+                    __builtin_prefetch(p + AHEAD + q);                                         \
+                for (size_t v = 0; v < 4; v++)                                                 \
+                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));        \
+            }                                                                                  \
+            if (scaled)                                                                        \
+                for (size_t v = 0; v < 4; v++)                                                 \
+                    x[v] = times_##K##_w(x[v], factor);                                        \
+            vu64_w endless = {0};                                                              \
+            for (size_t v = 0; v < 4; v++) {                                                   \
+                y[v] = down_##K##_w(x[v]);                                                     \
+                endless |= endless_##H(BACK(y[v]));                                            \
+            }                                                                                  \
+            if (ANY(endless))                                                                  \
+                break;                                                                         \
+            for (size_t v = 0; v < 4; v++) {                                                   \
+                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                  \
+                if (stream == 2)                                                               \
+                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                          \
+                else if (stream)                                                               \
+                    FLOW_SPLIT(dst + (i + v * lanes) * sizeof(MEM), &y[v])                     \
+                else                                                                           \
+                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);           \
+            }                                                                                  \
+            if ((r->numbers + i + step) % FAN_STATS_BLOCK == 0)                                \
+                block_end(r, sum);                                                             \
+        }                                                                                      \
+        double most[FAN_STATS_LANES];                                                          \
+        memcpy(r->lane, sum, sizeof sum);                                                      \
+        memcpy(most, top, sizeof top);                                                         \
+        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                           \
+            r->top = most[k] > r->top ? most[k] : r->top;                                      \
+        r->numbers += i;                                                                       \
+        return i;                                                                              \
+    }                                                                                          \
+    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count,         \
+                            const fan_fold_how *how, fan_stats_run *r)                         \
+    {                                                                                          \
+        FACTOR(R, RAW_##H, T)                                                                  \
+        const size_t step = 4 * FAN_WIDE / sizeof(T);                                          \
+        if (step % FAN_STATS_LANES || r->numbers % step)                                       \
+            return 0;                                                                          \
+        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {         \
+            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                         \
+                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)  \
+                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r); \
+            FLOWED();                                                                          \
+            return done;                                                                       \
+        }                                                                                      \
+        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                  \
     }
 #define RAW_single float
 #define RAW_twice double
@@ -711,19 +782,21 @@ WATCH(bfloat16, single, single, uint16_t, float, vf32_w, bfloat16_in_w)
 
 /* ---- Scattered sums, running sums, factors ---- */
 
-#define ADD_AT(K, MEM, RUN)                                                                                          \
-    static void add_at_##K(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run) \
-    {                                                                                                                \
-        typedef MEM FAN_ANYWHERE mem;                                                                                \
-        for (size_t k = 0; k < n; k++) {                                                                             \
-            mem *d = (mem *)(void *)(dst + to[k]);                                                                   \
-            const mem *s = (const mem *)(const void *)(from ? src + from[k] : src + k * run * sizeof(mem));          \
-            if (run == 1) {                                                                                          \
-                d[0] = down_##K(plus_##K(up_##K(d[0]), up_##K(s[0])));                                               \
-                continue;                                                                                            \
-            }                                                                                                        \
-            RUN(K)                                                                                                   \
-        }                                                                                                            \
+#define ADD_AT(K, MEM, RUN)                                                                      \
+    static void add_at_##K(char *dst, const int64_t *to, const char *src, const int64_t *from,   \
+                           size_t n, size_t run)                                                 \
+    {                                                                                            \
+        typedef MEM FAN_ANYWHERE mem;                                                            \
+        for (size_t k = 0; k < n; k++) {                                                         \
+            mem *d = (mem *)(void *)(dst + to[k]);                                               \
+            const mem *s =                                                                       \
+                (const mem *)(const void *)(from ? src + from[k] : src + k * run * sizeof(mem)); \
+            if (run == 1) {                                                                      \
+                d[0] = down_##K(plus_##K(up_##K(d[0]), up_##K(s[0])));                           \
+                continue;                                                                        \
+            }                                                                                    \
+            RUN(K)                                                                               \
+        }                                                                                        \
     }
 #define RUN_HERE(K)                  \
     FAN_VECTOR                       \
@@ -776,22 +849,23 @@ FAN_LOW_LIST(LOW_OTHERS, )
 COMPLEX(single, float)
 COMPLEX(twice, double)
 
-/* Complex factors are the same in every set: with AVX-512, GCC 12 contracts (re * fr) -+ (im * fi) to an FMA despite
- * -ffp-contract, which gives other bits. */
+/* Complex factors are the same in every set: with AVX-512, GCC 12 contracts (re * fr) -+ (im * fi)
+ * to an FMA despite -ffp-contract, which gives other bits. */
 void fan_loops_scale_csingle(char *dst, const char *factor, size_t n);
 void fan_loops_scale_ctwice(char *dst, const char *factor, size_t n);
 #if FAN_WIDE == 16
-#define COMPLEX_FACTOR(K, T)                                                                        \
-    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n)                              \
-    {                                                                                               \
-        typedef T FAN_ANYWHERE mem;                                                                 \
-        mem *d = (mem *)(void *)dst;                                                                \
-        T fr = ((const mem *)(const void *)factor)[0], fi = ((const mem *)(const void *)factor)[1]; \
-        for (size_t i = 0; i < n; i++) {                                                            \
-            T re = d[2 * i], im = d[2 * i + 1];                                                     \
-            d[2 * i] = re * fr - im * fi;                                                           \
-            d[2 * i + 1] = re * fi + im * fr;                                                       \
-        }                                                                                           \
+#define COMPLEX_FACTOR(K, T)                                           \
+    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n) \
+    {                                                                  \
+        typedef T FAN_ANYWHERE mem;                                    \
+        mem *d = (mem *)(void *)dst;                                   \
+        T fr = ((const mem *)(const void *)factor)[0],                 \
+          fi = ((const mem *)(const void *)factor)[1];                 \
+        for (size_t i = 0; i < n; i++) {                               \
+            T re = d[2 * i], im = d[2 * i + 1];                        \
+            d[2 * i] = re * fr - im * fi;                              \
+            d[2 * i + 1] = re * fi + im * fr;                          \
+        }                                                              \
     }
 COMPLEX_FACTOR(single, float)
 COMPLEX_FACTOR(twice, double)
@@ -799,8 +873,9 @@ COMPLEX_FACTOR(twice, double)
 
 /* ---- Statistics ----
  *
- * The quick way assumes that all is finite: 16 numbers at a time, each into its lane. If a square or the largest shows
- * otherwise (or squares exceed float64), the same numbers are counted again, one by one. */
+ * The quick way assumes that all is finite: 16 numbers at a time, each into its lane. If a square
+ * or the largest shows otherwise (or squares exceed float64), the same numbers are counted again,
+ * one by one. */
 
 static void measure_each(fan_stats_run *r, const double *x, size_t n)
 {
@@ -833,8 +908,8 @@ static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
     }
 }
 
-/* SURVEY: T is float or double. `r->numbers` and n are multiples of the lanes, and n ends in the block; false: nothing
- * was counted, all must be counted one by one. */
+/* SURVEY: T is float or double. `r->numbers` and n are multiples of the lanes, and n ends in the
+ * block; false: nothing was counted, all must be counted one by one. */
 #define SURVEY(NAME, IN, T)                                                                   \
     static bool measure_##NAME(fan_stats_run *r, const char *src, size_t n)                   \
     {                                                                                         \
@@ -868,8 +943,8 @@ SURVEY(twice, in_twice_w, double)
 
 #define PIECE FAN_STATS_BLOCK
 
-/* survey_length: returns how many of the next n numbers are counted at once: up to the next lane 0, or whole lanes up
- * to the end of the block, or the rest. */
+/* survey_length: returns how many of the next n numbers are counted at once: up to the next lane 0,
+ * or whole lanes up to the end of the block, or the rest. */
 ALWAYS size_t survey_length(const fan_stats_run *r, size_t n)
 {
     size_t phase = r->numbers % FAN_STATS_LANES;
@@ -911,7 +986,8 @@ SURVEY_AS(uint8, uint8_t, double, twice, x)
 SURVEY_AS(uint16, uint16_t, double, twice, x)
 SURVEY_AS(uint32, uint32_t, double, twice, x)
 SURVEY_AS(uint64, uint64_t, double, twice, x)
-#define LOW_SURVEY(X, NAME, K, BITS, ...) SURVEY_AS(K, uint##BITS##_t, float, single, fan_float_of_##K(x))
+#define LOW_SURVEY(X, NAME, K, BITS, ...) \
+    SURVEY_AS(K, uint##BITS##_t, float, single, fan_float_of_##K(x))
 FAN_LOW_LIST(LOW_SURVEY, )
 
 /* SURVEY_REAL: reads in place. */
@@ -971,16 +1047,21 @@ static uint64_t read_all(const char *p, size_t bytes)
 
 /* ---- The set ---- */
 
-#define REAL(K, MEM, STATS, WATCH) \
-    {sizeof(MEM), 1, sum_##K, NULL, FAN_DT_NONE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
+#define REAL(K, MEM, STATS, WATCH)                                          \
+    {sizeof(MEM), 1,         sum_##K,       NULL,  FAN_DT_NONE, add_at_##K, \
+     add_up_##K,  scale_##K, stats_##STATS, WATCH, NULL}
 #define WATCH_16(K) watch_##K
 #define WATCH_8(K) NULL
-#define LOW_REAL(X, NAME, K, BITS, ...)                                                                        \
-    [FAN_DT_##NAME] = {                                                                                        \
-        BITS / 8,      1,         sum_own_##K, sum_##K,        FAN_DT_FLOAT32, add_at_own_##K, add_up_own_##K, \
-        scale_own_##K, stats_##K, NULL,        WATCH_##BITS(K)},
-#define PAIR(K, MEM, UP, UPPER) \
-    {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
+#define LOW_REAL(X, NAME, K, BITS, ...)                \
+    [FAN_DT_##NAME] = {BITS / 8,       1,              \
+                       sum_own_##K,    sum_##K,        \
+                       FAN_DT_FLOAT32, add_at_own_##K, \
+                       add_up_own_##K, scale_own_##K,  \
+                       stats_##K,      NULL,           \
+                       WATCH_##BITS(K)},
+#define PAIR(K, MEM, UP, UPPER)                                                      \
+    {2 * sizeof(MEM),      2,          sum_##K, UP,  UPPER, add_at_##K, add_up_c##K, \
+     fan_loops_scale_c##K, stats_c##K, NULL,    NULL}
 
 const fan_loop_set FAN_SET = {
     FAN_NAME,
@@ -995,8 +1076,9 @@ const fan_loop_set FAN_SET = {
         [FAN_DT_UINT16] = REAL(bits16, uint16_t, uint16, NULL),
         [FAN_DT_UINT32] = REAL(bits32, uint32_t, uint32, NULL),
         [FAN_DT_UINT64] = REAL(bits64, uint64_t, uint64, NULL),
-        FAN_LOW_LIST(LOW_REAL, )[FAN_DT_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_DT_FLOAT64, add_at_single,
-                                                    add_up_single, scale_single, stats_single, watch_single, NULL},
+        FAN_LOW_LIST(LOW_REAL, )[FAN_DT_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_DT_FLOAT64,
+                                                    add_at_single, add_up_single, scale_single,
+                                                    stats_single, watch_single, NULL},
         [FAN_DT_FLOAT64] = REAL(twice, double, twice, watch_twice),
         [FAN_DT_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_DT_COMPLEX128),
         [FAN_DT_COMPLEX128] = PAIR(twice, double, NULL, FAN_DT_NONE),

@@ -12,8 +12,10 @@ extern const fan_loop_set fan_loops_base, fan_loops_avx2, fan_loops_avx512;
 #define SETS 3
 
 #if defined(__x86_64__)
-/* sum_isa_has_f16c: returns whether the processor converts float16. clang before 19 has no name for it in
- * __builtin_cpu_supports. The caller also checks avx2, without which the system does not save its registers. */
+/* sum_isa_has_f16c: returns whether the processor converts float16. clang before 19 has no name for
+ * it in
+ * __builtin_cpu_supports. The caller also checks avx2, without which the system does not save its
+ * registers. */
 static bool sum_isa_has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -61,7 +63,10 @@ static inline const fan_loop_set *set_now(void)
     return set ? set : sum_isa_choose();
 }
 
-const fan_loops *fan_loops_of(fan_dtype d) { return &set_now()->of[d]; }
+const fan_loops *fan_loops_of(fan_dtype d)
+{
+    return &set_now()->of[d];
+}
 
 bool fan_sum_set_isa(const char *name)
 {
@@ -77,7 +82,10 @@ bool fan_sum_set_isa(const char *name)
     return !name;
 }
 
-const char *fan_sum_isa(void) { return set_now()->name; }
+const char *fan_sum_isa(void)
+{
+    return set_now()->name;
+}
 
 /* By address: cpuid costs tens of microseconds in a virtual machine. */
 int fan_sum_isa_rank(void)
@@ -91,7 +99,10 @@ int fan_sum_isa_rank(void)
 }
 
 #ifdef FAN_TEST
-uint64_t fan_sum_read(const char *p, size_t bytes) { return set_now()->read(p, bytes); }
+uint64_t fan_sum_read(const char *p, size_t bytes)
+{
+    return set_now()->read(p, bytes);
+}
 #endif
 
 const char *fan_sum_isa_at(size_t i)

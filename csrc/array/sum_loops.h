@@ -1,9 +1,9 @@
-/* sum_loops: the innermost loops of sums, one set for each number type and each instruction set. All the loops over
- * dtypes that add are made here.
+/* sum_loops: the innermost loops of sums, one set for each number type and each instruction set.
+ * All the loops over dtypes that add are made here.
  *
- * They are written once, in sum_body.h, which is compiled for each instruction set; the widest that the machine has is
- * chosen on first use. All give the same bits (NaNs may differ in payload): only lanes differ, not the order of an
- * element's additions. */
+ * They are written once, in sum_body.h, which is compiled for each instruction set; the widest that
+ * the machine has is chosen on first use. All give the same bits (NaNs may differ in payload): only
+ * lanes differ, not the order of an element's additions. */
 #ifndef FAN_ARRAY_SUM_LOOPS_H
 #define FAN_ARRAY_SUM_LOOPS_H
 
@@ -12,34 +12,40 @@
 
 /* Options of a fold; NULL: defaults. */
 typedef struct fan_fold_how {
-    /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL: none. Not for complex */
+    /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
+     * none. Not for complex */
     const char *factor;
-    /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins with src[0] */
+    /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
+     * with src[0] */
     const char *start;
-    bool raw;    /* dst gets the sum in the accumulation dtype, without the last rounding */
-    bool ahead;  /* the sources are larger than the L2 cache: prefetch them */
-    bool stream; /* dst is larger than the last cache and none of the sources: store past the caches */
+    bool raw;   /* dst gets the sum in the accumulation dtype, without the last rounding */
+    bool ahead; /* the sources are larger than the L2 cache: prefetch them */
+    /* dst is larger than the last cache and none of the sources: store past the caches */
+    bool stream;
 } fan_fold_how;
 
-/* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside
- * `start`). dst may be exactly one of the sources or `start`. */
-typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
+/* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free
+ * sources (n >= 0 beside `start`). dst may be exactly one of the sources or `start`. */
+typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count,
+                           const fan_fold_how *how);
 
-/* As fan_fold_loop for real floats, and counts the written numbers into r. Ends before a step with a non-finite result,
- * or if less than a step is left; returns how many numbers were summed, counted and written. Of `how` it uses factor
- * and stream. n >= 1. */
-typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how,
-                         fan_stats_run *r);
+/* As fan_fold_loop for real floats, and counts the written numbers into r. Ends before a step with
+ * a non-finite result, or if less than a step is left; returns how many numbers were summed,
+ * counted and written. Of `how` it uses factor and stream. n >= 1. */
+typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count,
+                         const fan_fold_how *how, fan_stats_run *r);
 
 typedef struct fan_loops {
     size_t size;        /* bytes of an element */
     size_t parts;       /* numbers in an element: 2 for complex, else 1 */
     fan_fold_loop *own; /* added in the dtype itself; a low float rounds each time */
     fan_fold_loop *up;  /* added in the dtype `upper` and rounded once; NULL: there is none */
-    fan_dtype upper;    /* float32 for the low floats, float64 for float32, complex128 for complex64 */
-    /* add_at: for each i < n in turn, adds `run` numbers at src + from[i] (NULL: consecutive) to those at dst +
-     * to[i]. */
-    void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);
+    /* float32 for the low floats, float64 for float32, complex128 for complex64 */
+    fan_dtype upper;
+    /* add_at: for each i < n in turn, adds `run` numbers at src + from[i] (NULL: consecutive) to
+     * those at dst + to[i]. */
+    void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n,
+                   size_t run);
     /* add_up: acc += each of n elements in turn. */
     void (*add_up)(char *acc, const char *src, size_t n);
     /* scale: n elements of dst *= the element at factor. */
@@ -52,7 +58,8 @@ typedef struct fan_loops {
 /* The loops of one instruction set. */
 typedef struct fan_loop_set {
     const char *name;
-    uint64_t (*read)(const char *p, size_t bytes); /* reads every byte once, with as little else as possible */
+    /* reads every byte once, with as little else as possible */
+    uint64_t (*read)(const char *p, size_t bytes);
     fan_loops of[FAN_DT_COUNT];
 } fan_loop_set;
 

@@ -68,7 +68,8 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     }
 }
 
-double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const double *factor, bool odd)
+double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const double *factor,
+                           bool odd)
 {
     uint64_t mag[FAN_EXACT_LIMBS + 1];
     int64_t top = (int64_t)w[k->limbs - 1];
@@ -122,7 +123,8 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     } else if (exponent < -1075) {
         u = to_odd;
     } else {
-        int64_t least = exponent - 52 > -1074 ? exponent - 52 : -1074; /* the exponent of the last bit kept */
+        /* the exponent of the last bit kept */
+        int64_t least = exponent - 52 > -1074 ? exponent - 52 : -1074;
         int drop = (int)(63 - (exponent - least));
         uint64_t kept = drop > 63 ? 0 : m >> drop;
         uint64_t rest = drop > 63 ? m : m << (64 - drop); /* drop is 11 at least */

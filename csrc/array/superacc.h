@@ -1,5 +1,6 @@
-/* superacc: a superaccumulator: an exact sum as an integer multiple of its dtype's smallest step, in two's complement,
- * with as many 64-bit limbs as the largest value needs. The integer path of exact.c. */
+/* superacc: a superaccumulator: an exact sum as an integer multiple of its dtype's smallest step,
+ * in two's complement, with as many 64-bit limbs as the largest value needs. The integer path of
+ * exact.c. */
 #ifndef FAN_ARRAY_SUPERACC_H
 #define FAN_ARRAY_SUPERACC_H
 
@@ -10,8 +11,8 @@
 #define FAN_EXACT_LIMBS 34    /* at most */
 #define FAN_EXACT_ALWAYS 8192 /* terms */
 
-/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of its largest
- * value. */
+/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of
+ * its largest value. */
 typedef struct fan_exact_kind {
     int limbs, unit, digits;
     bool always; /* float64 sums are exact for n <= FAN_EXACT_ALWAYS */
@@ -23,7 +24,8 @@ typedef struct fan_exact_kind {
 #define FAN_ACC_MINUS_INF (INT64_MIN + 2)
 #define FAN_ACC_NAN (INT64_MIN + 3)
 
-/* fan__exact_kind_of: returns the format of a dtype's parts; limbs is 0 if its sums cannot be exact. */
+/* fan__exact_kind_of: returns the format of a dtype's parts; limbs is 0 if its sums cannot be
+ * exact. */
 fan_exact_kind fan__exact_kind_of(fan_dtype d);
 
 static inline uint64_t bits_of(double x)
@@ -43,7 +45,9 @@ static inline double of_bits(uint64_t u)
 /* fan__superacc_start: sets the empty sum. */
 void fan__superacc_start(uint64_t *limbs, const fan_exact_kind *k);
 void fan__superacc_add(uint64_t *limbs, const fan_exact_kind *k, double x);
-/* fan__superacc_value: returns the number, times *factor if not NULL, as a float64, rounded to odd or to nearest. */
-double fan__superacc_value(const uint64_t *limbs, const fan_exact_kind *k, const double *factor, bool odd);
+/* fan__superacc_value: returns the number, times *factor if not NULL, as a float64, rounded to odd
+ * or to nearest. */
+double fan__superacc_value(const uint64_t *limbs, const fan_exact_kind *k, const double *factor,
+                           bool odd);
 
 #endif

@@ -1,7 +1,8 @@
-/* Fast loops add terms to blocks of 64-bit words; everything else (128-bit words, superaccumulators, inf and NaN) goes
- * number by number. A term x of a block with unit 2^base is the integer x * 2^-base: the product is exact, because the
- * factor is a power of two and the block's base is at most the lowest set bit of x, and the conversion is exact,
- * because the block's bound is below 2^62 units. */
+/* Fast loops add terms to blocks of 64-bit words; everything else (128-bit words,
+ * superaccumulators, inf and NaN) goes number by number. A term x of a block with unit 2^base is
+ * the integer x * 2^-base: the product is exact, because the factor is a power of two and the
+ * block's base is at most the lowest set bit of x, and the conversion is exact, because the block's
+ * bound is below 2^62 units. */
 #include "array/window.h"
 
 #include "array/convert.h"
@@ -18,7 +19,11 @@
 
 #define B FAN_WINDOW_BLOCK
 
-enum { WORDS_64, WORDS_128, LIMBS };
+enum {
+    WORDS_64,
+    WORDS_128,
+    LIMBS
+};
 
 typedef struct window_block {
     double bound; /* of |number| */
@@ -26,7 +31,8 @@ typedef struct window_block {
     uint8_t form;
     bool empty;   /* nothing was added: the words are not written yet */
     bool special; /* a number may be inf or NaN */
-    void *more;   /* WORDS_128: int64_t high[B]; LIMBS: the limbs of each number, which then replace the words */
+    /* WORDS_128: int64_t high[B]; LIMBS: the limbs of each number, which then replace the words */
+    void *more;
 } window_block;
 
 struct fan_window {
@@ -44,8 +50,8 @@ typedef struct window_view {
     size_t n; /* numbers */
 } window_view;
 
-/* What an addition needs: the sum of the largest |term| of each array, the exponent of a bit at or below the lowest set
- * bit of all terms (INT_MAX: only zeros). */
+/* What an addition needs: the sum of the largest |term| of each array, the exponent of a bit at or
+ * below the lowest set bit of all terms (INT_MAX: only zeros). */
 typedef struct window_need {
     double most;
     int lowest;
@@ -93,8 +99,14 @@ static size_t block_more_bytes(const fan_window *w, int form)
                                : B * (size_t)w->kind.limbs * sizeof(uint64_t);
 }
 
-fan_dtype fan_window_dtype(const fan_window *w) { return w->dtype; }
-int64_t fan_window_size(const fan_window *w) { return w->size; }
+fan_dtype fan_window_dtype(const fan_window *w)
+{
+    return w->dtype;
+}
+int64_t fan_window_size(const fan_window *w)
+{
+    return w->size;
+}
 
 #ifdef FAN_TEST
 size_t fan_window_bytes(const fan_window *w)
@@ -121,13 +133,19 @@ static window_view window_view_of(const fan_window *w, int64_t b)
 
 /* ---- one number ---- */
 
-/* cell_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is added. */
+/* cell_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is
+ * added. */
 static int64_t cell_special(int64_t top, int64_t term)
 {
-    return top == FAN_ACC_NAN || (top < FAN_ACC_NAN && top != FAN_ACC_NOTHING && top != term) ? FAN_ACC_NAN : term;
+    return top == FAN_ACC_NAN || (top < FAN_ACC_NAN && top != FAN_ACC_NOTHING && top != term)
+               ? FAN_ACC_NAN
+               : term;
 }
 
-static const int64_t *high_of(const window_block *b) { return b->more; }
+static const int64_t *high_of(const window_block *b)
+{
+    return b->more;
+}
 
 /* cell_top: returns the top word of number i. */
 static int64_t cell_top(const window_view *v, const fan_exact_kind *k, size_t i)
@@ -144,11 +162,13 @@ static __int128 cell_value(const window_view *v, size_t i)
 {
     if (v->block->form == WORDS_64)
         return v->low[i];
-    return (__int128)((unsigned __int128)(uint64_t)high_of(v->block)[i] << 64 | (uint64_t)v->low[i]);
+    return (__int128)((unsigned __int128)(uint64_t)high_of(v->block)[i] << 64 |
+                      (uint64_t)v->low[i]);
 }
 
 /* cell_size: enters |number i| into the bits that any number has and the largest. */
-static void cell_size(const window_view *v, size_t i, unsigned __int128 *any, unsigned __int128 *most)
+static void cell_size(const window_view *v, size_t i, unsigned __int128 *any,
+                      unsigned __int128 *most)
 {
     __int128 x = cell_value(v, i);
     unsigned __int128 a = x < 0 ? -(unsigned __int128)x : (unsigned __int128)x;
@@ -161,7 +181,8 @@ static int zeros_of(unsigned __int128 any)
 {
     if (any == 0)
         return 0;
-    return (uint64_t)any ? __builtin_ctzll((uint64_t)any) : 64 + __builtin_ctzll((uint64_t)(any >> 64));
+    return (uint64_t)any ? __builtin_ctzll((uint64_t)any)
+                         : 64 + __builtin_ctzll((uint64_t)(any >> 64));
 }
 
 /* cell_set: stores a number, or a top word that represents none. */
@@ -175,24 +196,28 @@ static void cell_set(window_block *b, int64_t *low, size_t i, __int128 x, int64_
     }
 }
 
-/* limbs_add: adds an integer in two's complement, `words` long, times 2^at, to the superaccumulator `to`, which is a
- * number. */
-static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *from, int words, int at)
+/* limbs_add: adds an integer in two's complement, `words` long, times 2^at, to the superaccumulator
+ * `to`, which is a number. */
+static void limbs_add(uint64_t *to, const fan_exact_kind *k, const uint64_t *from, int words,
+                      int at)
 {
     uint64_t sign = (int64_t)from[words - 1] < 0 ? UINT64_MAX : 0;
     unsigned carry = 0;
     int bit = at & 63;
     for (int i = at >> 6, j = 0; i < k->limbs; i++, j++) {
-        uint64_t here = j < words ? from[j] : sign, below = j == 0 ? 0 : j - 1 < words ? from[j - 1] : sign;
-        uint64_t p = bit ? here << bit | below >> (64 - bit) : here, sum = to[i] + p, all = sum + carry;
+        uint64_t here = j < words ? from[j] : sign, below = j == 0          ? 0
+                                                            : j - 1 < words ? from[j - 1]
+                                                                            : sign;
+        uint64_t p = bit ? here << bit | below >> (64 - bit) : here, sum = to[i] + p,
+                 all = sum + carry;
         carry = (sum < p) | (all < sum);
         to[i] = all;
     }
 }
 
 /* limbs_merge: adds number i of a view to the superaccumulator `to`. */
-static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v, const fan_exact_kind *from,
-                        size_t i)
+static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view *v,
+                        const fan_exact_kind *from, size_t i)
 {
     int64_t *top = (int64_t *)&to[k->limbs - 1], other = cell_top(v, from, i);
     if (other == FAN_ACC_NOTHING)
@@ -207,7 +232,8 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
         *top = 0;
     }
     if (v->block->form == LIMBS) {
-        limbs_add(to, k, (const uint64_t *)v->block->more + i * (size_t)from->limbs, from->limbs, k->unit - from->unit);
+        limbs_add(to, k, (const uint64_t *)v->block->more + i * (size_t)from->limbs, from->limbs,
+                  k->unit - from->unit);
     } else {
         __int128 x = cell_value(v, i);
         uint64_t word[2] = {(uint64_t)x, (uint64_t)(x >> 64)};
@@ -217,7 +243,8 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
 
 /* ---- loops for each vector unit ---- */
 
-/* Facts of a row of terms: the bits of the largest |x|, and of the smallest nonzero |x| less one. */
+/* Facts of a row of terms: the bits of the largest |x|, and of the smallest nonzero |x| less
+ * one. */
 typedef struct row_facts {
     uint64_t high, low;
 } row_facts;
@@ -238,23 +265,24 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
 #define TERM_LARGE(x) ((int64_t)((double)(x) * by))
 
 /* ADD_ROW: adds n terms; `first`: to an empty block. A -0.0 leaves the sum what it was. */
-#define ADD_ROW(NAME, TARGET, T, UINT, SIZE, TERM)                                                                 \
-    TARGET static void add_##SIZE##_##NAME(int64_t *restrict w, const char *from, size_t n, double by, bool first) \
-    {                                                                                                              \
-        const UINT *restrict u = (const UINT *)(const void *)from;                                                 \
-        const T *restrict x = (const T *)(const void *)from;                                                       \
-        const UINT sign = (UINT)1 << (8 * sizeof(UINT) - 1);                                                       \
-        if (first)                                                                                                 \
-            for (size_t i = 0; i < n; i++) {                                                                       \
-                int64_t t = TERM(x[i]), old = -(int64_t)(u[i] == sign);                                            \
-                w[i] = (t & ~old) | (FAN_ACC_NOTHING & old);                                                       \
-            }                                                                                                      \
-        else                                                                                                       \
-            for (size_t i = 0; i < n; i++) {                                                                       \
-                int64_t t = TERM(x[i]), v = w[i], old = -(int64_t)(u[i] == sign);                                  \
-                int64_t none = -(int64_t)(v == FAN_ACC_NOTHING) & ~old;                                            \
-                w[i] = (int64_t)((uint64_t)(v & ~none) + (uint64_t)t);                                             \
-            }                                                                                                      \
+#define ADD_ROW(NAME, TARGET, T, UINT, SIZE, TERM)                                          \
+    TARGET static void add_##SIZE##_##NAME(int64_t *restrict w, const char *from, size_t n, \
+                                           double by, bool first)                           \
+    {                                                                                       \
+        const UINT *restrict u = (const UINT *)(const void *)from;                          \
+        const T *restrict x = (const T *)(const void *)from;                                \
+        const UINT sign = (UINT)1 << (8 * sizeof(UINT) - 1);                                \
+        if (first)                                                                          \
+            for (size_t i = 0; i < n; i++) {                                                \
+                int64_t t = TERM(x[i]), old = -(int64_t)(u[i] == sign);                     \
+                w[i] = (t & ~old) | (FAN_ACC_NOTHING & old);                                \
+            }                                                                               \
+        else                                                                                \
+            for (size_t i = 0; i < n; i++) {                                                \
+                int64_t t = TERM(x[i]), v = w[i], old = -(int64_t)(u[i] == sign);           \
+                int64_t none = -(int64_t)(v == FAN_ACC_NOTHING) & ~old;                     \
+                w[i] = (int64_t)((uint64_t)(v & ~none) + (uint64_t)t);                      \
+            }                                                                               \
     }
 
 #define FACTS(NAME, TARGET, UINT, SINT, SIZE)                                          \
@@ -272,30 +300,32 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
     }
 
 /* MERGE_ROW: adds words << by. */
-#define MERGE_ROW(NAME, TARGET)                                                                          \
-    TARGET static void merge_##NAME(int64_t *restrict w, const int64_t *restrict from, size_t n, int by) \
-    {                                                                                                    \
-        for (size_t i = 0; i < n; i++) {                                                                 \
-            int64_t v = w[i], x = from[i], no_v = -(int64_t)(v == FAN_ACC_NOTHING),                      \
-                    no_x = -(int64_t)(x == FAN_ACC_NOTHING);                                             \
-            uint64_t shifted = (uint64_t)(x & ~no_x) << by;                                              \
-            w[i] = (int64_t)((uint64_t)(v & ~(no_v & ~no_x)) + shifted);                                 \
-        }                                                                                                \
+#define MERGE_ROW(NAME, TARGET)                                                                  \
+    TARGET static void merge_##NAME(int64_t *restrict w, const int64_t *restrict from, size_t n, \
+                                    int by)                                                      \
+    {                                                                                            \
+        for (size_t i = 0; i < n; i++) {                                                         \
+            int64_t v = w[i], x = from[i], no_v = -(int64_t)(v == FAN_ACC_NOTHING),              \
+                    no_x = -(int64_t)(x == FAN_ACC_NOTHING);                                     \
+            uint64_t shifted = (uint64_t)(x & ~no_x) << by;                                      \
+            w[i] = (int64_t)((uint64_t)(v & ~(no_v & ~no_x)) + shifted);                         \
+        }                                                                                        \
     }
 
 /* ROUND_ROW: words below 2^50 as float64, times a factor. */
-#define ROUND_ROW(NAME, TARGET)                                                                          \
-    TARGET static void round_##NAME(double *restrict to, const int64_t *restrict w, size_t n, double by) \
-    {                                                                                                    \
-        for (size_t i = 0; i < n; i++) {                                                                 \
-            int64_t v = w[i], none = -(int64_t)(v == FAN_ACC_NOTHING);                                   \
-            double x = (of_bits((uint64_t)((v & ~none) + (int64_t)bits_of(MAGIC))) - MAGIC) * by;        \
-            to[i] = of_bits((bits_of(x) & ~(uint64_t)none) | ((uint64_t)none & minus_zero(by)));         \
-        }                                                                                                \
+#define ROUND_ROW(NAME, TARGET)                                                                   \
+    TARGET static void round_##NAME(double *restrict to, const int64_t *restrict w, size_t n,     \
+                                    double by)                                                    \
+    {                                                                                             \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            int64_t v = w[i], none = -(int64_t)(v == FAN_ACC_NOTHING);                            \
+            double x = (of_bits((uint64_t)((v & ~none) + (int64_t)bits_of(MAGIC))) - MAGIC) * by; \
+            to[i] = of_bits((bits_of(x) & ~(uint64_t)none) | ((uint64_t)none & minus_zero(by)));  \
+        }                                                                                         \
     }
 
-/* SIZE_ROW: the bits that any word has, and those that any |word| has below its sign (one too few for negative powers
- * of two); how many words are numbers. */
+/* SIZE_ROW: the bits that any word has, and those that any |word| has below its sign (one too few
+ * for negative powers of two); how many words are numbers. */
 #define SIZE_ROW(NAME, TARGET)                                                       \
     TARGET static void size_##NAME(const int64_t *restrict w, size_t n, row_size *s) \
     {                                                                                \
@@ -309,18 +339,23 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
         *s = (row_size){any, large, numbers};                                        \
     }
 
-/* plane_bytes: how many of the `rest` last bytes of each number are side by side in the next plane of a message. */
-static inline int plane_bytes(int rest) { return rest >= 8 ? 8 : rest >= 4 ? 4 : rest >= 2 ? 2 : 1; }
+/* plane_bytes: how many of the `rest` last bytes of each number are side by side in the next plane
+ * of a message. */
+static inline int plane_bytes(int rest)
+{
+    return rest >= 8 ? 8 : rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
+}
 
 #define EACH_PLANE(X) X(1, fan_any_u8) X(2, fan_any_u16) X(4, fan_any_u32) X(8, fan_any_u64)
 
-#define PACK_PLANE(BYTES, UINT)                                                                         \
-    if (bytes == BYTES) {                                                                               \
-        UINT *restrict to = (UINT *)(void *)p;                                                          \
-        for (size_t i = 0; i < n; i++) {                                                                \
-            uint64_t none = -(uint64_t)(w[i] == FAN_ACC_NOTHING), u = (uint64_t)(w[i] >> zeros) + lift; \
-            to[i] = (UINT)((u & ~none) >> shift);                                                       \
-        }                                                                                               \
+#define PACK_PLANE(BYTES, UINT)                                   \
+    if (bytes == BYTES) {                                         \
+        UINT *restrict to = (UINT *)(void *)p;                    \
+        for (size_t i = 0; i < n; i++) {                          \
+            uint64_t none = -(uint64_t)(w[i] == FAN_ACC_NOTHING), \
+                     u = (uint64_t)(w[i] >> zeros) + lift;        \
+            to[i] = (UINT)((u & ~none) >> shift);                 \
+        }                                                         \
     }
 
 #define UNPACK_PLANE(BYTES, UINT)                                                       \
@@ -331,28 +366,29 @@ static inline int plane_bytes(int rest) { return rest >= 8 ? 8 : rest >= 4 ? 4 :
     }
 
 /* MESSAGE_ROWS: words of 64 bits to and from the planes of a message. */
-#define MESSAGE_ROWS(NAME, TARGET)                                                                     \
-    TARGET static void pack_##NAME(char *p, const int64_t *restrict w, size_t n, int zeros, int width) \
-    {                                                                                                  \
-        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                          \
-        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {               \
-            const int shift = 8 * done;                                                                \
-            bytes = plane_bytes(width - done);                                                         \
-            EACH_PLANE(PACK_PLANE)                                                                     \
-        }                                                                                              \
-    }                                                                                                  \
-    TARGET static void unpack_##NAME(const char *p, int64_t *restrict w, size_t n, int width)          \
-    {                                                                                                  \
-        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                          \
-        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {               \
-            const int shift = 8 * done;                                                                \
-            bytes = plane_bytes(width - done);                                                         \
-            EACH_PLANE(UNPACK_PLANE)                                                                   \
-        }                                                                                              \
-        for (size_t i = 0; i < n; i++) {                                                               \
-            uint64_t u = (uint64_t)w[i], none = -(uint64_t)((u & ~UINT64_C(3)) == 0);                  \
-            w[i] = (int64_t)(u - (lift & ~none) + ((uint64_t)FAN_ACC_NOTHING & none));                 \
-        }                                                                                              \
+#define MESSAGE_ROWS(NAME, TARGET)                                                            \
+    TARGET static void pack_##NAME(char *p, const int64_t *restrict w, size_t n, int zeros,   \
+                                   int width)                                                 \
+    {                                                                                         \
+        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                 \
+        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {      \
+            const int shift = 8 * done;                                                       \
+            bytes = plane_bytes(width - done);                                                \
+            EACH_PLANE(PACK_PLANE)                                                            \
+        }                                                                                     \
+    }                                                                                         \
+    TARGET static void unpack_##NAME(const char *p, int64_t *restrict w, size_t n, int width) \
+    {                                                                                         \
+        const uint64_t lift = UINT64_C(1) << (8 * width - 1);                                 \
+        for (int done = 0, bytes; done < width; done += bytes, p += n * (size_t)bytes) {      \
+            const int shift = 8 * done;                                                       \
+            bytes = plane_bytes(width - done);                                                \
+            EACH_PLANE(UNPACK_PLANE)                                                          \
+        }                                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                      \
+            uint64_t u = (uint64_t)w[i], none = -(uint64_t)((u & ~UINT64_C(3)) == 0);         \
+            w[i] = (int64_t)(u - (lift & ~none) + ((uint64_t)FAN_ACC_NOTHING & none));        \
+        }                                                                                     \
     }
 
 typedef struct window_loops {
@@ -376,7 +412,8 @@ typedef struct window_loops {
     ADD_ROW(NAME, TARGET, fan_any_f32, fan_any_u32, single_large, TERM_LARGE) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_small, TERM_SMALL) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_large, TERM_LARGE) \
-    MERGE_ROW(NAME, TARGET) ROUND_ROW(NAME, TARGET) SIZE_ROW(NAME, TARGET) MESSAGE_ROWS(NAME, TARGET)
+    MERGE_ROW(NAME, TARGET)                                                   \
+    ROUND_ROW(NAME, TARGET) SIZE_ROW(NAME, TARGET) MESSAGE_ROWS(NAME, TARGET)
 #define LOOPS_OF(NAME)        \
     {facts_single_##NAME,     \
      facts_double_##NAME,     \
@@ -399,19 +436,29 @@ static const window_loops all_loops[] = {LOOPS_OF(plain), LOOPS_OF(avx2), LOOPS_
 static const window_loops all_loops[] = {LOOPS_OF(plain)};
 #endif
 
-static const window_loops *window_loops_now(void) { return &all_loops[fan__exact_isa_now()]; }
+static const window_loops *window_loops_now(void)
+{
+    return &all_loops[fan__exact_isa_now()];
+}
 
 /* ---- room for what comes ---- */
 
 /* window_top: returns the least e with x < 2^e; INT_MIN / 2 for 0. */
-static int window_top(double x) { return x == 0 ? INT_MIN / 2 : isinf(x) ? 2000 : ilogb(x) + 1; }
+static int window_top(double x)
+{
+    return x == 0 ? INT_MIN / 2 : isinf(x) ? 2000 : ilogb(x) + 1;
+}
 
 /* bound_plus: returns an upper bound of a + b. */
-static double bound_plus(double a, double b) { return (a + b) * (1 + 0x1p-50); }
+static double bound_plus(double a, double b)
+{
+    return (a + b) * (1 + 0x1p-50);
+}
 
-/* block_base: returns the base that the block would have. The first terms get a few bits below their lowest, where the
- * room suffices: later terms then seldom shift the block. */
-static int block_base(const fan_window *w, const window_block *b, const window_need *need, double bound)
+/* block_base: returns the base that the block would have. The first terms get a few bits below
+ * their lowest, where the room suffices: later terms then seldom shift the block. */
+static int block_base(const fan_window *w, const window_block *b, const window_need *need,
+                      double bound)
 {
     int base = need->lowest;
     bool fresh = b->bound == 0;
@@ -559,7 +606,10 @@ static void number_add(fan_window *w, window_block *b, int64_t *low, size_t i, d
     }
     int64_t top = cell_top(&v, &w->kind, i);
     if (x - x != 0) {
-        cell_set(b, low, i, 0, cell_special(top, x != x ? FAN_ACC_NAN : x > 0 ? FAN_ACC_PLUS_INF : FAN_ACC_MINUS_INF));
+        cell_set(b, low, i, 0,
+                 cell_special(top, x != x  ? FAN_ACC_NAN
+                                   : x > 0 ? FAN_ACC_PLUS_INF
+                                           : FAN_ACC_MINUS_INF));
         return;
     }
     if (top <= FAN_ACC_NAN && (top != FAN_ACC_NOTHING || (x == 0 && signbit(x))))
@@ -567,7 +617,8 @@ static void number_add(fan_window *w, window_block *b, int64_t *low, size_t i, d
     uint64_t m = number_parts(x, &e);
     int by = e - b->base;
     __int128 t = m == 0 ? 0 : by >= 0 ? (__int128)m << by : (__int128)(m >> -by);
-    cell_set(b, low, i, (top == FAN_ACC_NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t), 0);
+    cell_set(b, low, i, (top == FAN_ACC_NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t),
+             0);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
@@ -575,25 +626,27 @@ static void wide_add(window_block *b, int64_t *low, const char *p, size_t n, boo
 {
     int64_t *high = b->more;
     for (size_t i = 0; i < n; i++) {
-        double x =
-            is_double ? ((const fan_any_f64 *)(const void *)p)[i] : (double)((const fan_any_f32 *)(const void *)p)[i];
+        double x = is_double ? ((const fan_any_f64 *)(const void *)p)[i]
+                             : (double)((const fan_any_f32 *)(const void *)p)[i];
         int e;
         uint64_t m = number_parts(x, &e), sign = bits_of(x) >> 63;
         if (m == 0 && (sign || high[i] != FAN_ACC_NOTHING))
             continue;
         int by = m ? e - b->base : 0;
         unsigned __int128 t = by >= 0 ? (unsigned __int128)m << by : m >> -by;
-        unsigned __int128 v =
-            high[i] == FAN_ACC_NOTHING ? 0 : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
+        unsigned __int128 v = high[i] == FAN_ACC_NOTHING
+                                  ? 0
+                                  : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
         v += (t ^ -(unsigned __int128)sign) + sign;
         low[i] = (int64_t)v;
         high[i] = (int64_t)(v >> 64);
     }
 }
 
-/* row_need: adds a row of terms to a need by its exponents: `lowest` may be lower than it need be. false: there are inf
- * or NaN. */
-static bool row_need(const exact_job *j, const window_loops *loops, const char *p, size_t n, window_need *need)
+/* row_need: adds a row of terms to a need by its exponents: `lowest` may be lower than it need be.
+ * false: there are inf or NaN. */
+static bool row_need(const exact_job *j, const window_loops *loops, const char *p, size_t n,
+                     window_need *need)
 {
     row_facts f;
     int e;
@@ -621,9 +674,10 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
     return true;
 }
 
-/* terms_need: what the terms of one block need; by their exponents if that suffices for the block to keep its form,
- * else by their lowest set bits. */
-static window_need terms_need(fan_window *w, int64_t at, const exact_job *j, const window_loops *loops, char *room)
+/* terms_need: what the terms of one block need; by their exponents if that suffices for the block
+ * to keep its form, else by their lowest set bits. */
+static window_need terms_need(fan_window *w, int64_t at, const exact_job *j,
+                              const window_loops *loops, char *room)
 {
     window_view v = window_view_of(w, at);
     int64_t first = at * B / (int64_t)j->parts, len = (int64_t)(v.n / j->parts);
@@ -672,8 +726,10 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
     for (int64_t b = 0; b < w->blocks; b++) {
         window_block *block = w->block + b;
         window_view v = window_view_of(w, b);
-        int64_t *low = w->word + b * B, first = b * B / (int64_t)j.parts, len = (int64_t)(v.n / j.parts);
-        bool fast = block->form == WORDS_64 && !block->special && block->base > -1000 && block->base < 1000;
+        int64_t *low = w->word + b * B, first = b * B / (int64_t)j.parts,
+                len = (int64_t)(v.n / j.parts);
+        bool fast =
+            block->form == WORDS_64 && !block->special && block->base > -1000 && block->base < 1000;
         bool small = window_top(block->bound) - block->base <= 50;
         double by = fast ? ldexp(1, -block->base) : 0;
         if (!fast)
@@ -686,7 +742,8 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
                                          : loops->single_large)(low, p, v.n, by, block->empty);
             else if (block->form == WORDS_128 && !block->special)
                 wide_add(block, low, p, v.n, fan__exact_is_wide(j.d));
-            for (size_t i = 0; i < v.n && !fast && (block->form != WORDS_128 || block->special); i++)
+            for (size_t i = 0; i < v.n && !fast && (block->form != WORDS_128 || block->special);
+                 i++)
                 number_add(w, block, low, i, fan__exact_number(&j, p, i));
             block->empty = false;
         }
@@ -694,7 +751,8 @@ fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, f
     return FAN_OK;
 }
 
-fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64_t *at, fan_error *err)
+fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64_t *at,
+                             fan_error *err)
 {
     FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) char room[B * sizeof(double)];
@@ -714,7 +772,8 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
                 double x = fan__exact_number(&j, p, (size_t)i);
                 if (add) {
                     block_begin(w, number / B);
-                    number_add(w, w->block + number / B, w->word + number / B * B, (size_t)(number % B), x);
+                    number_add(w, w->block + number / B, w->word + number / B * B,
+                               (size_t)(number % B), x);
                     continue;
                 }
                 window_need need = {.lowest = INT_MAX};
@@ -740,7 +799,8 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
         size_t offset = (size_t)(at % (int64_t)spread) * (B / spread), n = window_view_of(w, at).n;
         if (old->empty)
             continue;
-        *b = (window_block){.bound = old->bound, .base = old->base, .empty = true, .special = old->special};
+        *b = (window_block){
+            .bound = old->bound, .base = old->base, .empty = true, .special = old->special};
         if (old->form != WORDS_64 && !block_widen(w, b, w->word + at * B, n, old->form)) {
             fan_window_free(w);
             return NULL;
@@ -767,14 +827,17 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 
 /* ---- rounding ---- */
 
-/* cell_round: returns number i, times *factor if not NULL, as a float64 rounded to nearest, or to odd. */
-static double cell_round(const window_view *v, const fan_exact_kind *k, size_t i, const double *factor, bool odd)
+/* cell_round: returns number i, times *factor if not NULL, as a float64 rounded to nearest, or to
+ * odd. */
+static double cell_round(const window_view *v, const fan_exact_kind *k, size_t i,
+                         const double *factor, bool odd)
 {
     fan_exact_kind own = {.limbs = v->block->form == WORDS_64 ? 1 : 2, .unit = -v->block->base};
     int64_t top = cell_top(v, k, i);
     uint64_t word[2] = {(uint64_t)v->low[i], (uint64_t)top};
     if (v->block->form == LIMBS)
-        return fan__superacc_value((const uint64_t *)v->block->more + i * (size_t)k->limbs, k, factor, odd);
+        return fan__superacc_value((const uint64_t *)v->block->more + i * (size_t)k->limbs, k,
+                                   factor, odd);
     return fan__superacc_value(word, &own, factor, odd);
 }
 
@@ -788,18 +851,18 @@ static double product_odd(double a, double b)
     return of_bits((rest > 0) == (p > 0) ? u + 1 : u - 1);
 }
 
-/* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype then rounds: to
- * nearest if that is float64, else exactly or to odd. */
-static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j, const window_loops *loops,
-                        double *value)
+/* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype
+ * then rounds: to nearest if that is float64, else exactly or to odd. */
+static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j,
+                        const window_loops *loops, double *value)
 {
     const window_block *b = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
     int top = window_top(b->bound), bits = top - b->base;
     double size = factor ? fabs(j->by) : 1;
     bool odd = j->grid != TO_DOUBLE, shifts = !factor || j->shifts;
-    bool tame =
-        !b->empty && !b->special && b->form != LIMBS && b->base > -900 && top < 900 && size > 0x1p-50 && size < 0x1p50;
+    bool tame = !b->empty && !b->special && b->form != LIMBS && b->base > -900 && top < 900 &&
+                size > 0x1p-50 && size < 0x1p50;
     double unit = tame ? ldexp(1, b->base) : 0;
     if (tame && b->form == WORDS_64 && bits <= 50 && (shifts || !odd)) {
         loops->round(value, v->low, v->n, unit);
@@ -815,8 +878,8 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
         else if (bits <= 53 && odd && !shifts)
             value[i] = product_odd((double)v->low[i] * unit, *factor);
         else if (bits <= 53 || (!odd && shifts)) /* the conversion rounds to nearest, or is exact */
-            value[i] =
-                (b->form == WORDS_64 ? (double)v->low[i] : (double)cell_value(v, i)) * unit * (factor ? *factor : 1);
+            value[i] = (b->form == WORDS_64 ? (double)v->low[i] : (double)cell_value(v, i)) * unit *
+                       (factor ? *factor : 1);
         else
             value[i] = cell_round(v, k, i, factor, odd);
     }
@@ -842,8 +905,8 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         block_round(&v, &w->kind, &j, loops, value);
         if (turns)
             fan__exact_turn(value, len, scale);
-        fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64,
-                         (const char *)value);
+        fan_nditer_write(&iter, out, b * B / (int64_t)parts, len,
+                         parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }
 
@@ -895,7 +958,8 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
         return;
     block_begin(w, at);
     if (b->form == WORDS_64 && !b->special) {
-        int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
+        /* zeros need no shift */
+        int by = from->block->bound == 0 ? 0 : from->block->base - b->base;
         loops->merge(w->word + at * B, from->low, from->n, by);
         return;
     }
@@ -939,7 +1003,8 @@ static void spread_next(spread_walk *walk)
     }
 }
 
-/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the largest counts. */
+/* need_block: enters the numbers of another block into a need: as each replaces an empty one, the
+ * largest counts. */
 static void need_block(window_need *need, const window_block *b)
 {
     bool sized = b->form != LIMBS && b->bound != 0 && !b->empty;
@@ -1006,17 +1071,22 @@ fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *er
 
 /* ---- messages ---- */
 
-/* A block of a message: this header, then its numbers, each less the lowest number of so many bytes; the values below 4
- * represent what is no number. Their lowest 8, 4, 2 or 1 bytes (plane_bytes) come first, side by side, then the next
- * ones: a loop over numbers then reads and writes whole vectors. */
+/* A block of a message: this header, then its numbers, each less the lowest number of so many
+ * bytes; the values below 4 represent what is no number. Their lowest 8, 4, 2 or 1 bytes
+ * (plane_bytes) come first, side by side, then the next ones: a loop over numbers then reads and
+ * writes whole vectors. */
 typedef struct window_header {
     int32_t base;
-    uint8_t width; /* bytes per number; 0: each is 0, or only -0.0; MESSAGE_LIMBS: superaccumulators */
+    /* bytes per number; 0: each is 0, or only -0.0; MESSAGE_LIMBS: superaccumulators */
+    uint8_t width;
     uint8_t flags;
     uint16_t zero;
 } window_header;
 
-enum { MESSAGE_EMPTY = 1, MESSAGE_SPECIAL = 2 };
+enum {
+    MESSAGE_EMPTY = 1,
+    MESSAGE_SPECIAL = 2
+};
 #define MESSAGE_LIMBS 255
 
 static size_t header_bytes(const window_header *h, size_t n, const fan_exact_kind *k)
@@ -1029,7 +1099,9 @@ size_t fan_window_room(const fan_window *w)
     size_t bytes = 0;
     for (int64_t b = 0; b < w->blocks; b++) {
         int form = w->block[b].form;
-        size_t width = form == WORDS_64 ? 8 : form == WORDS_128 ? 16 : (size_t)w->kind.limbs * sizeof(uint64_t);
+        size_t width = form == WORDS_64    ? 8
+                       : form == WORDS_128 ? 16
+                                           : (size_t)w->kind.limbs * sizeof(uint64_t);
         bytes += sizeof(window_header) + window_view_of(w, b).n * width;
     }
     return bytes;
@@ -1065,7 +1137,8 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
                : large                 ? 64 - __builtin_clzll((uint64_t)large)
                                        : 0;
     /* two bits more: the sign, and room for the lowest values, which represent what is no number */
-    return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8), b->special ? MESSAGE_SPECIAL : 0, 0};
+    return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8),
+                           b->special ? MESSAGE_SPECIAL : 0, 0};
 }
 
 static unsigned __int128 number_get(const char *p, size_t n, int width, size_t i)
@@ -1098,10 +1171,12 @@ size_t fan_window_pack(const fan_window *w, void *to)
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
                 unsigned __int128 lift = (unsigned __int128)1 << (8 * h.width - 1);
-                unsigned __int128 x = top > FAN_ACC_NAN ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
-                                                        : (unsigned __int128)(top - FAN_ACC_NOTHING);
+                unsigned __int128 x = top > FAN_ACC_NAN
+                                          ? (unsigned __int128)(cell_value(&v, i) >> zeros) + lift
+                                          : (unsigned __int128)(top - FAN_ACC_NOTHING);
                 char *plane = p;
-                for (int done = 0, bytes; done < h.width; done += bytes, plane += v.n * (size_t)bytes) {
+                for (int done = 0, bytes; done < h.width;
+                     done += bytes, plane += v.n * (size_t)bytes) {
                     bytes = plane_bytes(h.width - done);
                     uint64_t part = (uint64_t)(x >> 8 * done);
                     memcpy(plane + i * (size_t)bytes, &part, (size_t)bytes);
@@ -1112,18 +1187,20 @@ size_t fan_window_pack(const fan_window *w, void *to)
     return (size_t)(p - (char *)to);
 }
 
-/* unpack: reads a block of a message into a block and its words; superaccumulators stay where they are. */
-static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low, int64_t *high,
-                   const window_loops *loops)
+/* unpack: reads a block of a message into a block and its words; superaccumulators stay where they
+ * are. */
+static void unpack(const window_header *h, const char *p, size_t n, window_block *b, int64_t *low,
+                   int64_t *high, const window_loops *loops)
 {
-    *b = (window_block){.base = h->base,
-                        .form = h->width == MESSAGE_LIMBS ? LIMBS
-                                : h->width > 8            ? WORDS_128
-                                                          : WORDS_64,
-                        .empty = h->flags & MESSAGE_EMPTY,
-                        .special = h->flags & MESSAGE_SPECIAL,
-                        .bound = h->width && h->width != MESSAGE_LIMBS ? ldexp(1, h->base + 8 * h->width - 1) : 0,
-                        .more = high};
+    *b = (window_block){
+        .base = h->base,
+        .form = h->width == MESSAGE_LIMBS ? LIMBS
+                : h->width > 8            ? WORDS_128
+                                          : WORDS_64,
+        .empty = h->flags & MESSAGE_EMPTY,
+        .special = h->flags & MESSAGE_SPECIAL,
+        .bound = h->width && h->width != MESSAGE_LIMBS ? ldexp(1, h->base + 8 * h->width - 1) : 0,
+        .more = high};
     if (b->form == LIMBS || b->empty)
         return;
     if (h->width == 0) {
@@ -1132,7 +1209,8 @@ static void unpack(const window_header *h, const char *p, size_t n, window_block
         loops->unpack(p, low, n, h->width);
     } else {
         for (size_t i = 0; i < n; i++) {
-            unsigned __int128 x = number_get(p, n, h->width, i), lift = (unsigned __int128)1 << (8 * h->width - 1);
+            unsigned __int128 x = number_get(p, n, h->width, i),
+                              lift = (unsigned __int128)1 << (8 * h->width - 1);
             cell_set(b, low, i, (__int128)(x - lift), x < 4 ? (int64_t)x + FAN_ACC_NOTHING : 0);
         }
     }
@@ -1140,12 +1218,15 @@ static void unpack(const window_header *h, const char *p, size_t n, window_block
 
 static bool header_valid(const window_header *h, const fan_exact_kind *k)
 {
-    if (h->flags > (MESSAGE_EMPTY | MESSAGE_SPECIAL) || h->zero || (h->width && h->flags & MESSAGE_EMPTY))
+    if (h->flags > (MESSAGE_EMPTY | MESSAGE_SPECIAL) || h->zero ||
+        (h->width && h->flags & MESSAGE_EMPTY))
         return false;
-    return h->width == MESSAGE_LIMBS || (h->width <= 16 && h->base >= -k->unit && h->base < 1024) || h->width == 0;
+    return h->width == MESSAGE_LIMBS || (h->width <= 16 && h->base >= -k->unit && h->base < 1024) ||
+           h->width == 0;
 }
 
-fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes, size_t *used, fan_error *err)
+fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes, size_t *used,
+                                   fan_error *err)
 {
     FAN_UNINITIALIZED int64_t low[B];
     FAN_UNINITIALIZED int64_t high[B];
@@ -1163,11 +1244,13 @@ fan_status fan_window_merge_packed(fan_window *w, const void *from, size_t bytes
                 memcpy(&h, p, sizeof h);
             p += sizeof h;
             if (!header_valid(&h, &w->kind) || header_bytes(&h, v.n, &w->kind) > (size_t)(end - p))
-                return fan_fail(err, FAN_ERR_VALUE, "not a message of window sums: block %lld of %lld is malformed",
+                return fan_fail(err, FAN_ERR_VALUE,
+                                "not a message of window sums: block %lld of %lld is malformed",
                                 (long long)at, (long long)w->blocks);
             unpack(&h, p, add || h.width == MESSAGE_LIMBS ? v.n : 0, &b, low, high, loops);
             if (b.form == LIMBS)
-                b.more = (void *)(uintptr_t)p; /* whole blocks and headers are multiples of 8 bytes */
+                /* whole blocks and headers are multiples of 8 bytes */
+                b.more = (void *)(uintptr_t)p;
             p += header_bytes(&h, v.n, &w->kind);
             if (add)
                 view_add(w, at, &v, loops);

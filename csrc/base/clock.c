@@ -17,11 +17,18 @@ void fan_clock_fini(fan_clock *c)
     fan_clock_init(c);
 }
 
-static uint64_t *lanes_of(fan_clock *c) { return c->heap ? c->heap : c->lanes; }
+static uint64_t *lanes_of(fan_clock *c)
+{
+    return c->heap ? c->heap : c->lanes;
+}
 
-static const uint64_t *lanes_in(const fan_clock *c) { return c->heap ? c->heap : c->lanes; }
+static const uint64_t *lanes_in(const fan_clock *c)
+{
+    return c->heap ? c->heap : c->lanes;
+}
 
-/* clock_reserve: makes room for `n` lanes. Lanes beyond those in use are zeroed when they come into use. */
+/* clock_reserve: makes room for `n` lanes. Lanes beyond those in use are zeroed when they come into
+ * use. */
 static int clock_reserve(fan_clock *c, uint32_t n)
 {
     if (n <= c->cap)
@@ -50,7 +57,10 @@ static void clock_widen(fan_clock *c, uint32_t n)
     c->n = n;
 }
 
-uint64_t fan_clock_get(const fan_clock *c, uint32_t lane) { return lane < c->n ? lanes_in(c)[lane] : 0; }
+uint64_t fan_clock_get(const fan_clock *c, uint32_t lane)
+{
+    return lane < c->n ? lanes_in(c)[lane] : 0;
+}
 
 int fan_clock_set(fan_clock *c, uint32_t lane, uint64_t count)
 {

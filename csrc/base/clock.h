@@ -1,7 +1,8 @@
 /* clock: a vector clock, a small map from lane to count; independent of streams.
  *
- * A lane that is absent counts 0. Memory grows with the highest lane; up to FAN_CLOCK_INLINE lanes need no heap.
- * fan_clock_init cannot fail; operations that may grow return 0, or -1 when out of memory (then nothing changed). */
+ * A lane that is absent counts 0. Memory grows with the highest lane; up to FAN_CLOCK_INLINE lanes
+ * need no heap. fan_clock_init cannot fail; operations that may grow return 0, or -1 when out of
+ * memory (then nothing changed). */
 #ifndef FAN_BASE_CLOCK_H
 #define FAN_BASE_CLOCK_H
 

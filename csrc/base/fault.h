@@ -1,9 +1,10 @@
-/* fault: faults that test builds can plant, by name. A checker counts only if it finds the fault that is planted for
- * it; the tables of docs/proof.md are made from this list, and every name has a test that finds it, or a reason.
+/* fault: faults that test builds can plant, by name. A checker counts only if it finds the fault
+ * that is planted for it; the tables of docs/proof.md are made from this list, and every name has a
+ * test that finds it, or a reason.
  *
- * At most one fault is planted at a time (fan_fault_plant). In other builds FAN_FAULT(NAME) is the constant 0 and the
- * library contains no trace of the list. Waits, records and marks are left out by other means: by the words of a plan
- * (buffer/sync.h). */
+ * At most one fault is planted at a time (fan_fault_plant). In other builds FAN_FAULT(NAME) is the
+ * constant 0 and the library contains no trace of the list. Waits, records and marks are left out
+ * by other means: by the words of a plan (buffer/sync.h). */
 #ifndef FAN_BASE_FAULT_H
 #define FAN_BASE_FAULT_H
 
@@ -168,15 +169,22 @@
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,
-typedef enum { FAN_FAULT_NONE, FAN_FAULTS(FAN_FAULT_ENUM) FAN_FAULT_COUNT } fan_fault_id;
+typedef enum {
+    FAN_FAULT_NONE,
+    FAN_FAULTS(FAN_FAULT_ENUM) FAN_FAULT_COUNT
+} fan_fault_id;
 #undef FAN_FAULT_ENUM
 
 #ifdef FAN_TEST
 extern atomic_int fan_fault_planted;
-#define FAN_FAULT_IS(id) (atomic_load_explicit(&fan_fault_planted, memory_order_relaxed) == (int)(id))
+#define FAN_FAULT_IS(id) \
+    (atomic_load_explicit(&fan_fault_planted, memory_order_relaxed) == (int)(id))
 
 /* fan_fault_plant: plants `id` in place of any earlier one; FAN_FAULT_NONE plants none. */
-static inline void fan_fault_plant(fan_fault_id id) { atomic_store(&fan_fault_planted, (int)id); }
+static inline void fan_fault_plant(fan_fault_id id)
+{
+    atomic_store(&fan_fault_planted, (int)id);
+}
 /* fan_fault_named: returns FAN_FAULT_NONE for an unknown name. */
 fan_fault_id fan_fault_named(const char *name);
 #else

@@ -120,7 +120,8 @@ static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
 }
 
 /* Dense keys: sorted by counting. */
-static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
+static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at,
+                             int64_t least, size_t range)
 {
     uint32_t *owner = fan_calloc(range * sizeof *owner);
     if (!owner)
@@ -135,9 +136,12 @@ static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint3
 }
 
 /* Sparse keys: radix sort, over as many digits as they differ in. */
-static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, uint64_t span)
+static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at,
+                              int64_t least, uint64_t span)
 {
-    enum { DIGITS = 1 << DIGIT };
+    enum {
+        DIGITS = 1 << DIGIT
+    };
     ranked *from = fan_alloc(n * sizeof *from), *to = fan_alloc(n * sizeof *to);
     size_t *ends = fan_alloc((DIGITS + 1) * sizeof *ends);
     bool good = from && to && ends;

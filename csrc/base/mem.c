@@ -68,17 +68,35 @@ fan_mem_counts fan_mem_get(void)
     return c;
 }
 #else
-static bool fails_on_purpose(void) { return false; }
-static void *count_new(void *p) { return p; }
-static void count_gone(const void *p) { (void)p; }
+static bool fails_on_purpose(void)
+{
+    return false;
+}
+static void *count_new(void *p)
+{
+    return p;
+}
+static void count_gone(const void *p)
+{
+    (void)p;
+}
 #endif
 
 /* must_fail: true if no object can be that large, or if a test makes this allocation fail. */
-static bool must_fail(size_t n) { return n > PTRDIFF_MAX || fails_on_purpose(); }
+static bool must_fail(size_t n)
+{
+    return n > PTRDIFF_MAX || fails_on_purpose();
+}
 
-void *fan_alloc(size_t n) { return must_fail(n) ? NULL : count_new(malloc(n ? n : 1)); }
+void *fan_alloc(size_t n)
+{
+    return must_fail(n) ? NULL : count_new(malloc(n ? n : 1));
+}
 
-void *fan_calloc(size_t n) { return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1)); }
+void *fan_calloc(size_t n)
+{
+    return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1));
+}
 
 void *fan_realloc(void *p, size_t n)
 {
@@ -99,7 +117,8 @@ void *fan_alloc_data(size_t n)
     size_t whole;
     if (__builtin_add_overflow(n ? n : 1, (size_t)DATA_ALIGN - 1, &whole) || must_fail(whole))
         return NULL;
-    return count_new(n >= FAN_POOL_FROM ? fan_pool_take(n) : aligned_alloc(DATA_ALIGN, whole - whole % DATA_ALIGN));
+    return count_new(n >= FAN_POOL_FROM ? fan_pool_take(n)
+                                        : aligned_alloc(DATA_ALIGN, whole - whole % DATA_ALIGN));
 }
 
 void fan_free_data(void *p, size_t n)
@@ -142,7 +161,10 @@ int fan_grow(void **items, size_t *cap, size_t want, size_t size)
 static pthread_once_t cache_once = PTHREAD_ONCE_INIT;
 static uint64_t answer;
 
-static bool cache_sensible(uint64_t n) { return n >= LEAST && n <= MOST; }
+static bool cache_sensible(uint64_t n)
+{
+    return n >= LEAST && n <= MOST;
+}
 
 static void cache_query(void)
 {
@@ -155,7 +177,8 @@ static void cache_query(void)
     long said = sysconf(_SC_LEVEL2_CACHE_SIZE);
     n = said > 0 ? (uint64_t)said : 0;
 #endif
-    if (!cache_sensible(n)) { /* libcs whose sysconf does not give it: Linux shows it in a file ("2048K") */
+    /* libcs whose sysconf does not give it: Linux shows it in a file ("2048K") */
+    if (!cache_sensible(n)) {
         unsigned long long shown = 0;
         char unit = 0;
         FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "re");

@@ -1,9 +1,9 @@
-/* Design: held blocks are kept in a table, oldest first, so giving a block back touches only the table, and a held
- * block can be poisoned as a whole. The size of a block follows from the requested bytes, so nothing is stored beside
- * live data either.
+/* Design: held blocks are kept in a table, oldest first, so giving a block back touches only the
+ * table, and a held block can be poisoned as a whole. The size of a block follows from the
+ * requested bytes, so nothing is stored beside live data either.
  *
- * The offset of the data in its first page varies from block to block: arrays that all begin at the same offset would
- * compete for the same sets of the L1 cache (nine of them for eight ways). */
+ * The offset of the data in its first page varies from block to block: arrays that all begin at the
+ * same offset would compete for the same sets of the L1 cache (nine of them for eight ways). */
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
@@ -34,7 +34,9 @@
 
 #define PAGE ((size_t)4096) /* no supported system has smaller pages */
 #define ALIGN ((size_t)64)
-#define HUGE_FROM ((size_t)4 << 20) /* from this size on huge pages are requested, as NumPy does */
+#define HUGE_FROM                                                                  \
+    ((size_t)4 << 20) /* from this size on huge pages are requested, as NumPy does \
+                       */
 #define MOST_HELD 1024
 #define MOST_LIMIT ((size_t)1 << 30)
 #define PATTERN UINT64_C(0xfa1dfa1dfa1dfa1d)
@@ -58,12 +60,18 @@ static bool poison
 #endif
     ;
 
-static void pool_enter(void) { pthread_mutex_lock(&lock); }
+static void pool_enter(void)
+{
+    pthread_mutex_lock(&lock);
+}
 
-static void pool_leave(void) { pthread_mutex_unlock(&lock); }
+static void pool_leave(void)
+{
+    pthread_mutex_unlock(&lock);
+}
 
-/* A child may be forked while another thread is in a function of this file: it inherits a free lock and a consistent
- * table. */
+/* A child may be forked while another thread is in a function of this file: it inherits a free lock
+ * and a consistent table. */
 static fan_fork pool_fork = {.lock = pool_enter, .unlock = pool_leave};
 
 static void pool_begin(void)
@@ -74,13 +82,14 @@ static void pool_begin(void)
     (void)fan_fork_add(&pool_fork);
 }
 
-/* pool_size_of: returns the size of the block for n bytes: n, rounded up to an eighth of the power of two below it,
- * plus a page for the offset. */
+/* pool_size_of: returns the size of the block for n bytes: n, rounded up to an eighth of the power
+ * of two below it, plus a page for the offset. */
 static size_t pool_size_of(size_t n)
 {
     size_t step = (size_t)1 << (60 - __builtin_clzll((unsigned long long)n));
     size_t size;
-    if (__builtin_add_overflow(n, step - 1, &size) || __builtin_add_overflow(size - size % step, PAGE, &size))
+    if (__builtin_add_overflow(n, step - 1, &size) ||
+        __builtin_add_overflow(size - size % step, PAGE, &size))
         return 0;
     return size;
 }
@@ -113,14 +122,16 @@ static block pool_remove_at(size_t i)
     return b;
 }
 
-/* pool_touched: reports to the scheduler that a step reads or changes the held blocks (fan_pool_get, fan_pool_trim). */
+/* pool_touched: reports to the scheduler that a step reads or changes the held blocks
+ * (fan_pool_get, fan_pool_trim). */
 static void pool_touched(fan_sched_mode how)
 {
     if (fan_sched_active())
         fan_sched_access(FAN_THING_POOL, 0, how);
 }
 
-/* pool_oldest: takes out the oldest block if more than `keep` bytes are held. Call without the lock. */
+/* pool_oldest: takes out the oldest block if more than `keep` bytes are held. Call without the
+ * lock. */
 static bool pool_oldest(size_t keep, block *b)
 {
     pool_enter();
@@ -167,7 +178,8 @@ void *fan_pool_take(size_t n)
             for (size_t i = 0; i < (b.size - PAGE) / sizeof *word; i++) {
                 if (word[i] == PATTERN)
                     continue;
-                fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n",
+                fprintf(stderr,
+                        "fanin: memory at %p was written to after its array had been freed\n",
                         (const void *)&word[i]);
                 abort();
             }

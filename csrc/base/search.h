@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* fan_search_end: the structs at `all` (n of `size` bytes) are sorted by the number at offset `hi`, such as the end of
- * a range. Returns the index of the first whose number exceeds `at`, or n. */
+/* fan_search_end: the structs at `all` (n of `size` bytes) are sorted by the number at offset `hi`,
+ * such as the end of a range. Returns the index of the first whose number exceeds `at`, or n. */
 static inline size_t fan_search_end(const void *all, size_t n, size_t size, size_t hi, uint64_t at)
 {
     size_t first = 0, last = n;

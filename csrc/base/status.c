@@ -18,9 +18,11 @@ const char *fan_status_word(fan_status s)
 }
 
 /* error_fill: `err` may be NULL; at: NULL: no place; expected: NULL: none. Returns s. */
-__attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *err, fan_status s, int code,
-                                                                   const fan_place *at, const char *expected,
-                                                                   const char *got, const char *fmt, va_list args)
+__attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *err, fan_status s,
+                                                                   int code, const fan_place *at,
+                                                                   const char *expected,
+                                                                   const char *got, const char *fmt,
+                                                                   va_list args)
 {
     if (!err)
         return s;
@@ -36,8 +38,8 @@ __attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *er
         fan_append(err->slot_name, sizeof err->slot_name, "%s", named ? at->slot_name : "");
         fan_append(err->text, sizeof err->text, "%s", at->object);
         if (at->slot >= 0)
-            fan_append(err->text, sizeof err->text, ": slot %" PRId64 "%s%s%s", at->slot, named ? " (" : "",
-                       named ? at->slot_name : "", named ? ")" : "");
+            fan_append(err->text, sizeof err->text, ": slot %" PRId64 "%s%s%s", at->slot,
+                       named ? " (" : "", named ? at->slot_name : "", named ? ")" : "");
         if (at->key >= 0)
             fan_append(err->text, sizeof err->text, ", key %" PRId64, at->key);
         fan_append(err->text, sizeof err->text, ": ");
@@ -61,17 +63,23 @@ __attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *er
     va_end(args);                                                   \
     return s
 
-fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) { FAIL(0, NULL, NULL, NULL); }
+fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...)
+{
+    FAIL(0, NULL, NULL, NULL);
+}
 
-fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...) { FAIL(code, NULL, NULL, NULL); }
+fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
+{
+    FAIL(code, NULL, NULL, NULL);
+}
 
 fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
 {
     FAIL(code, &at, NULL, NULL);
 }
 
-fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected, const char *got,
-                             const char *fmt, ...)
+fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected,
+                             const char *got, const char *fmt, ...)
 {
     FAIL(0, &at, expected, got);
 }

@@ -1,8 +1,8 @@
 /* status: the return type of every call that can fail, and the struct that describes a failure.
  *
- * A function that can fail returns `fan_status`; `fan_error *` is its last parameter and may be NULL. FAN_TRY passes a
- * failure up. FAN_ERR_EXTERN means that the frontend keeps the cause (in Python: an exception is set on this
- * thread). */
+ * A function that can fail returns `fan_status`; `fan_error *` is its last parameter and may be
+ * NULL. FAN_TRY passes a failure up. FAN_ERR_EXTERN means that the frontend keeps the cause (in
+ * Python: an exception is set on this thread). */
 #ifndef FAN_BASE_STATUS_H
 #define FAN_BASE_STATUS_H
 
@@ -43,12 +43,16 @@ typedef struct fan_place {
     int64_t key;           /* -1: none */
 } fan_place;
 
-/* fan_error: the whole message, and its parts as fields, so that no caller reads them out of the message. */
+/* fan_error: the whole message, and its parts as fields, so that no caller reads them out of the
+ * message. */
 typedef struct fan_error {
-    fan_status status;                                      /* FAN_OK: empty */
-    int code;                                               /* the driver's code for FAN_ERR_DEVICE; else 0 */
-    uint16_t reason;                                        /* where in `text` the place ends and the reason begins */
-    int64_t slot, key;                                      /* of the place, if `object` is not "" */
+    fan_status status; /* FAN_OK: empty */
+    /* the driver's code for FAN_ERR_DEVICE; else 0 */
+    int code;
+    /* where in `text` the place ends and the reason begins */
+    uint16_t reason;
+    /* of the place, if `object` is not "" */
+    int64_t slot, key;
     char object[FAN_ERROR_NAME], slot_name[FAN_ERROR_NAME]; /* "": none */
     char expected[FAN_ERROR_NAME], got[FAN_ERROR_NAME];     /* of fan_fail_expected; "": none */
     char text[FAN_ERROR_TEXT];
@@ -58,25 +62,30 @@ typedef struct fan_error {
 const char *fan_status_word(fan_status s);
 
 /* fan_fail: fills `err` (may be NULL) with printf-style text, truncated to fit, and returns `s`. */
-fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* fan_fail_code: as fan_fail, with a driver's code. */
 fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* fan_fail_at: as fan_fail_code, for an error about a place: fills the fields and puts the place before the text. */
+/* fan_fail_at: as fan_fail_code, for an error about a place: fills the fields and puts the place
+ * before the text. */
 fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* fan_fail_expected: as fan_fail_at: "<place>: expected <expected>, got <got>", and the text after it. */
-fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected, const char *got,
-                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+/* fan_fail_expected: as fan_fail_at: "<place>: expected <expected>, got <got>", and the text after
+ * it. */
+fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected,
+                             const char *got, const char *fmt, ...)
+    __attribute__((format(printf, 6, 7)));
 
-/* fan_append: appends printf-style text to the NUL-terminated string in `buf` (of `size` bytes); truncates. */
+/* fan_append: appends printf-style text to the NUL-terminated string in `buf` (of `size` bytes);
+ * truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* FAN_UNINITIALIZED: a local that is written before it is read and is too large to be zeroed at each call, as hardened
- * builds do. */
+/* FAN_UNINITIALIZED: a local that is written before it is read and is too large to be zeroed at
+ * each call, as hardened builds do. */
 #if defined __has_attribute
 #if __has_attribute(uninitialized)
 #define FAN_UNINITIALIZED __attribute__((uninitialized))

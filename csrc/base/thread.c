@@ -78,7 +78,10 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
         atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
 }
 
-const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
+const fan_thread_hooks *fan_thread_get_hooks(void)
+{
+    return hooks_here;
+}
 
 void fan_thread_set_stuck(bool stuck)
 {
@@ -99,9 +102,15 @@ static void thread_in_child(void)
 
 static fan_fork thread_fork = {.child = thread_in_child};
 
-__attribute__((constructor)) static void thread_watch_forks(void) { (void)fan_fork_add(&thread_fork); }
+__attribute__((constructor)) static void thread_watch_forks(void)
+{
+    (void)fan_fork_add(&thread_fork);
+}
 
-bool fan_thread_survived(uint64_t thread) { return thread > forked_at || thread == survivor; }
+bool fan_thread_survived(uint64_t thread)
+{
+    return thread > forked_at || thread == survivor;
+}
 
 bool fan_mutex_adopt(fan_mutex *m)
 {
@@ -114,7 +123,8 @@ bool fan_mutex_adopt(fan_mutex *m)
 
 void fan_cond_adopt(fan_cond *c)
 {
-    (void)pthread_cond_init(&c->c, NULL); /* pthread_cond_destroy would wait for the waiters of before the fork */
+    /* pthread_cond_destroy would wait for the waiters of before the fork */
+    (void)pthread_cond_init(&c->c, NULL);
 }
 
 uint64_t fan_thread_id(void)
@@ -124,7 +134,8 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
-/* mutex_new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on other threads. */
+/* mutex_new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on
+ * other threads. */
 static uint64_t mutex_new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
@@ -137,7 +148,10 @@ int fan_mutex_init(fan_mutex *m)
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
-void fan_mutexes_numbered(void) { atomic_store_explicit(&hooks_ever, true, memory_order_relaxed); }
+void fan_mutexes_numbered(void)
+{
+    atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
+}
 
 void fan_mutex_renew(fan_mutex *m)
 {
@@ -146,7 +160,10 @@ void fan_mutex_renew(fan_mutex *m)
         m->id = mutex_new_number();
 }
 
-void fan_mutex_fini(fan_mutex *m) { (void)pthread_mutex_destroy(&m->m); }
+void fan_mutex_fini(fan_mutex *m)
+{
+    (void)pthread_mutex_destroy(&m->m);
+}
 
 void fan_yield(void)
 {
@@ -168,7 +185,10 @@ void fan_sched_leave(void)
         h->end(h->ctx);
 }
 
-void fan_sched_stepped(void) { fan_sched_leave(); }
+void fan_sched_stepped(void)
+{
+    fan_sched_leave();
+}
 
 void fan_sched_not_ready(void)
 {
@@ -184,7 +204,8 @@ void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode how)
         h->access(h->ctx, thing, id, how);
 }
 
-/* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */
+/* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the
+ * holder. */
 static void mutex_seize(fan_mutex *m, const fan_thread_hooks *h)
 {
     while (pthread_mutex_trylock(&m->m)) {
@@ -235,9 +256,13 @@ int fan_cond_init(fan_cond *c)
     return pthread_cond_init(&c->c, NULL) ? -1 : 0;
 }
 
-void fan_cond_fini(fan_cond *c) { (void)pthread_cond_destroy(&c->c); }
+void fan_cond_fini(fan_cond *c)
+{
+    (void)pthread_cond_destroy(&c->c);
+}
 
-/* cond_doze: waits on the condition with a timeout, so that a waiter can check for signals in between. */
+/* cond_doze: waits on the condition with a timeout, so that a waiter can check for signals in
+ * between. */
 static void cond_doze(fan_cond *c, fan_mutex *m)
 {
     struct timespec until;
@@ -261,8 +286,8 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
             h->locked(h->ctx, m->id);
         return;
     }
-    /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the count of calls shows
-     * it. */
+    /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the
+     * count of calls shows it. */
     uint_fast64_t seen = atomic_load(&c->calls);
     atomic_store(&c->mutex, m->id);
     mutex_release(m, h);

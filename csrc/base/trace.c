@@ -7,9 +7,9 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* The traces of a thread form a list, innermost first. Any thread may free or end a trace, but only the thread that
- * owns the list removes it: another thread marks it `closed`, and the owner removes it at its next step. The list
- * therefore holds a reference (`refs`), as the trace's maker does. */
+/* The traces of a thread form a list, innermost first. Any thread may free or end a trace, but only
+ * the thread that owns the list removes it: another thread marks it `closed`, and the owner removes
+ * it at its next step. The list therefore holds a reference (`refs`), as the trace's maker does. */
 struct fan_trace {
     atomic_int refs;
     atomic_bool on;     /* it is in some thread's list */
@@ -99,7 +99,8 @@ void fan_trace_begin(fan_trace *t)
 
 void fan_trace_end(fan_trace *t)
 {
-    /* Release: the thread whose list has it unlinks it at its next line (acquire in trace_sweep). */
+    /* Release: the thread whose list has it unlinks it at its next line (acquire in
+     * trace_sweep). */
     if (!trace_unlink(t) && atomic_load(&t->on))
         atomic_store_explicit(&t->closed, true, memory_order_release);
 }
@@ -142,9 +143,15 @@ void fan_trace_put(const fan_trace_line *line)
     }
 }
 
-size_t fan_trace_count(const fan_trace *t) { return t->put < t->cap ? (size_t)t->put : t->cap; }
+size_t fan_trace_count(const fan_trace *t)
+{
+    return t->put < t->cap ? (size_t)t->put : t->cap;
+}
 
-uint64_t fan_trace_dropped(const fan_trace *t) { return t->put < t->cap ? 0 : t->put - t->cap; }
+uint64_t fan_trace_dropped(const fan_trace *t)
+{
+    return t->put < t->cap ? 0 : t->put - t->cap;
+}
 
 const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i)
 {

@@ -1,6 +1,7 @@
 /* trace: a ring of lines: decisions of passes and buffers, and actions of devices.
  *
- * A trace belongs to a thread while it is open there (fan_trace_begin). Without an open trace nothing is recorded. */
+ * A trace belongs to a thread while it is open there (fan_trace_begin). Without an open trace
+ * nothing is recorded. */
 #ifndef FAN_BASE_TRACE_H
 #define FAN_BASE_TRACE_H
 
@@ -10,21 +11,21 @@
 #include <stdint.h>
 
 /* X(name, word) */
-#define FAN_TRACE_LIST(X)                                                                            \
-    X(ADD, "add")           /* a contribution was parked */                                          \
-    X(FOLD, "fold")         /* parked contributions were summed */                                   \
-    X(TAKE, "take")         /* a slot was taken */                                                   \
-    X(RECORD, "record")     /* an event was recorded on `stream` */                                  \
-    X(WAIT, "wait")         /* `stream` waits for event `event` of `other` */                        \
-    X(ELIDED, "elided")     /* a wait of `stream` for event `event` was left out: it already held */ \
-    X(MARK, "mark")         /* memory is used on `stream` */                                         \
-    X(KERNEL, "kernel")     /* work was queued on `stream` */                                        \
-    X(COPY, "copy")         /* a copy was queued on `stream` */                                      \
-    X(FREE, "free")         /* memory went back */                                                   \
-    X(SYNC, "sync")         /* the host waited */                                                    \
-    X(NODE, "node")         /* a node of a pass ran, since `begin_ns` */                             \
-    X(GRADIENT, "gradient") /* .. and gave one to node `to` */                                       \
-    X(BUCKET, "bucket")     /* a step of a sum over ranks, since `begin_ns` */                       \
+#define FAN_TRACE_LIST(X)                                                                        \
+    X(ADD, "add")       /* a contribution was parked */                                          \
+    X(FOLD, "fold")     /* parked contributions were summed */                                   \
+    X(TAKE, "take")     /* a slot was taken */                                                   \
+    X(RECORD, "record") /* an event was recorded on `stream` */                                  \
+    X(WAIT, "wait")     /* `stream` waits for event `event` of `other` */                        \
+    X(ELIDED, "elided") /* a wait of `stream` for event `event` was left out: it already held */ \
+    X(MARK, "mark")     /* memory is used on `stream` */                                         \
+    X(KERNEL, "kernel") /* work was queued on `stream` */                                        \
+    X(COPY, "copy")     /* a copy was queued on `stream` */                                      \
+    X(FREE, "free")     /* memory went back */                                                   \
+    X(SYNC, "sync")     /* the host waited */                                                    \
+    X(NODE, "node")     /* a node of a pass ran, since `begin_ns` */                             \
+    X(GRADIENT, "gradient") /* .. and gave one to node `to` */                                   \
+    X(BUCKET, "bucket")     /* a step of a sum over ranks, since `begin_ns` */                   \
     X(SEND, "send")         /* .. and sent a message to rank `to` */
 
 typedef enum fan_trace_kind {
@@ -68,18 +69,20 @@ typedef struct fan_trace_line {
 
 typedef struct fan_trace fan_trace;
 
-fan_trace *fan_trace_new(size_t capacity); /* NULL when out of memory; the oldest lines are overwritten */
+/* NULL when out of memory; the oldest lines are overwritten */
+fan_trace *fan_trace_new(size_t capacity);
 void fan_trace_free(fan_trace *t);
 void fan_trace_begin(fan_trace *t); /* makes t the innermost trace of this thread */
 void fan_trace_end(fan_trace *t);   /* ends it, at any place of the list */
 bool fan_trace_on(void);
 /* fan_traces: the number of open traces of all threads; if 0, fan_trace_on is false. */
 extern atomic_int fan_traces;
-/* fan_trace_put: appends `line` to every open trace of this thread and fills in host_ns, work and thread. fan_trace_ns:
- * the current value of host_ns. */
+/* fan_trace_put: appends `line` to every open trace of this thread and fills in host_ns, work and
+ * thread. fan_trace_ns: the current value of host_ns. */
 void fan_trace_put(const fan_trace_line *line);
 uint64_t fan_trace_ns(void);
-/* fan_trace_work_begin: sets the current work of this thread; returns the one before, to be restored. */
+/* fan_trace_work_begin: sets the current work of this thread; returns the one before, to be
+ * restored. */
 fan_trace_work fan_trace_work_begin(fan_trace_work work);
 size_t fan_trace_count(const fan_trace *t);
 uint64_t fan_trace_dropped(const fan_trace *t);

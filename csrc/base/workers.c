@@ -1,14 +1,16 @@
-/* Design: one set of workers, one piece of work at a time. The thread that holds `turn` uses them; other threads work
- * alone. A piece of work is a counter of tasks from which all threads take the next; a new value of `work` wakes the
- * helpers. The caller waits until all joined helpers have left, so its context may be on its stack.
+/* Design: one set of workers, one piece of work at a time. The thread that holds `turn` uses them;
+ * other threads work alone. A piece of work is a counter of tasks from which all threads take the
+ * next; a new value of `work` wakes the helpers. The caller waits until all joined helpers have
+ * left, so its context may be on its stack.
  *
- *   caller    turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees turn
- *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
+ *   caller    turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees
+ * turn helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the
+ * caller
  *
  * The pool below serves jobs, each on a thread of its own.
  *
- * Pitfall: fork. The child has none of the threads, and they may have held the locks: everything is initialized
- * again. */
+ * Pitfall: fork. The child has none of the threads, and they may have held the locks: everything is
+ * initialized again. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/workers.h"
 
@@ -30,9 +32,11 @@ static void workers_at_exit(void);
 static void workers_in_child(void);
 
 static fan_fork workers_fork = {.child = workers_in_child};
-static bool prepared; /* the handlers of fork and exit are installed: without them no thread is started */
+/* the handlers of fork and exit are installed: without them no thread is started */
+static bool prepared;
 
-/* When the library is loaded: a thread that adds a handler waits for a fork, and would hold one of the locks below. */
+/* When the library is loaded: a thread that adds a handler waits for a fork, and would hold one of
+ * the locks below. */
 __attribute__((constructor)) static void workers_prepare(void)
 {
     prepared = fan_fork_add(&workers_fork) == 0 && atexit(workers_at_exit) == 0;
@@ -43,7 +47,8 @@ static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 {
     sigset_t all, before;
     (void)sigfillset(&all);
-    if (!prepared || pthread_sigmask(SIG_SETMASK, &all, &before)) /* the new thread inherits the mask */
+    /* the new thread inherits the mask */
+    if (!prepared || pthread_sigmask(SIG_SETMASK, &all, &before))
         return false;
     bool good = pthread_create(thread, NULL, serve, NULL) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -52,8 +57,10 @@ static bool workers_start(pthread_t *thread, void *(*serve)(void *))
 
 /* ---- helpers ---- */
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* its holder uses the workers; acquired before `lock` */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what is below but the atomics and `over` */
+/* its holder uses the workers; acquired before `lock` */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+/* guards what is below but the atomics and `over` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 
 static pthread_t helper[FAN_WORKERS_MOST];
@@ -67,7 +74,8 @@ static int inside;         /* helpers at work */
 static void (*work_now)(void *, size_t);
 static void *ctx_now;
 static size_t tasks_now;
-static atomic_size_t next; /* relaxed: `lock` orders the call and its results, `inside` its helpers' end */
+/* relaxed: `lock` orders the call and its results, `inside` its helpers' end */
+static atomic_size_t next;
 
 static atomic_int chosen;
 
@@ -81,7 +89,8 @@ static void *workers_help(void *nothing)
 {
     unsigned long seen = 0;
     /* A new thread has the modes of the one that starts it. */
-    fan_float_mode_set(FAN_FAULT(FLOAT_MODE_OF_HELPER) ? FAN_FLOAT_MODE_UPWARD : FAN_FLOAT_MODE_DEFAULT);
+    fan_float_mode_set(FAN_FAULT(FLOAT_MODE_OF_HELPER) ? FAN_FLOAT_MODE_UPWARD
+                                                       : FAN_FLOAT_MODE_DEFAULT);
     pthread_mutex_lock(&lock);
     while (!ending) {
         if (!joinable || call == seen) {
@@ -130,7 +139,10 @@ static int workers_processors(void)
     return n < 1 ? 1 : n > FAN_WORKERS_MOST ? FAN_WORKERS_MOST : (int)n;
 }
 
-int fan_workers_chosen(void) { return atomic_load_explicit(&chosen, memory_order_relaxed); }
+int fan_workers_chosen(void)
+{
+    return atomic_load_explicit(&chosen, memory_order_relaxed);
+}
 
 int fan_workers_get(void)
 {
@@ -142,7 +154,10 @@ int fan_workers_get(void)
 }
 
 #ifdef FAN_TEST
-int fan_workers_alive(void) { return atomic_load(&alive); }
+int fan_workers_alive(void)
+{
+    return atomic_load(&alive);
+}
 #endif
 
 void fan_workers_set(int threads)
@@ -189,17 +204,20 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
 
 /* ---- the pool of threads for jobs ---- */
 
-/* The pool: a queue of jobs under one lock, served by threads in the order of their start. There is a thread for each
- * queued job: an idle one, or a new one.
+/* The pool: a queue of jobs under one lock, served by threads in the order of their start. There is
+ * a thread for each queued job: an idle one, or a new one.
  *
- * A job of a scheduled thread is served at once and begins when its scheduler allows. It is not cancelled, unless its
- * scheduler has given up, so that the search of orders covers its work.
+ * A job of a scheduled thread is served at once and begins when its scheduler allows. It is not
+ * cancelled, unless its scheduler has given up, so that the search of orders covers its work.
  *
- * Pitfall: the end of the process. A thread that is at work may wait forever for an interpreter that is finalized, and
- * is left running. */
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below, and the states of jobs */
-static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the process ends */
-static pthread_cond_t pool_heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, or a thread ended */
+ * Pitfall: the end of the process. A thread that is at work may wait forever for an interpreter
+ * that is finalized, and is left running. */
+/* guards all below, and the states of jobs */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+/* there is a job, or the process ends */
+static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;
+/* a job was refused, or a thread ended */
+static pthread_cond_t pool_heard = PTHREAD_COND_INITIALIZER;
 static fan_thread_job *first;
 static int queued, idle;
 static bool pool_over; /* the process ends: start no more threads */

@@ -81,8 +81,8 @@ fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak)
     }
 }
 
-/* The wider comes first: complex before float before the rest, then by size. Pairwise promotion in this order gives
- * NumPy's answer for the whole set. */
+/* The wider comes first: complex before float before the rest, then by size. Pairwise promotion in
+ * this order gives NumPy's answer for the whole set. */
 static int weight(fan_dtype d)
 {
     char k = fan_dtype_kind(d);
@@ -133,9 +133,11 @@ fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish)
     return kin && fan_dtype_promote(d, wish) == wish ? wish : FAN_DT_NONE;
 }
 
-fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim, const int64_t *shape)
+fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim,
+                      const int64_t *shape)
 {
-    if (slot_ndim == ndim && (ndim == 0 || memcmp(slot_shape, shape, (size_t)ndim * sizeof *shape) == 0))
+    if (slot_ndim == ndim &&
+        (ndim == 0 || memcmp(slot_shape, shape, (size_t)ndim * sizeof *shape) == 0))
         return FAN_FIT_EXACT;
     if (declared && fan_broadcasts_from(ndim, shape, slot_ndim, slot_shape))
         return FAN_FIT_REDUCE;

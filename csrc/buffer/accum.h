@@ -7,22 +7,30 @@
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object
  *
- * "Into" needs the operand to be reusable: no other code can see or still uses its memory. fan_reusable returns that,
- * and, if not, why. A worked case: the caller adds `g` and keeps it; `g` is dense and writable, but neither made by us,
- * nor donated, nor provably unshared: fresh (A7). The sum is ours from then on and every later fold is in place (A6).
+ * "Into" needs the operand to be reusable: no other code can see or still uses its memory.
+ * fan_reusable returns that, and, if not, why. A worked case: the caller adds `g` and keeps it; `g`
+ * is dense and writable, but neither made by us, nor donated, nor provably unshared: fresh (A7).
+ * The sum is ours from then on and every later fold is in place (A6).
  *
- * What can go wrong: a held alias is written (z = x + y sends one array to two slots); a count of one is trusted
- * although another stream's kernel still reads; an array that overlaps itself or another operand is written.
+ * What can go wrong: a held alias is written (z = x + y sends one array to two slots); a count of
+ * one is trusted although another stream's kernel still reads; an array that overlaps itself or
+ * another operand is written.
  *
- * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
- */
+ * Everything here is a pure function of its arguments: no allocation, no device call, no
+ * lock. */
 #ifndef FAN_BUFFER_ACCUM_H
 #define FAN_BUFFER_ACCUM_H
 
 #include "array/array.h"
 #include "buffer/rules.h"
 
-typedef enum fan_form { FAN_FORM_UNDEFINED, FAN_FORM_ZERO, FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT } fan_form;
+typedef enum fan_form {
+    FAN_FORM_UNDEFINED,
+    FAN_FORM_ZERO,
+    FAN_FORM_DENSE,
+    FAN_FORM_SPARSE,
+    FAN_FORM_OBJECT
+} fan_form;
 
 /* X(NAME, word) */
 #define FAN_ACTION_LIST(X)                                                    \
@@ -64,14 +72,16 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording);
 typedef struct fan_reuse {
     bool dense; /* any permutation of a gap-free layout: it cannot overlap itself */
     bool writable;
-    bool same_dtype; /* its dtype is the accumulation dtype and its shape the sum's after this fold */
-    bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
-    bool owned;      /* the buffer made it .. */
-    bool exposed;    /* .. and a snapshot, a target or a hook has shown it since */
+    /* its dtype is the accumulation dtype and its shape the sum's after this fold */
+    bool same_dtype;
+    bool disjoint; /* its bytes are disjoint from every other operand of the fold */
+    bool owned;    /* the buffer made it .. */
+    bool exposed;  /* .. and a snapshot, a target or a hook has shown it since */
     bool donated;
-    bool unshared;   /* provably: there is no other reference */
-    bool host;       /* on a device without streams */
-    bool exclusive;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
+    bool unshared; /* provably: there is no other reference */
+    bool host;     /* on a device without streams */
+    /* the streams that used its memory are A alone, or A is made to wait for each of them */
+    bool exclusive;
     bool read_later; /* with stats: its elements are read once more after the sum */
 } fan_reuse;
 
@@ -113,24 +123,30 @@ static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
     return FAN_REUSE_YES;
 }
 
-/* A10: the dtypes that took part, as a set: bit d for fan_dtype d, and above them the weak kinds. The promotion of a
- * set does not depend on order. */
+/* A10: the dtypes that took part, as a set: bit d for fan_dtype d, and above them the weak kinds.
+ * The promotion of a set does not depend on order. */
 typedef uint32_t fan_dtype_set;
 #define FAN_WEAK_BOOL (1u << 28)
 #define FAN_WEAK_INT (1u << 29)
 #define FAN_WEAK_FLOAT (1u << 30)
 #define FAN_WEAK_COMPLEX (1u << 31)
 fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak);
-/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_DT_NONE for two kinds of float8, or the empty
- * set. */
+/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_DT_NONE for two kinds of
+ * float8, or the empty set. */
 fan_dtype fan_dtype_set_promote(fan_dtype_set s);
 
-/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE: none) was asked
- * for; FAN_DT_NONE if wish cannot hold d. */
+/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE:
+ * none) was asked for; FAN_DT_NONE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);
 
-typedef enum fan_fit { FAN_FIT_EXACT, FAN_FIT_REDUCE, FAN_FIT_NO } fan_fit;
-/* fan_accum_fit: A9: does `shape` fit the slot's, whose shape is declared or was fixed by its first gradient? */
-fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim, const int64_t *shape);
+typedef enum fan_fit {
+    FAN_FIT_EXACT,
+    FAN_FIT_REDUCE,
+    FAN_FIT_NO
+} fan_fit;
+/* fan_accum_fit: A9: does `shape` fit the slot's, whose shape is declared or was fixed by its first
+ * gradient? */
+fan_fit fan_accum_fit(bool declared, int slot_ndim, const int64_t *slot_shape, int ndim,
+                      const int64_t *shape);
 
 #endif

@@ -4,7 +4,8 @@
  *   2. it gets a place in the slot                                                        locked
  *   3. it is converted, its event recorded, used on the accumulation stream (S9, S21)     unlocked;
  *      parked: a fold may sum it                                                          locked
- *   4. what is due is folded (Park and fold)                                              locked, but for the sum
+ *   4. what is due is folded (Park and fold)                                              locked,
+ * but for the sum
  *   5. the leaf's warning (S6) */
 #include "array/extents.h"
 #include "array/sum.h"
@@ -47,8 +48,8 @@ static bool add_weak_castable(fan_dtype from, fan_dtype to)
     return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
 }
 
-static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                  fan_error *err)
+static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  fan_check_result *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
@@ -61,15 +62,16 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     if (v->form == FAN_FORM_OBJECT)
         return FAN_OK;
     if (s->spec->dtype != FAN_DT_NONE) {
-        bool fits =
-            v->weak ? add_weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
+        bool fits = v->weak ? add_weak_castable(v->dtype, s->spec->dtype)
+                            : fan_dtype_can_cast(v->dtype, s->spec->dtype);
         if (!fits) {
             char want[32] = "dtype ";
             fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
-            return fan_fail_expected(
-                err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
-                ": %s into %s would lose values; convert it yourself (A10)", add_kind_words(fan_dtype_kind(v->dtype)),
-                add_kind_words(fan_dtype_kind(s->spec->dtype)));
+            return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want,
+                                     fan_dtype_name(v->dtype),
+                                     ": %s into %s would lose values; convert it yourself (A10)",
+                                     add_kind_words(fan_dtype_kind(v->dtype)),
+                                     add_kind_words(fan_dtype_kind(s->spec->dtype)));
         }
         out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
@@ -77,24 +79,28 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     } else {
         fan_dtype accumulate = s->spec->accumulate;
         if (fan_accum_dtype(v->dtype, accumulate) == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
-                               fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
-                               fan_dtype_name(v->dtype));
+            return fan_fail_at(
+                err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
+                fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
+                fan_dtype_name(v->dtype));
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_DT_NONE)
-            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
-                               "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                               fan_dtype_name(v->dtype));
+            return fan_fail_at(
+                err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                fan_dtype_name(v->dtype));
         /* What holds each contribution's dtype holds their promotion. */
         assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     }
-    /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is made. */
+    /* D5: an undeclared dtype may still widen, so what does not fit the sum's is found when that is
+     * made. */
     out->number = fan_value_number(v);
     if (s->spec->dtype != FAN_DT_NONE && !fan_weak_int_fits(out->number, sum))
         return fan_slot_fail_int(b, slot, c->key, out->number, sum, err);
-    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
+    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device &&
+        v->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
     if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
@@ -102,8 +108,8 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     return FAN_OK;
 }
 
-static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                   fan_error *err)
+static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                   fan_check_result *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
@@ -113,14 +119,15 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     if (!v->device || !want || v->device == want) {
         if (v->form == FAN_FORM_OBJECT && !v->nparts &&
             ((want && want->backend->has_streams) || (c->stream && !want))) {
-            return fan_fail_at(
-                err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
-                "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
+            return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                               "an object on a device with streams must say what memory it holds: "
+                               "give it __fanin_parts__()");
         }
         return FAN_OK;
     }
     out->to.device = want;
-    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_FORM_DENSE && v->array->ndim == 0) {
+    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_FORM_DENSE &&
+        v->array->ndim == 0) {
         out->to.upload = true;
         return FAN_OK;
     }
@@ -130,24 +137,26 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     }
     fan_append(wants, sizeof wants, "%s", fan_device_text(want, place, sizeof place));
     fan_append(has, sizeof has, "%s", fan_device_text(v->device, place, sizeof place));
-    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has, "%s (A12)",
-                             fan_device_of_another(v->device, want));
+    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has,
+                             "%s (A12)", fan_device_of_another(v->device, want));
 }
 
-static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
-                                   const char *whose, int64_t key, fan_error *err)
+static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s,
+                                   const fan_device *d, const char *whose, int64_t key,
+                                   fan_error *err)
 {
     char one[32], two[32];
     if (!s || (s->device->backend == d->backend && s->device->self == d->self))
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, key),
-                       "the %s stream is on %s, which cannot wait for or be waited for by %s%s", whose,
-                       fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two),
-                       fan_device_of_another(s->device, d));
+                       "the %s stream is on %s, which cannot wait for or be waited for by %s%s",
+                       whose, fan_device_text(s->device, one, sizeof one),
+                       fan_device_text(d, two, sizeof two), fan_device_of_another(s->device, d));
 }
 
-fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
-                                  fan_stream *consumer, fan_check_result *out, fan_error *err)
+fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  fan_stream *current, fan_stream *consumer, fan_check_result *out,
+                                  fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     memset(out, 0, sizeof *out);
@@ -155,14 +164,16 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     out->seen = s->p->seen;
     if (c->value.form != FAN_FORM_UNDEFINED) {
         const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->p->shape;
-        int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
+        int ndim = fan_value_shape(&c->value, &shape),
+            wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
         fan_fit fit = FAN_FIT_EXACT;
         if (ndim >= 0 && (s->spec->has_shape || s->p->shaped))
             fit = fan_accum_fit(s->spec->has_shape, wdim, fixed, ndim, shape);
         if (fit == FAN_FIT_NO) {
             char has[160], wants[240] = "a gradient of shape ";
             fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, fixed, has, sizeof has),
-                       s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
+                       s->spec->has_shape ? " (or one that it broadcasts to)"
+                                          : " as the first one");
             return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
                                      fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
         }
@@ -183,11 +194,12 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
-    fan_add_facts facts = {.defined = defined,
-                           .changes = (out->to.reduce || out->to.cast || out->to.upload || out->to.download) ||
-                                      (c->copy && whole),
-                           .upload = out->to.upload,
-                           .download = out->to.download};
+    fan_add_facts facts = {
+        .defined = defined,
+        .changes = (out->to.reduce || out->to.cast || out->to.upload || out->to.download) ||
+                   (c->copy && whole),
+        .upload = out->to.upload,
+        .download = out->to.download};
     if (defined && out->to.device && out->to.device->backend->has_streams) {
         FAN_TRY(add_check_stream(b, slot, c->stream, out->to.device, "producer's", c->key, err));
         FAN_TRY(add_check_stream(b, slot, consumer, out->to.device, "consumer's", c->key, err));
@@ -200,8 +212,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         facts.producer = fan_stream_id_of(c->stream);
         facts.consumer = fan_stream_id_of(consumer);
         facts.current = fan_stream_id_of(current);
-        facts.slot =
-            (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer), .accum = fan_stream_id_of(s->p->accum)};
+        facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
+                                     .accum = fan_stream_id_of(s->p->accum)};
     }
     out->plan = fan_plan_add(&facts);
     return FAN_OK;
@@ -214,7 +226,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     fan_slot *s = &b->slots[slot];
     fan_device *d = s->spec->device ? s->spec->device : c->value.device;
     fan_stream *current;
-    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE && c->value.array->ndim == 0) {
+    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE &&
+        c->value.array->ndim == 0) {
         fan_slot_lock(b, slot);
         d = s->p->device ? s->p->device : d;
         fan_device_hold(d);
@@ -226,15 +239,17 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
 }
 
-/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the place of that of
- * the buffer, and which is current where the legacy stream would be. Unlocked: it calls the driver. */
-static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, fan_add_streams *with,
-                                      fan_error *err)
+/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the
+ * place of that of the buffer, and which is current where the legacy stream would be. Unlocked: it
+ * calls the driver. */
+static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c,
+                                      fan_add_streams *with, fan_error *err)
 {
-    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current,
-               *capture_stream = NULL;
+    fan_stream *current = with->current, *P = c->stream ? c->stream : current,
+               *C = b->stream ? b->stream : current, *capture_stream = NULL;
     uint64_t id;
-    if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
+    if (!current || P->device->backend != current->device->backend ||
+        C->device->backend != current->device->backend)
         return FAN_OK;
     fan_stream *asked = C;
     FAN_TRY(fan_order_consumer(asked, P, NULL, &C, err));
@@ -278,7 +293,8 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     fan_slot_lock(b, slot);
     FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
-    FAN_GO(fan_check_contribution(b, slot, c, x->streams.current, x->streams.consumer, &x->checked, err));
+    FAN_GO(fan_check_contribution(b, slot, c, x->streams.current, x->streams.consumer, &x->checked,
+                                  err));
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     x->before = *s->p;
@@ -292,7 +308,8 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
     int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
     it->key = c->key;
-    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
+    if (!list || !p || (shaped && !shape) ||
+        (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
         fan_free(shape);
         if (p && s->p == &fan_slot_state_none)
             fan_slot_state_free(b, p);
@@ -321,7 +338,8 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         p->how = a->plan.sync.how;
         p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
         p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
-        p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+        p->capture_origin =
+            p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
         assert(p->consumer && p->accum);
     }
     p->rules |= a->plan.rules;
@@ -329,7 +347,9 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         it->value = c->value;
         it->key = c->key;
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
-            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+            it->own = s->spec->dtype != FAN_DT_NONE
+                          ? a->seen
+                          : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
         it->number = a->number;
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
         it->producer = fan_stream_hold(a->producer);
@@ -355,7 +375,8 @@ done:
     return status;
 }
 
-/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_slot_state_free. */
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for
+ * fan_slot_state_free. */
 static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
 {
     fan_item *it = x->item;
@@ -427,17 +448,20 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
 /* ---- converted, or copied, on the way into a slot (A9, A10, A12, S21) ---- */
 
 /* One job from `in` to `out`, counted. `acc`: fan_operand's. */
-static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
-                              const fan_array *out, const fan_array *in, fan_dtype acc, fan_error *err)
+static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind,
+                              const char *label, const fan_array *out, const fan_array *in,
+                              fan_dtype acc, fan_error *err)
 {
     fan_operand operand = {in, acc};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
-    bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    bool release_gil =
+        bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
-    fan_status status =
-        fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals,
+                        err);
+    fan_status status = fan_device_run(
+        d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
     status = fan_interrupt_end(&interrupt, status);
     if (release_gil)
         b->frontend->allow_threads_end(left);
@@ -449,8 +473,8 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
 }
 
 /* An array in another dtype, or copied; otherwise the same memory with a hold more. */
-static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from, fan_dtype dtype,
-                               bool copies, fan_array **out, fan_error *err)
+static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan_array *from,
+                               fan_dtype dtype, bool copies, fan_array **out, fan_error *err)
 {
     if (from->dtype == dtype && !copies) {
         *out = fan_array_hold(from);
@@ -461,10 +485,11 @@ static fan_status convert_part(fan_buffer *b, fan_device *d, fan_stream *on, fan
     return convert_job(b, d, on, FAN_JOB_COPY, label, *out, from, dtype, err);
 }
 
-/* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that their sum runs in the
- * dtype of the slot (D12). `copies`: all memory is the buffer's own; otherwise index parts stay the source's. */
-static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_dtype dtype,
-                                 bool copies, fan_sparse **out, fan_error *err)
+/* The same entries, each number rounded to `dtype` (D6): duplicates are not added here, so that
+ * their sum runs in the dtype of the slot (D12). `copies`: all memory is the buffer's own;
+ * otherwise index parts stay the source's. */
+static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v,
+                                 fan_dtype dtype, bool copies, fan_sparse **out, fan_error *err)
 {
     fan_array *indices = NULL;
     fan_array *pointers = NULL;
@@ -478,7 +503,8 @@ static fan_status convert_sparse(fan_buffer *b, fan_device *d, fan_stream *on, c
     if (v->pointers)
         FAN_GO(convert_part(b, d, on, v->pointers, v->pointers->dtype, copies, &pointers, err));
     FAN_GO(convert_part(b, d, on, v->values, dtype, copies, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced, out, err));
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
+                          out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -487,26 +513,30 @@ done:
     return status;
 }
 
-/* The kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the work.
- */
-static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
-                                fan_stream *on, fan_array **made, fan_error *err)
+/* The kinds of conversion. *made or *out is owned by the caller, also after a failure half-way;
+ * `on` orders the
+ * work. */
+static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v,
+                                const fan_conversion *to, fan_stream *on, fan_array **made,
+                                fan_error *err)
 {
     fan_device *d = to->device;
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
     FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals,
+                        err);
     fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
     status = fan_interrupt_end(&interrupt, status);
     FAN_COUNT(b, copies, 1);
     return status;
 }
 
-/* Each element rounded to the declared dtype, and then summed to the declared shape: in the accumulation dtype, so that
- * the slot's sum is rounded once more, at the end (D7). */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array *from, const fan_conversion *to,
-                               fan_stream *on, fan_array **made, fan_error *err)
+/* Each element rounded to the declared dtype, and then summed to the declared shape: in the
+ * accumulation dtype, so that the slot's sum is rounded once more, at the end (D7). */
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array *from,
+                               const fan_conversion *to, fan_stream *on, fan_array **made,
+                               fan_error *err)
 {
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
     FAN_TRY(fan_device_array(to->device, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
@@ -514,8 +544,8 @@ static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_array
 }
 
 /* A 0-d gradient of the host for a device; cast on the host. */
-static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_conversion *to, fan_stream *on,
-                               fan_array **made, fan_error *err)
+static fan_status upload_dense(fan_buffer *b, const fan_array *from, const fan_conversion *to,
+                               fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
@@ -529,17 +559,20 @@ done:
 }
 
 /* The same elements in host memory, which are there when this returns. */
-static fan_status download_dense(const fan_value *v, fan_stream *on, fan_array **host, fan_error *err)
+static fan_status download_dense(const fan_value *v, fan_stream *on, fan_array **host,
+                                 fan_error *err)
 {
     const fan_array *from = v->array;
-    FAN_TRY(fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, host, err));
+    FAN_TRY(
+        fan_device_array(fan_cpu(), NULL, from->dtype, from->ndim, from->shape, from, host, err));
     return v->device->backend->read(on, *host, from, err);
 }
 
-/* A dense gradient. An expanded one stays expanded (A13): its compact base is copied, cast and moved, and a reduction
- * reads it as it is. */
-static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
-                                fan_stream *on, fan_array **made, fan_error *err)
+/* A dense gradient. An expanded one stays expanded (A13): its compact base is copied, cast and
+ * moved, and a reduction reads it as it is. */
+static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_value *v,
+                                const fan_conversion *to, fan_stream *on, fan_array **made,
+                                fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *compact = NULL;   /* the base of the gradient */
@@ -567,7 +600,8 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     if (to->upload)
         FAN_GO(upload_dense(b, from, to, on, &converted, err));
     else
-        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download, &converted, err));
+        FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download,
+                            &converted, err));
     status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
 done:
     fan_array_drop(compact);
@@ -578,7 +612,8 @@ done:
 }
 
 static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c,
-                                           const fan_conversion *to, fan_stream *on, fan_value *out, fan_error *err)
+                                           const fan_conversion *to, fan_stream *on, fan_value *out,
+                                           fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
@@ -586,7 +621,8 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
-    bool copies = c->copy || c->donate; /* donated memory is its owner's again once it is converted */
+    /* donated memory is its owner's again once it is converted */
+    bool copies = c->copy || c->donate;
     if (FAN_FAULT(COPY_KEEPS_INDICES))
         copies = false;
     if (v->form == FAN_FORM_SPARSE && to->reduce)
@@ -610,14 +646,15 @@ static fan_status add_contribution_convert(fan_buffer *b, size_t slot, const fan
 /* ---- 3. carried out and parked ---- */
 
 /* An event on `stream` for the item. */
-static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit,
-                             fan_error *err)
+static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream,
+                             uint64_t bit, fan_error *err)
 {
     fan_event_drop(item->event);
     item->event = NULL;
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->owned)
         return fan_event_new(stream->device, &item->event, err);
-    size_t n = FAN_FAULT(EVENT_REUSED) ? fan_slot_entries(&b->slots[slot]) : 0; /* the slot is not locked here */
+    /* the slot is not locked here */
+    size_t n = FAN_FAULT(EVENT_REUSED) ? fan_slot_entries(&b->slots[slot]) : 0;
     for (size_t i = 0; i < n; i++) {
         const fan_entry *one = &b->slots[slot].list->entries[i];
         fan_event *e = one->general ? one->item->event : NULL;
@@ -629,13 +666,15 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     return fan_order_record(b, stream, bit, &item->event, err);
 }
 
-/* The event of the contribution before it in one call, where that covers this one as well: it was recorded within
- * the call, on the same stream, and the buffer has queued nothing there since. NULL: there is none. */
+/* The event of the contribution before it in one call, where that covers this one as well: it was
+ * recorded within the call, on the same stream, and the buffer has queued nothing there since.
+ * NULL: there is none. */
 static fan_event *add_shared_event(const fan_add_op *x)
 {
     const fan_add_op *before = x->previous;
     if (!before || !before->item || x->checked.plan.convert != FAN_CONVERT_NOT ||
-        before->checked.plan.convert != FAN_CONVERT_NOT || before->checked.plan.record != FAN_RECORD_PRODUCER ||
+        before->checked.plan.convert != FAN_CONVERT_NOT ||
+        before->checked.plan.record != FAN_RECORD_PRODUCER ||
         before->checked.producer != x->checked.producer ||
         before->checked.plan.producer_bit != x->checked.plan.producer_bit)
         return NULL;
@@ -653,7 +692,8 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     fan_item *it = x->item;
     if (x->c->value.form == FAN_FORM_UNDEFINED)
         return FAN_OK;
-    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
+    /* it may have waited for the slot */
+    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err));
     if (fan_trace_on()) {
         const fan_check_result *a = &x->checked;
         /* a stream's number means something on its own device only */
@@ -677,7 +717,8 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
         fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
         if (plan->convert == FAN_CONVERT_SOURCE) {
             on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
-            fan_status status = add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err);
+            fan_status status =
+                add_contribution_convert(b, x->slot, c, &x->checked.to, on, &made, err);
             fan_stream_drop(on);
             FAN_TRY(status);
         } else {
@@ -696,8 +737,9 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
             item->event = NULL;
             fan_stream_drop(item->producer);
             item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
-            fan_status status =
-                plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
+            fan_status status = plan->record == FAN_RECORD_ACCUM
+                                    ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err)
+                                    : FAN_OK;
             if (status != FAN_OK)
                 fan_value_drop(b->frontend, &made);
             FAN_TRY(status);
@@ -719,7 +761,8 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
         FAN_TRY(fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* an object without bytes passes a budget of 0, too */
-    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->owned) {
+    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() &&
+        !it->owned) {
         FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
         it->hashed = true;
     }
@@ -738,8 +781,8 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     it->parked = true;
     if (fan_sched_active())
         fan_buffer_weigh(b, x->bytes);
-    it->alone =
-        b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->owned || x->c->alone);
+    it->alone = b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum &&
+                (it->owned || x->c->alone);
     if (it->alone)
         atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     fan_count_parked(b, x->bytes);
@@ -796,7 +839,8 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, 
 {
     fan_slot *s = &b->slots[x->slot];
     fan_item *it = x->item;
-    fan_event *recorded_again = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
+    fan_event *recorded_again =
+        FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
     fan_status status = fan_slot_fold_while_due(b, x->slot, err);
     if (recorded_again)
         (void)fan_event_rerecord(recorded_again, x->checked.producer, err);
@@ -805,10 +849,12 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, 
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || fan_status_poisons(status))
         return status;
-    /* A callback raised: the add did not happen, if its contribution is still there to be taken back. */
+    /* A callback raised: the add did not happen, if its contribution is still there to be taken
+     * back. */
     bool there = false;
     for (size_t i = 0; i < s->list->n; i++)
-        there = there || fan_entry_same(&s->list->entries[i], &(fan_entry){.item = it, .general = true});
+        there = there ||
+                fan_entry_same(&s->list->entries[i], &(fan_entry){.item = it, .general = true});
     if (there && !s->busy) {
         fan_item_unpark(b, it);
         add_undo(b, x, gone);
@@ -851,15 +897,16 @@ static void add_plain_count_peak(fan_buffer *b, uint64_t now)
         b->total->peak_parked_bytes = now;
 }
 
-/* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed here. It
- * may be large while it is alone. */
+/* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed
+ * here. It may be large while it is alone. */
 static bool add_plain_fits(const fan_slot_spec *spec, const fan_plain_kind *k)
 {
     return !spec->exact && fan_slot_takes(spec, k->dtype, k->ndim, k->shape) &&
            fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate));
 }
 
-static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, size_t slot,
+                                                                 const fan_plain_kind *kind,
                                                                  const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
@@ -884,7 +931,8 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
 
 /* add_plain_count: true: the budget is to be checked; `due`: it is anyway. */
 static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b, size_t slot,
-                                                                  const fan_plain_kind *kind, bool copied, bool due)
+                                                                  const fan_plain_kind *kind,
+                                                                  bool copied, bool due)
 {
     FAN_PLAIN_COUNT(b, adds, 1);
     if (!kind)
@@ -915,28 +963,31 @@ typedef struct add_plain_op {
     fan_dtype dtype;
 } add_plain_op;
 
-/* add_plain_takes: whether one more of this kind is added straight into the sum, which is the first of the slot's list,
- * with nothing behind it (A6): it is complete up to `key`. With an automatic budget they wait until some can be summed
- * together. */
-static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_kind *k, const char *data, int64_t key)
+/* add_plain_takes: whether one more of this kind is added straight into the sum, which is the first
+ * of the slot's list, with nothing behind it (A6): it is complete up to `key`. With an automatic
+ * budget they wait until some can be summed together. */
+static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_kind *k,
+                            const char *data, int64_t key)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
     const fan_entry *first = &p->entries[0];
-    if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets || p->n != 1 ||
-        k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
+    if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets ||
+        p->n != 1 || k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || fan_slot_missing(s, 1) <= 0)
         return false;
-    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_plain_is_flat(p->size, 2) &&
+    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) &&
+           fan_plain_is_flat(p->size, 2) &&
            fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
 }
 
-static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key,
-                          add_plain_op *out)
+static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                          const char *data, int64_t key, add_plain_op *out)
 {
     const fan_slot *s = &b->slots[slot];
     if (b->sum_stats || !fan_plain_has_sum(s) ||
-        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <= b->budget ||
+        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <=
+            b->budget ||
         !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
@@ -951,19 +1002,20 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
     return true;
 }
 
-/* add_plain_unchanged: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
-static bool add_plain_unchanged(const fan_buffer *b, const fan_plain_kind *kind, const fan_entry *one,
-                                const add_plain_op *to)
+/* add_plain_unchanged: the gradient is what it was, and so is a sum that was donated (NULL: it is
+ * the buffer's own). */
+static bool add_plain_unchanged(const fan_buffer *b, const fan_plain_kind *kind,
+                                const fan_entry *one, const add_plain_op *to)
 {
     return (!kind->check_at_use || fan_plain_unchanged(b, one->object, kind, one->data)) &&
-           (!to->object ||
-            (fan_plain_unchanged(b, to->object, kind, to->sum) && b->frontend->plain->writable(to->object, kind)));
+           (!to->object || (fan_plain_unchanged(b, to->object, kind, to->sum) &&
+                            b->frontend->plain->writable(to->object, kind)));
 }
 
-/* add_plain_begin: whether `one` is to be added into the slot's sum at once. Calls the library first, which
- * may run arbitrary code, and then checks all again. */
-static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one,
-                            add_plain_op *to)
+/* add_plain_begin: whether `one` is to be added into the slot's sum at once. Calls the library
+ * first, which may run arbitrary code, and then checks all again. */
+static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                            const fan_entry *one, add_plain_op *to)
 {
     const fan_plain_frontend *plain = b->frontend->plain;
     FAN_UNINITIALIZED add_plain_op then;
@@ -977,9 +1029,10 @@ static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_ki
     bool checked = sum && to->list->summed > 1 && plain->nobody_else_has(sum);
     if (sum)
         plain->hold(sum);
-    bool good = fan_plain_has_value(b, one, false) && (checked || fan_plain_has_value(b, &first, true));
-    good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) && then.sum == to->sum &&
-           then.object == sum && add_plain_unchanged(b, kind, one, &then);
+    bool good =
+        fan_plain_has_value(b, one, false) && (checked || fan_plain_has_value(b, &first, true));
+    good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) &&
+           then.sum == to->sum && then.object == sum && add_plain_unchanged(b, kind, one, &then);
     if (good)
         *to = then;
     if (sum)
@@ -996,10 +1049,11 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
     fan_entry *sum = &one->list->entries[0];
     bool wide = sum->wide;
     if (wide)
-        (void)fan_sum_flat_from(one->sum, one->sum, &one->data, 1, one->count, one->dtype, one->acc, NULL, true);
+        (void)fan_sum_flat_from(one->sum, one->sum, &one->data, 1, one->count, one->dtype, one->acc,
+                                NULL, true);
     else
-        (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->acc,
-                           NULL);
+        (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count,
+                           one->dtype, one->acc, NULL);
     one->list->summed++;
     one->list->rules |= fan_plan_plain_fold(true);
     *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->owned);
@@ -1013,7 +1067,8 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
     add_plain_count_peak(b, now);
 }
 
-static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one)
+static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
+                               const fan_entry *one)
 {
     FAN_UNINITIALIZED add_plain_op op;
     if (!add_plain_begin(b, slot, kind, one, &op))
@@ -1022,8 +1077,8 @@ static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind 
     return true;
 }
 
-fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one, bool *added,
-                         fan_error *err)
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
+                         bool *added, fan_error *err)
 {
     assert(slot < b->nslots);
     *added = false;
@@ -1035,14 +1090,16 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     }
     void *copy = NULL;
     if (one->copy && kind) {
-        if (kind->scalar || fan_plain_pitch(kind) || !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
+        if (kind->scalar || fan_plain_pitch(kind) ||
+            !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
             !(copy = b->frontend->plain->copy(one->object, kind, &one->data)))
             return FAN_OK;
         one->object = copy;
         one->owned = one->alone = true;
     }
     /* To copy may have called the array library, which may run arbitrary code. */
-    *added = (!copy || (fan_plain_allowed() && fan_buffer_is_usable(b))) && add_plain_park(b, slot, kind, one);
+    *added = (!copy || (fan_plain_allowed() && fan_buffer_is_usable(b))) &&
+             add_plain_park(b, slot, kind, one);
     if (*added && kind)
         b->frontend->plain->hold(one->object);
     if (copy)
@@ -1072,13 +1129,14 @@ void fan_plain_prefetch(const fan_buffer *b, size_t slot)
 }
 
 /* add_plain_read: the k-th of a batch; false: it is not a plain one. */
-static bool add_plain_read(const fan_buffer *b, const fan_plain_batch *batch, size_t k, size_t *slot,
-                           fan_plain_kind *kind, fan_entry *one)
+static bool add_plain_read(const fan_buffer *b, const fan_plain_batch *batch, size_t k,
+                           size_t *slot, fan_plain_kind *kind, fan_entry *one)
 {
     return batch->read(batch->ctx, k, slot, kind, one) && *slot < b->nslots;
 }
 
-/* add_plain_sum_all: true: all went straight into their sums; false: one is not for that, and nothing happened. */
+/* add_plain_sum_all: true: all went straight into their sums; false: one is not for that, and
+ * nothing happened. */
 static bool add_plain_sum_all(fan_buffer *b, const fan_plain_batch *batch)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
@@ -1091,8 +1149,8 @@ static bool add_plain_sum_all(fan_buffer *b, const fan_plain_batch *batch)
             batch->prefetch(batch->ctx, k);
         /* Ascending: each slot occurs once, so each check still holds when its sum is written. */
         if (!add_plain_read(b, batch, k, &slot, &kind, &one) || !one.object || kind.check_at_use ||
-            (k && slot <= last) || !add_plain_can(b, slot, &kind, one.data, one.key, &next) || next.object ||
-            (!all && !(all = fan_alloc(batch->n * sizeof *all))))
+            (k && slot <= last) || !add_plain_can(b, slot, &kind, one.data, one.key, &next) ||
+            next.object || (!all && !(all = fan_alloc(batch->n * sizeof *all))))
             break;
         all[k] = next;
         last = slot;
@@ -1129,7 +1187,8 @@ static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, siz
     }
 }
 
-fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added, fan_error *err)
+fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added,
+                              fan_error *err)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
@@ -1156,7 +1215,8 @@ fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool 
         b->total->peak_parked_bytes = total_peak;
         return FAN_OK;
     }
-    for (k = 0; b->sum_stats && k < batch->n; k++) { /* last of all: of what was taken back all is known still */
+    /* last of all: of what was taken back all is known still */
+    for (k = 0; b->sum_stats && k < batch->n; k++) {
         (void)batch->again(batch->ctx, k, &slot);
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }

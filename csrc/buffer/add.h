@@ -15,7 +15,8 @@ typedef struct fan_conversion {
     fan_device *device; /* the device that it will be on; NULL: it does not matter */
 } fan_conversion;
 
-/* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
+/* What the check found out about a contribution, under the lock: what it must become, and where it
+ * goes. */
 typedef struct fan_check_result {
     fan_conversion to;
     fan_dtype_set seen;   /* the dtypes that the slot has seen, this one's included */
@@ -24,13 +25,15 @@ typedef struct fan_check_result {
     fan_add_plan plan;
 } fan_check_result;
 
-/* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes
- * nothing. Under the slot's lock. `current`: the current stream of the device it will be on; `consumer`: the buffer's
- * stream, or the one that replaces it (S7). */
-fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
-                                  fan_stream *consumer, fan_check_result *out, fan_error *err);
+/* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5,
+ * S8-S11. Changes nothing. Under the slot's lock. `current`: the current stream of the device it
+ * will be on; `consumer`: the buffer's stream, or the one that replaces it (S7). */
+fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c,
+                                  fan_stream *current, fan_stream *consumer, fan_check_result *out,
+                                  fan_error *err);
 
-/* The streams of a contribution: those that the caller named, and the defaults of the others. All held. */
+/* The streams of a contribution: those that the caller named, and the defaults of the others. All
+ * held. */
 typedef struct fan_add_streams {
     fan_stream *current;  /* S4, S5, S11 */
     fan_stream *consumer; /* NULL: S5 */
@@ -44,32 +47,38 @@ typedef struct fan_add_op {
     fan_check_result checked;
     fan_add_streams streams;
     fan_stream *accum, *consumer, *producer; /* held */
-    /* The op owns it until fan_add_reserve; from then on the slot owns it, and it is read here until it is parked. */
+    /* The op owns it until fan_add_reserve; from then on the slot owns it, and it is read here
+     * until it is parked. */
     fan_item *item;
     fan_value old; /* what a conversion replaced */
     uint64_t bytes;
     bool reserved; /* fan_add_reserve went through: it counts in its slot */
-    /* An earlier contribution of the same call is already on its way into this slot. A take of the slot waits until
-     * that one is parked, so this one must not wait for the take: neither would ever go on. */
+    /* An earlier contribution of the same call is already on its way into this slot. A take of the
+     * slot waits until that one is parked, so this one must not wait for the take: neither would
+     * ever go on. */
     bool follows;
-    const struct fan_add_op *previous; /* the contribution before it in one call; NULL: it is the first */
-    bool parked;                       /* a fold may sum it */
-    /* The plain fields of the pass before this contribution, for add_undo. Nothing in it is held. */
+    /* the contribution before it in one call; NULL: it is the first */
+    const struct fan_add_op *previous;
+    bool parked; /* a fold may sum it */
+    /* The plain fields of the pass before this contribution, for add_undo. Nothing in it is
+     * held. */
     fan_slot_state before;
     bool mismatch;
 } fan_add_op;
 
-/* fan_current_for: the stream that S4, S5 and S11 call current, of the device that c will be on; a hold, or NULL. */
+/* fan_current_for: the stream that S4, S5 and S11 call current, of the device that c will be on; a
+ * hold, or NULL. */
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c);
 /* fan_add_reserve: checks it, and gives it a place in its slot. */
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err);
 /* fan_add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err);
-/* fan_add_park: the slot is locked. From now on a fold may sum it. fan_add_unpark: takes that back; no fold has summed
- * it. */
+/* fan_add_park: the slot is locked. From now on a fold may sum it. fan_add_unpark: takes that back;
+ * no fold has summed it. */
 void fan_add_park(fan_buffer *b, fan_add_op *x);
 void fan_add_unpark(fan_buffer *b, fan_add_op *x);
-/* fan_add_fail: gives a contribution back after it, or another of the same call, has failed. Unlocked. */
+/* fan_add_fail: gives a contribution back after it, or another of the same call, has failed.
+ * Unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err);
 /* fan_add_warn: S6, for n contributions. fan_add_end: drops what the op holds. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err);

@@ -1,8 +1,9 @@
 /* batch: add_many.
  *
- * A sum of objects runs others' code, which may raise. So the sums of objects that the batch makes due are tried first,
- * before any other thread can sum a part of the batch: each such slot is made busy, its part of the batch parked in it,
- * and the sum made beside its value. If one raises, all these sums are dropped and every contribution is taken back. */
+ * A sum of objects runs others' code, which may raise. So the sums of objects that the batch makes
+ * due are tried first, before any other thread can sum a part of the batch: each such slot is made
+ * busy, its part of the batch parked in it, and the sum made beside its value. If one raises, all
+ * these sums are dropped and every contribution is taken back. */
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/add.h"
@@ -26,8 +27,8 @@ typedef struct batch_round {
     uint64_t pending; /* bytes that are parked, and will not be once the folds are committed */
 } batch_round;
 
-/* Locked: bytes of the first m contributions, where they and the running sum make a sum of arrays on a device; 0: they
- * do not. */
+/* Locked: bytes of the first m contributions, where they and the running sum make a sum of arrays
+ * on a device; 0: they do not. */
 static uint64_t batch_bytes(const fan_slot *s, size_t m)
 {
     size_t terms = m + (fan_slot_sum(s) != NULL);
@@ -87,7 +88,8 @@ static fan_status batch_begin_one(batch_round *r, size_t slot, size_t items, fan
     return status;
 }
 
-static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_t *order, size_t n, fan_error *err)
+static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_t *order, size_t n,
+                                 fan_error *err)
 {
     batch_round r = {.b = b};
     fan_error other;
@@ -142,9 +144,13 @@ typedef struct batch_trials {
 } batch_trials;
 
 /* Locked: whether a sum of this slot runs others' code. */
-static bool batch_calls_out(const fan_buffer *b, const fan_slot_state *p) { return b->create_graph || p->objects; }
+static bool batch_calls_out(const fan_buffer *b, const fan_slot_state *p)
+{
+    return b->create_graph || p->objects;
+}
 
-/* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0: none. */
+/* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0:
+ * none. */
 static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t)
 {
     fan_slot *s = &b->slots[x->slot];
@@ -167,7 +173,8 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
 }
 
 /* Tries the sums that x[0 .. n), which are in the order of their slots, make due. */
-static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t, fan_error *err)
+static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t,
+                                    fan_error *err)
 {
     fan_status status = FAN_OK;
     uint64_t rest = 0; /* what the others will have parked counts already */
@@ -199,15 +206,16 @@ static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batc
 }
 
 /* Commits them, or drops them where one has `failed`, and lets their slots go. */
-static fan_status batch_trials_end(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t, bool failed, fan_error *err)
+static fan_status batch_trials_end(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t,
+                                   bool failed, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
     for (size_t k = 0; k < t->n; k++) {
         batch_trial *one = &t->all[k];
-        fan_status its = one->made && !failed
-                             ? fan_fold_commit_end(b, one->slot, &one->gathered, status == FAN_OK ? err : &other)
-                             : FAN_OK;
+        fan_status its = one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->gathered,
+                                                                    status == FAN_OK ? err : &other)
+                                              : FAN_OK;
         status = status == FAN_OK ? its : status;
         if (one->made && failed)
             fan_fold_abandon(&one->gathered.fold);
@@ -223,23 +231,25 @@ static fan_status batch_trials_end(fan_buffer *b, fan_add_op *x, size_t n, batch
     return status;
 }
 
-/* All are parked: folds what is due, except sums that run others' code. A failure is not reported here: a take reports
- * what is wrong with a sum, and a failed device call poisons its slot. */
+/* All are parked: folds what is due, except sums that run others' code. A failure is not reported
+ * here: a take reports what is wrong with a sum, and a failed device call poisons its slot. */
 static fan_status batch_fold_each(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;
     for (size_t i = 0; i < n && !fan_status_poisons(status); i++) {
         fan_slot_lock(b, x[i].slot);
-        status = batch_calls_out(b, b->slots[x[i].slot].p) ? FAN_OK : fan_slot_fold_while_due(b, x[i].slot, err);
+        status = batch_calls_out(b, b->slots[x[i].slot].p)
+                     ? FAN_OK
+                     : fan_slot_fold_while_due(b, x[i].slot, err);
         fan_slot_unlock(b, x[i].slot);
     }
     return fan_status_poisons(status) ? status : FAN_OK;
 }
 
-/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither
- * waits for the other for ever. */
-fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
-                               fan_error *err)
+/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take
+ * claims them: so neither waits for the other for ever. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots,
+                               const size_t *order, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK, committed = FAN_OK;
     size_t k = 0;
@@ -249,7 +259,8 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
     if (!x)
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0; i < n; i++)
-        x[i] = (fan_add_op){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};
+        x[i] =
+            (fan_add_op){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};
     for (; k < n && status == FAN_OK; k++) {
         const fan_add_op *last = k ? &x[k - 1] : NULL;
         x[k].follows = last && last->slot == x[k].slot && (last->follows || last->item);

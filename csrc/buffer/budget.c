@@ -1,5 +1,5 @@
-/* budget: when the contributions of a slot are summed before a take, and how: the ready prefix, once the parked bytes
- * pass the budget (Park and fold). */
+/* budget: when the contributions of a slot are summed before a take, and how: the ready prefix,
+ * once the parked bytes pass the budget (Park and fold). */
 #include "array/exact.h"
 #include "base/fault.h"
 #include "base/mem.h"
@@ -16,13 +16,15 @@ static fan_auto_budget budget_test_limits; /* zero: as in a release */
 
 void fan_budget_auto_set(const fan_auto_budget *to)
 {
-    budget_test_limits = to ? (fan_auto_budget){to->alone, to->held, to->alone} : (fan_auto_budget){0};
+    budget_test_limits =
+        to ? (fan_auto_budget){to->alone, to->held, to->alone} : (fan_auto_budget){0};
 }
 #endif
 
-/* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. And what a
- * fold frees at once is no more than allocators keep: glibc gives back what is free at the end of its heap from
- * 128 KiB on, and then the maker's next gradients cost a page fault for each 4 KB. */
+/* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there,
+ * too. And what a fold frees at once is no more than allocators keep: glibc gives back what is free
+ * at the end of its heap from 128 KiB on, and then the maker's next gradients cost a page fault for
+ * each 4 KB. */
 #define BUDGET_ALONE_MOST (UINT64_C(128) << 10)
 
 fan_auto_budget fan_budget_auto(void)
@@ -32,12 +34,14 @@ fan_auto_budget fan_budget_auto(void)
         return budget_test_limits;
 #endif
     uint64_t quarter = fan_cache_bytes() / 4;
-    return (fan_auto_budget){quarter < BUDGET_ALONE_MOST ? quarter : BUDGET_ALONE_MOST, UINT64_C(64) << 20, quarter};
+    return (fan_auto_budget){quarter < BUDGET_ALONE_MOST ? quarter : BUDGET_ALONE_MOST,
+                             UINT64_C(64) << 20, quarter};
 }
 
 /* ---- contributions of any form ---- */
 
-/* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */
+/* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or
+ * its exact state. */
 static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -76,9 +80,9 @@ static int64_t budget_weak_int(const fan_plain_kind *k, const fan_entry *one)
     return number;
 }
 
-/* Locked: whether a prefix waits because of its Python ints (D5): their sum leaves int64, and later contributions may
- * bring it back; or one of them does not fit the dtype so far, and later contributions may widen that. Otherwise take()
- * refuses it. */
+/* Locked: whether a prefix waits because of its Python ints (D5): their sum leaves int64, and later
+ * contributions may bring it back; or one of them does not fit the dtype so far, and later
+ * contributions may widen that. Otherwise take() refuses it. */
 static bool budget_ints_wait(const fan_slot *s, size_t m)
 {
     fan_int_run run = {.sum = 0};
@@ -106,8 +110,9 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
         }
         if (next || v->form == FAN_FORM_ZERO)
             continue;
-        bool counts = one->general ? fan_int_run_add(&run, v, one->item->number)
-                                   : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
+        bool counts = one->general
+                          ? fan_int_run_add(&run, v, one->item->number)
+                          : k->weak && fan_int_run_put(&run, k->dtype, fan_entry_data(k, one));
         next = counts ? NULL : v;
     }
     bool declared = s->spec->dtype != FAN_DT_NONE;
@@ -116,10 +121,11 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
     return !fits || fan_int_run_leaves(&run, next, NULL, declared ? s->spec->dtype : FAN_DT_INT64);
 }
 
-/* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone holds. Two kinds
- * count as held by others unchecked: what lies on another device, whose cache is not ours, and sparse gradients, which
- * take as long to merge as what is merged already. The more entries there are, the more seldom they are checked.
- * `newest`: an object that its caller still holds; `alone`: but for that it would be the buffer's alone. */
+/* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone
+ * holds. Two kinds count as held by others unchecked: what lies on another device, whose cache is
+ * not ours, and sparse gradients, which take as long to merge as what is merged already. The more
+ * entries there are, the more seldom they are checked. `newest`: an object that its caller still
+ * holds; `alone`: but for that it would be the buffer's alone. */
 static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void *newest, bool alone)
 {
     fan_list *list = s->list;
@@ -131,22 +137,25 @@ static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void 
         const fan_entry *one = &list->entries[i];
         fan_item *it = one->item;
         if (!one->general) {
-            plain += one->object == newest ? alone : one->object && b->frontend->alone(one->object, NULL);
+            plain += one->object == newest ? alone
+                                           : one->object && b->frontend->alone(one->object, NULL);
             continue;
         }
         if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
             continue;
-        it->alone = it->owned || (it->value.object && b->frontend->alone(it->value.object, &it->value));
+        it->alone =
+            it->owned || (it->value.object && b->frontend->alone(it->value.object, &it->value));
         if (it->alone)
             atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     }
-    atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes,
+                              memory_order_relaxed);
     list->alone = plain;
     list->recheck_at = list->n + fan_recheck_interval(list->n);
 }
 
-/* Locked: how many contributions of a slot with accumulate="exact" move into its state now: all that are parked, if
- * that saves memory, or none. */
+/* Locked: how many contributions of a slot with accumulate="exact" move into its state now: all
+ * that are parked, if that saves memory, or none. */
 static size_t budget_exact_due(const fan_slot *s)
 {
     const fan_slot_state *p = s->p;
@@ -193,7 +202,8 @@ static size_t budget_exact_due(const fan_slot *s)
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
+    if (s->busy || s->p->poison ||
+        atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
         return 0;
     budget_recheck_holders(b, s, NULL, false);
     if (!fan_budget_exceeded(b, pending, true))
@@ -217,13 +227,16 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
     const fan_slot *s = &b->slots[slot];
     const fan_entry *sum = fan_slot_sum(s);
     bool plain = sum && !sum->general && !fan_slot_waiting(s);
-    bool first = !sum && fan_slot_waiting(s) == 1 && fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
-    return !s->busy && !s->spec->exact && (plain || first) ? budget_fold(b, slot, first, err) : FAN_OK;
+    bool first = !sum && fan_slot_waiting(s) == 1 &&
+                 fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
+    return !s->busy && !s->spec->exact && (plain || first) ? budget_fold(b, slot, first, err)
+                                                           : FAN_OK;
 }
 
 /* ---- plain entries (plain.h) ---- */
 
-/* budget_plain_fits: whether a sum of a slot's list may stay in it: it is of the kind of the list, or wider. */
+/* budget_plain_fits: whether a sum of a slot's list may stay in it: it is of the kind of the list,
+ * or wider. */
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
     const fan_plain_kind *k = &b->slots[slot].list->kind;
@@ -239,8 +252,8 @@ static bool budget_plain_due(fan_buffer *b, size_t slot, const void *object, boo
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
         return fan_budget_exceeded(b, 0, false);
-    /* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each
-     * before they add the next. */
+    /* Checks once more which contribution was parked last, if its maker still held it then: most
+     * makers drop each before they add the next. */
     fan_list *newest = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
     size_t index = b->last_parked.index;
     if (newest && index < newest->n && newest->entries[index].object == b->last_parked.object &&
@@ -270,12 +283,14 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
-    return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
-           !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
+    return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets &&
+           !b->sum_stats && p && !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
 }
 
-/* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads sum them sooner. */
-static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, char **data)
+/* As fan_plain_place, for a sum that is wider than the contributions. NULL also if several threads
+ * sum them sooner. */
+static void *budget_plain_place_wide(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc,
+                                     char **data)
 {
     const fan_list *p = b->slots[slot].list;
     const fan_entry *first = &p->entries[0];
@@ -307,7 +322,8 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     fan_plain_claim(s);
     fan_dtype acc = fan_plain_accum(b, slot);
     bool wide = acc != p->kind.dtype;
-    void *to = wide ? budget_plain_place_wide(b, slot, n, acc, &data) : fan_plain_place(b, slot, n, acc, true, &data);
+    void *to = wide ? budget_plain_place_wide(b, slot, n, acc, &data)
+                    : fan_plain_place(b, slot, n, acc, true, &data);
     bool first = to == p->entries[0].object;
     bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_all_unchanged(b, p, n);
     if (good) {
@@ -330,7 +346,8 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         if (to && !first)
             b->frontend->drop(to);
         if (b->frontend->clear_error)
-            b->frontend->clear_error(); /* the general path reports it, if there is anything to report */
+            /* the general path reports it, if there is anything to report */
+            b->frontend->clear_error();
     }
     fan_plain_release(b, (fan_span){slot, slot + 1});
     for (size_t i = first; good && i < n; i++) /* last: it may call back */
@@ -340,7 +357,8 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     return good;
 }
 
-/* A first contribution becomes the sum as it is, and waits no longer. False: it is for the general path. */
+/* A first contribution becomes the sum as it is, and waits no longer. False: it is for the general
+ * path. */
 static bool budget_plain_first(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;
@@ -355,9 +373,11 @@ static bool budget_plain_first(fan_buffer *b, size_t slot)
     return true;
 }
 
-fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
+fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone,
+                              fan_error *err)
 {
-    if (!budget_plain_due(b, slot, object, alone) || budget_plain_first(b, slot) || budget_plain_fold(b, slot))
+    if (!budget_plain_due(b, slot, object, alone) || budget_plain_first(b, slot) ||
+        budget_plain_fold(b, slot))
         return FAN_OK;
     fan_slot_lock(b, slot);
     fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_begin_state(b, slot, err);

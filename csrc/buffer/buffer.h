@@ -1,12 +1,13 @@
-/* buffer: the input buffer. Slots take contributions; each is parked, folded, and taken (docs/rules.md, Park and fold).
+/* buffer: the input buffer. Slots take contributions; each is parked, folded, and taken
+ * (docs/rules.md, Park and fold).
  *
- *   add     validate and decide (under the slot's lock) -> carry out (unlocked) -> park (locked) -> perhaps fold
- *   fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit
- *   take    make every slot busy in order, finish its sum, empty all at the end
+ *   add     validate and decide (under the slot's lock) -> carry out (unlocked) -> park (locked) ->
+ * perhaps fold fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit take
+ * make every slot busy in order, finish its sum, empty all at the end
  *
- * Every function may be called from any thread. No lock is held across a callback, a device call or a wait (rules.md,
- * Locks).
- */
+ * Every function may be called from any thread. No lock is held across a callback, a device call or
+ * a wait (rules.md,
+ * Locks). */
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
 
@@ -16,7 +17,8 @@
 
 typedef struct fan_buffer fan_buffer;
 
-/* What a slot was declared to be. What is not declared is fixed by the first gradient of each pass. */
+/* What a slot was declared to be. What is not declared is fixed by the first gradient of each
+ * pass. */
 typedef struct fan_slot_spec {
     bool has_shape;
     int ndim;
@@ -29,34 +31,39 @@ typedef struct fan_slot_spec {
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
 
-/* fan_slot_takes: A9, A10, A12: whether a slot takes an array of the host as it is: it declares no other dtype, shape
- * or device. */
-static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const int64_t *shape)
+/* fan_slot_takes: A9, A10, A12: whether a slot takes an array of the host as it is: it declares no
+ * other dtype, shape or device. */
+static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim,
+                                  const int64_t *shape)
 {
-    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) || (spec->device && spec->device != fan_cpu()))
+    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) ||
+        (spec->device && spec->device != fan_cpu()))
         return false;
-    return !spec->has_shape || fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
+    return !spec->has_shape ||
+           fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
 }
 
-/* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once. UINT64_MAX: folds
- * wait until take(). FAN_BUDGET_AUTO has two limits (fan_budget_auto):
+/* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once.
+ * UINT64_MAX: folds wait until take(). FAN_BUDGET_AUTO has two limits (fan_budget_auto):
  *
- * - alone: what only the buffer still keeps alive, since its producer dropped it. The limit is a part of the
- * second-level cache, so that it is summed while it is warm and its memory goes back.
+ * - alone: what only the buffer still keeps alive, since its producer dropped it. The limit is a
+ * part of the second-level cache, so that it is summed while it is warm and its memory goes back.
  * - held: what other references hold as well. It costs no memory; the limit is 64 MiB.
  *
- * The frontend is called for the holders of a contribution when the next one comes: until then the frame of the caller
- * mostly still holds it. */
+ * The frontend is called for the holders of a contribution when the next one comes: until then the
+ * frame of the caller mostly still holds it. */
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
-    uint64_t general;     /* `alone` of slots whose sums the general path makes, to which a sum costs more */
+    /* `alone` of slots whose sums the general path makes, to which a sum costs more */
+    uint64_t general;
 } fan_auto_budget;
 fan_auto_budget fan_budget_auto(void);
 #ifdef FAN_TEST
 /* fan_buffer_blocks: of memory, which an empty buffer of few slots has. */
 size_t fan_buffer_blocks(const fan_buffer *b);
-void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now on; NULL: as it was */
+/* of buffers made from now on; NULL: as it was */
+void fan_budget_auto_set(const fan_auto_budget *to);
 #endif
 
 typedef struct fan_buffer_config {
@@ -65,14 +72,15 @@ typedef struct fan_buffer_config {
     uint64_t budget;            /* bytes, or FAN_BUDGET_AUTO */
     fan_dtype accumulate;       /* of slots that declare none; */
     bool exact;                 /* .. and this */
-    fan_stream *stream;         /* the consumer's; NULL: current stream when a slot gets its first gradient */
+    /* the consumer's; NULL: current stream when a slot gets its first gradient */
+    fan_stream *stream;
     bool leaf;
     bool create_graph;
     bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
-    /* counts plain entries beside the buffer, under the frontend's lock, which fan_counters_join adds to those of the
-     * process; NULL: the latter themselves, which the interpreter guards */
+    /* counts plain entries beside the buffer, under the frontend's lock, which fan_counters_join
+     * adds to those of the process; NULL: the latter themselves, which the interpreter guards */
     struct fan_counters *total;
 } fan_buffer_config;
 
@@ -98,17 +106,19 @@ typedef struct fan_counters {
 } fan_counters;
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
-/* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no lock does to a slot
- * (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads the counters. */
+/* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no
+ * lock does to a slot (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads
+ * the counters. */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode how);
 void fan_buffer_seen_counters(const fan_buffer *b);
 void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
-/* fan_buffer_empty_for_reuse: true, and the buffer is emptied, if a buffer without references may serve again as a new
- * one with as many slots. fan_buffer_reuse begins that second life, as of a buffer whose only option is its budget.
- * fan_buffer_reusable: whether one of this config is so, but for what its slots declare: fan_buffer_declare adds that,
- * before anything else; where it fails the buffer is to be emptied again or freed. */
+/* fan_buffer_empty_for_reuse: true, and the buffer is emptied, if a buffer without references may
+ * serve again as a new one with as many slots. fan_buffer_reuse begins that second life, as of a
+ * buffer whose only option is its budget. fan_buffer_reusable: whether one of this config is so,
+ * but for what its slots declare: fan_buffer_declare adds that, before anything else; where it
+ * fails the buffer is to be emptied again or freed. */
 bool fan_buffer_empty_for_reuse(fan_buffer *b);
 bool fan_buffer_reusable(const fan_buffer_config *c);
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
@@ -118,7 +128,8 @@ const char *fan_buffer_name(const fan_buffer *b);
 uint64_t fan_buffer_budget(const fan_buffer *b);
 
 typedef struct fan_contribution {
-    fan_value value;    /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
+    /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
+    fan_value value;
     int64_t key;        /* -1: none */
     fan_stream *stream; /* the producer's; NULL: S4 */
     bool donate, copy;
@@ -126,34 +137,39 @@ typedef struct fan_contribution {
     bool summed; /* of a target: it is in the slot's accumulation dtype, and stays so */
 } fan_contribution;
 
-/* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device
- * call the slot is poisoned. */
+/* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before;
+ * after a failed device call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
-/* fan_buffer_add_many: adds c[i] to slots[i], n of them: all or none, but for what a failed device call, or others'
- * code that runs during a sum, leaves behind. `order`: the indices sorted by slot, those of one slot in the order of
- * the call. A fold that fails after all are parked fails alone: the contributions stay. */
-fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
-                               fan_error *err);
-/* A target: an array that the producer itself adds into. It is the running sum where that is safe, else scratch. */
+/* fan_buffer_add_many: adds c[i] to slots[i], n of them: all or none, but for what a failed device
+ * call, or others' code that runs during a sum, leaves behind. `order`: the indices sorted by slot,
+ * those of one slot in the order of the call. A fold that fails after all are parked fails alone:
+ * the contributions stay. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots,
+                               const size_t *order, size_t n, fan_error *err);
+/* A target: an array that the producer itself adds into. It is the running sum where that is safe,
+ * else scratch. */
 typedef struct fan_target {
     size_t slot;
     int64_t key;
-    fan_array *array;        /* held; in the accumulation dtype */
-    fan_device *device;      /* held */
-    fan_stream *producer;    /* held; NULL without streams */
-    bool direct;             /* it is the running sum itself; the slot is busy until the end */
-    struct fan_item *sum;    /* .. where the slot has it */
-    uint64_t thread;         /* the thread that began it */
-    struct fan_target *next; /* the next target of the slot that has begun: *t must not move until its end */
+    fan_array *array;     /* held; in the accumulation dtype */
+    fan_device *device;   /* held */
+    fan_stream *producer; /* held; NULL without streams */
+    bool direct;          /* it is the running sum itself; the slot is busy until the end */
+    struct fan_item *sum; /* .. where the slot has it */
+    uint64_t thread;      /* the thread that began it */
+    /* the next target of the slot that has begun: *t must not move until its end */
+    struct fan_target *next;
 } fan_target;
-/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the
- * buffer's own and complete up to `key`, and the producer's stream is A; else zeros. fan_buffer_target_end: `good`
- * makes it a contribution; otherwise scratch is dropped, and a slot whose running sum was lent is poisoned. Both times
- * *t is done with. */
-fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t,
-                             fan_error *err);
-fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err);
-/* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never begun. */
+/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent
+ * if it is the buffer's own and complete up to `key`, and the producer's stream is A; else zeros.
+ * fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot
+ * whose running sum was lent is poisoned. Both times *t is done with. */
+fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
+                             fan_target *t, fan_error *err);
+fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin,
+                                 fan_error *err);
+/* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never
+ * begun. */
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t);
 
 typedef struct fan_take {
@@ -164,9 +180,10 @@ typedef struct fan_take {
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
     bool integral, real;  /* of scale; what is integral is real */
     bool writable;
-    /* show: called with each sum once it is made and its consumer is ordered, before any `out` is written and anything
-     * is let go. sum NULL: the sum of this slot will be written into its `out`. `slot`: 0 where `one` is set. If it
-     * fails, the take fails and no sum is lost. May run code of the user. NULL: no call. */
+    /* show: called with each sum once it is made and its consumer is ordered, before any `out` is
+     * written and anything is let go. sum NULL: the sum of this slot will be written into its
+     * `out`. `slot`: 0 where `one` is set. If it fails, the take fails and no sum is lost. May run
+     * code of the user. NULL: no call. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
@@ -175,25 +192,29 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
 /* fan_buffer_ready: FAN_ERR_VALUE without expect. */
 fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err);
 /* fan_buffer_snapshot: D17; the caller owns *out's holds. */
-fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
+fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out,
+                               fan_error *err);
 
-/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With
- * `one` that holds of this slot, and results[0]. */
+/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty
+ * afterwards. With `one` that holds of this slot, and results[0]. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
-/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_ERR_VALUE where
- * there is none; *some: whether that sum was defined (and no object); *bad_key: the first key that brought an inf or
- * NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream that summed:
- * FAN_ERR_CAPTURE while that is captured, or where it was then. */
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
-                            fan_error *err);
+/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it.
+ * FAN_ERR_VALUE where there is none; *some: whether that sum was defined (and no object); *bad_key:
+ * the first key that brought an inf or NaN (-1: it has no key), where *bad. On a device with
+ * streams the first call waits for the stream that summed: FAN_ERR_CAPTURE while that is captured,
+ * or where it was then. */
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad,
+                            int64_t *bad_key, fan_error *err);
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */
 void fan_counters_join(fan_counters *some); /* adds them to those of the process, and zeroes them */
 
-/* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first
- * non-zero answer. v: the value that it is held as; NULL: as a plain entry, or as a `combine`. */
-int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg), void *arg);
+/* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection);
+ * stops at the first non-zero answer. v: the value that it is held as; NULL: as a plain entry, or
+ * as a `combine`. */
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg),
+                     void *arg);
 /* fan_buffer_abandon: garbage collection: drops every object; the buffer is empty. */
 void fan_buffer_abandon(fan_buffer *b);
 
@@ -213,20 +234,21 @@ typedef struct fan_slot_view {
     bool event, has_value, value_owned;
     const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
-    fan_dtype dtype, accumulate;    /* of the sum so far */
-    int64_t count, expected;        /* expected -1: none */
-    int64_t next_key;               /* -1: no keys, or none is left */
-    fan_fold_plan next;             /* what the next sum will do; all zero: there is nothing to sum */
+    fan_dtype dtype, accumulate; /* of the sum so far */
+    int64_t count, expected;     /* expected -1: none */
+    int64_t next_key;            /* -1: no keys, or none is left */
+    /* what the next sum will do; all zero: there is nothing to sum */
+    fan_fold_plan next;
     size_t items;                   /* parked */
     uint64_t budget, parked, alone; /* of the buffer; bytes */
     fan_auto_budget limits;         /* where the budget is FAN_BUDGET_AUTO */
 } fan_slot_view;
 
-fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
-                           fan_error *err);
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items,
+                           size_t cap, fan_error *err);
 
-/* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have begun, slots that
- * are poisoned. */
+/* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have
+ * begun, slots that are poisoned. */
 typedef struct fan_sketch {
     size_t parked, sums, poisoned;
     uint64_t bytes;
@@ -234,8 +256,8 @@ typedef struct fan_sketch {
 void fan_buffer_sketch(fan_buffer *b, fan_sketch *out);
 
 /* fan_pass_end: S20: `caller` waits for each of `streams`, and `values` are used on it. */
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values,
-                        size_t nvalues, fan_error *err);
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n,
+                        const fan_value *values, size_t nvalues, fan_error *err);
 
 /* Process-wide switches. */
 void fan_set_debug(bool on); /* detect arrays that were changed after they were added */

@@ -7,8 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
-                           fan_error *err)
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items,
+                           size_t cap, fan_error *err)
 {
     memset(out, 0, sizeof *out);
     FAN_TRY(fan_slot_check(b, slot, err));
@@ -21,7 +21,9 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     status = fan_gather(b, slot, SIZE_MAX, false, &gathered, err);
     if (status == FAN_OK) { /* the plan that a sum of all that is there would follow */
         out->dtype = fan_fold_dtype(&gathered.fold);
-        out->accumulate = out->dtype == FAN_DT_NONE ? FAN_DT_NONE : fan_accum_dtype(out->dtype, s->spec->accumulate);
+        out->accumulate = out->dtype == FAN_DT_NONE
+                              ? FAN_DT_NONE
+                              : fan_accum_dtype(out->dtype, s->spec->accumulate);
         if (gathered.fold.n > 1)
             fan_fold_decide(&gathered.fold);
         out->next = gathered.fold.plan;
@@ -102,8 +104,8 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
     fan_status status = FAN_OK;
     if (fan_slot_count(&b->slots[slot]) > n)
         status = fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                             "expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)", n, FAN_PLURAL(n),
-                             fan_slot_count(&b->slots[slot]));
+                             "expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
+                             n, FAN_PLURAL(n), fan_slot_count(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
     fan_slot_unlock(b, slot);
@@ -117,9 +119,10 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
-        status =
-            fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1), "ready() needs expect(%zu, n) first", slot);
-    *ready = status == FAN_OK && fan_slot_missing(s, 0) == 0 && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
+        status = fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                             "ready() needs expect(%zu, n) first", slot);
+    *ready = status == FAN_OK && fan_slot_missing(s, 0) == 0 &&
+             (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
 }

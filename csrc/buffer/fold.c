@@ -32,8 +32,10 @@ void fan_gathered_fini(fan_gathered *gathered)
     memset(gathered, 0, sizeof *gathered);
 }
 
-/* The running sum and the first `m` parked contributions, copied: what arrives meanwhile moves the list. */
-static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *gathered, fan_error *err)
+/* The running sum and the first `m` parked contributions, copied: what arrives meanwhile moves the
+ * list. */
+static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *gathered,
+                                      fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &gathered->fold;
@@ -47,14 +49,16 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     gathered->entries = fan_alloc((room + 1) * sizeof *gathered->entries);
     gathered->values = plain ? fan_alloc(plain * sizeof *gathered->values) : NULL;
     gathered->room = fan_calloc(sizeof *gathered->room);
-    if (!f->terms || !f->scratch || !gathered->entries || !gathered->room || (plain && !gathered->values))
+    if (!f->terms || !f->scratch || !gathered->entries || !gathered->room ||
+        (plain && !gathered->values))
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     fan_slot_lock(b, slot);
     if (s->list)
         fan_list_sort(s->list);
     gathered->has_sum = fan_slot_sum(s);
-    for (size_t i = 0;
-         i < fan_slot_entries(s) && gathered->n < room && (m == SIZE_MAX || gathered->n < m + gathered->has_sum); i++)
+    for (size_t i = 0; i < fan_slot_entries(s) && gathered->n < room &&
+                       (m == SIZE_MAX || gathered->n < m + gathered->has_sum);
+         i++)
         if (fan_entry_parked(&s->list->entries[i]))
             gathered->entries[gathered->n++] = s->list->entries[i];
     fan_slot_unlock(b, slot);
@@ -65,7 +69,8 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
 static void fold_like(fan_like *like, const fan_term *t)
 {
     bool lower_key = t->key >= 0 && t->key < like->key;
-    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t->v->rank < like->rank || (t->v->rank == like->rank && lower_key))
+    if (!like->some || FAN_FAULT(KIND_OF_LAST) || t->v->rank < like->rank ||
+        (t->v->rank == like->rank && lower_key))
         *like = (fan_like){.some = true, .origin = t->v->origin, .rank = t->v->rank, .key = t->key};
 }
 
@@ -90,10 +95,12 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
             t.exposed = it->exposed;
             t.own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
             t.number = it->number;
-            FAN_TRY(
-                fan_slot_unchanged(f->b, f->slot, &it->value, t.key, it->hashed ? &it->hash : NULL, f->may_end, err));
-            /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
-            bool checked = it->value.form != FAN_FORM_SPARSE || it->value.device != fan_cpu() || it->owned;
+            FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, t.key,
+                                       it->hashed ? &it->hash : NULL, f->may_end, err));
+            /* Whatever the caller did to its indices since: no sum reads or writes out of
+             * bounds. */
+            bool checked =
+                it->value.form != FAN_FORM_SPARSE || it->value.device != fan_cpu() || it->owned;
             if (!checked)
                 FAN_TRY(fan_sparse_check(it->value.sparse, err));
         }
@@ -106,7 +113,8 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
         /* Checked before plain_value makes a value, which has a reference of its own. */
         t.unshared = f->n == 0 && !one->exposed && fan_plain_unshared(f->b, one, t.owned);
         const fan_plain_kind kind = fan_entry_kind(&s->list->kind, one);
-        fan_status status = f->b->frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
+        fan_status status =
+            f->b->frontend->plain_value(one->object, one->data, &kind, v, &kept, err);
         if (status == FAN_ERR_STATE)
             return fan_slot_changed(f->b, f->slot, one->key, err);
         FAN_TRY(status);
@@ -132,15 +140,16 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     return FAN_OK;
 }
 
-/* D5: each Python int counts with its value. While one of those so far does not fit the promotion of the terms so far,
- * these run in that of the first later term with which they all do, or of the sum. From the first object on dtypes mean
- * nothing. */
+/* D5: each Python int counts with its value. While one of those so far does not fit the promotion
+ * of the terms so far, these run in that of the first later term with which they all do, or of the
+ * sum. From the first object on dtypes mean nothing. */
 static void fold_fit_ints(fan_gathered *gathered)
 {
     fan_fold *f = &gathered->fold;
     const fan_slot *s = fan_fold_slot(f);
     size_t n = 0;
-    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0; /* a number other than 0: 0 fits every dtype */
+    /* a number other than 0: 0 fits every dtype */
+    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0;
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT) {
         some = some || f->terms[n].weak_int != 0;
         n++;
@@ -156,7 +165,8 @@ static void fold_fit_ints(fan_gathered *gathered)
         gathered->weak_lo = number < gathered->weak_lo ? number : gathered->weak_lo;
         gathered->weak_hi = number > gathered->weak_hi ? number : gathered->weak_hi;
         fan_dtype d = fan_dtype_set_promote(f->terms[i].seen);
-        bool fits = fan_weak_int_fits(gathered->weak_lo, d) && fan_weak_int_fits(gathered->weak_hi, d);
+        bool fits =
+            fan_weak_int_fits(gathered->weak_lo, d) && fan_weak_int_fits(gathered->weak_hi, d);
         for (; fits && waiting <= i; waiting++)
             f->terms[waiting].seen = f->terms[i].seen;
     }
@@ -185,8 +195,8 @@ fan_status fan_gathered_check(const fan_gathered *gathered, fan_error *err)
     return fan_slot_fail_int(f->b, f->slot, key, gathered->unfit, sum, err);
 }
 
-/* A10: a fold at add ends in the dtypes up to its last term. A zero behind it counts from the next term on: among
- * numbers without a dtype of their own it would narrow the sum. */
+/* A10: a fold at add ends in the dtypes up to its last term. A zero behind it counts from the next
+ * term on: among numbers without a dtype of their own it would narrow the sum. */
 static void fold_leave_zeros(fan_gathered *gathered, size_t m)
 {
     fan_fold *f = &gathered->fold;
@@ -196,7 +206,8 @@ static void fold_leave_zeros(fan_gathered *gathered, size_t m)
         f->seen = f->terms[f->n - 1].seen;
 }
 
-fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err)
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered,
+                      fan_error *err)
 {
     memset(gathered, 0, sizeof *gathered);
     gathered->fold.may_end = may_end;
@@ -236,12 +247,14 @@ static bool fold_term_disjoint(const fan_fold *f, size_t which)
     return true;
 }
 
-/* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
+/* The compact base of our own expanded sum may be written as long as the sum stays expanded
+ * (A13). */
 static bool fold_term_base_dense(const fan_fold *f, const fan_term *t)
 {
     uint64_t expanded = fan_array_expanded(t->v->array);
     fan_array *compact = NULL;
-    if (!expanded || !t->owned || fan_array_compact(t->v->array, expanded, &compact, NULL) != FAN_OK)
+    if (!expanded || !t->owned ||
+        fan_array_compact(t->v->array, expanded, &compact, NULL) != FAN_OK)
         return false;
     bool dense = fan_array_dense(compact);
     fan_array_drop(compact);
@@ -257,29 +270,33 @@ fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer 
     const fan_array *a = t->v->array;
     bool sum = writer == FAN_WRITER_SUM || writer == FAN_WRITER_PREFIXES;
     bool host = !fan_fold_device(f)->backend->has_streams;
-    fan_reuse facts = {.owned = t->owned, .exposed = t->exposed, .donated = t->donated, .host = host};
+    fan_reuse facts = {
+        .owned = t->owned, .exposed = t->exposed, .donated = t->donated, .host = host};
     if (!facts.owned && !facts.donated && !facts.exposed && host && t->v->object)
         facts.unshared = t->unshared || f->b->frontend->unshared(t->v->object);
     facts.dense = !a || fan_array_dense(a) || (sum && fold_term_base_dense(f, t));
     facts.writable = !a || a->writable || (sum && t->owned);
     fan_dtype target = fan_fold_accumulated(f, f->seen);
-    facts.same_dtype = writer == FAN_WRITER_TAKER || t->v->dtype == target; /* a taker gets it as it is */
+    /* a taker gets it as it is */
+    facts.same_dtype = writer == FAN_WRITER_TAKER || t->v->dtype == target;
     if (writer == FAN_WRITER_PREFIXES)
         facts.same_dtype = facts.same_dtype && fan_fold_accumulated(f, f->terms[0].seen) == target;
     facts.disjoint = !sum || fold_term_disjoint(f, which);
     /* For a sum fan_order_wait_users makes A wait, and a taker's stream waits. */
     facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_slot(f)->p->accum;
-    facts.read_later =
-        writer == FAN_WRITER_PREFIXES && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host);
-    if (sum && (FAN_FAULT(WRITE_SHARED) ||
-                (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1)))
+    facts.read_later = writer == FAN_WRITER_PREFIXES && f->b->sum_stats &&
+                       !(which == 0 && fan_fold_first_suspect(f) && host);
+    if (sum &&
+        (FAN_FAULT(WRITE_SHARED) || (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 &&
+                                     atomic_load(&a->storage->refs) == 1)))
         facts.owned = true;
     return fan_reusable(&facts);
 }
 
 static fan_side fold_side_of(const fan_value *v)
 {
-    return (fan_side){.form = v->form, .format = v->form == FAN_FORM_SPARSE ? (int)v->sparse->format : 0};
+    return (fan_side){.form = v->form,
+                      .format = v->form == FAN_FORM_SPARSE ? (int)v->sparse->format : 0};
 }
 
 bool fan_fold_is_exact(const fan_fold *f)
@@ -308,8 +325,8 @@ static fan_fold_facts fold_facts(const fan_fold *f)
         facts.entries_before = v->form == FAN_FORM_SPARSE ? v->sparse->nnz_coalesced : 0;
     }
     if (f->n > 1) {
-        /* Which term the first one meets, as the rules have it: an object, else one of another form, else a sparse one
-         * of another format, else the second. */
+        /* Which term the first one meets, as the rules have it: an object, else one of another
+         * form, else a sparse one of another format, else the second. */
         fan_side first = fold_side_of(f->terms[0].v);
         size_t other = 1;
         int best = 0;
@@ -396,13 +413,15 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     return status;
 }
 
-/* fold_combine_failed: the error of term t, which the frontend did not add; with its place, which the frontend has not
- * got. */
-static fan_status fold_combine_failed(const fan_fold *f, const fan_term *t, fan_status status, fan_error *err)
+/* fold_combine_failed: the error of term t, which the frontend did not add; with its place, which
+ * the frontend has not got. */
+static fan_status fold_combine_failed(const fan_fold *f, const fan_term *t, fan_status status,
+                                      fan_error *err)
 {
     fan_place place = fan_slot_place(f->b, f->slot, t->key);
     if (status == FAN_ERR_EXTERN) /* the frontend has the exception; this says where */
-        return fan_fail_at(err, FAN_ERR_EXTERN, 0, place, "this contribution was not added to those before it");
+        return fan_fail_at(err, FAN_ERR_EXTERN, 0, place,
+                           "this contribution was not added to those before it");
     if (!err)
         return status;
     char reason[FAN_ERROR_TEXT];
@@ -414,14 +433,17 @@ static fan_status fold_combine_failed(const fan_fold *f, const fan_term *t, fan_
 static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, fan_error *err)
 {
     fan_value own = {.dtype = FAN_DT_NONE}, next = {.dtype = FAN_DT_NONE};
-    /* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own. */
+    /* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its
+     * own. */
     const fan_value *v = t->v;
     fan_array *a = NULL;
     if (v->form == FAN_FORM_DENSE && t->own != FAN_DT_NONE && v->dtype != t->own) {
         FAN_TRY(fan_fold_fresh(f, t->own, v->array->ndim, v->array->shape, v->array, &a, err));
         f->scratch[0] = (fan_operand){v->array, t->own};
         fan_status status = fan_fold_job(
-            f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
+            f,
+            &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"},
+            err);
         if (status != FAN_OK) {
             fan_array_drop(a);
             return status;
@@ -431,8 +453,9 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
         own.rank = v->rank;
     }
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
-                                                own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
+    fan_status status =
+        f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
+                                own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
     fan_value_drop(f->b->frontend, &own);
     if (status != FAN_OK)
         return fold_combine_failed(f, t, status, err);
@@ -460,7 +483,8 @@ static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *e
     return FAN_OK;
 }
 
-/* From the first object on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
+/* From the first object on the fold is pairwise (A8), as it is for a pass that records itself
+ * (A1). */
 static fan_status fold_with_objects(fan_fold *f, fan_error *err)
 {
     fan_value sum = {.dtype = FAN_DT_NONE};
@@ -521,7 +545,8 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 
 bool fan_fold_left(const fan_fold *f)
 {
-    return f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_PENDING && !FAN_FAULT(BATCH_LATE);
+    return f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_PENDING &&
+           !FAN_FAULT(BATCH_LATE);
 }
 
 void fan_fold_abandon(fan_fold *f)
@@ -543,8 +568,8 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
     bool record = plan->slot.has_event && !(FAN_FAULT(NO_RECORD_BEHIND_SUM) && !f->finish);
     f->early = NULL;
     f->rules |= plan->rules;
-    /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18
-     * records then. */
+    /* Left out, S15 leaves the first producer's event in place; a record that finds no memory
+     * leaves none, and S18 records then. */
     if (record && (fan_order_left_out(A->device) & bit))
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
@@ -564,7 +589,8 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
 fan_status fan_fold_end(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_FAILED && !FAN_FAULT(BATCH_FAILURE_IGNORED))
+    if (f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_FAILED &&
+        !FAN_FAULT(BATCH_FAILURE_IGNORED))
         status = fan_batch_failure(f->batch, err);
     assert(!fan_fold_left(f));
     f->batch = NULL;
@@ -609,7 +635,9 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
     if (status == FAN_OK && f->n > 1) /* unlocked: it may drop an object */
         fan_value_set_origin(b->frontend, &f->result, gathered->like.origin, gathered->like.rank);
-    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
+    size_t stays = f->n == 1                     ? f->terms[0].entry
+                   : f->n == 0 && gathered->zero ? gathered->zero_entry
+                                                 : SIZE_MAX;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
@@ -627,14 +655,15 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         const fan_entry *first = &gathered->entries[t->entry];
         bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
         old = p->sum_stats;
-        *gathered->sum = (fan_item){.value = f->result,
-                                    .number = f->int_sum,
-                                    .producer = f->ready,
-                                    .event = f->ready_event,
-                                    .donated = f->donated,
-                                    .owned = f->owned,
-                                    .exposed = same && t->exposed,
-                                    .shown = same && (first->general ? first->item->shown : first->exposed)};
+        *gathered->sum =
+            (fan_item){.value = f->result,
+                       .number = f->int_sum,
+                       .producer = f->ready,
+                       .event = f->ready_event,
+                       .donated = f->donated,
+                       .owned = f->owned,
+                       .exposed = same && t->exposed,
+                       .shown = same && (first->general ? first->item->shown : first->exposed)};
         f->result = (fan_value){.dtype = FAN_DT_NONE};
         f->ready = NULL;
         f->ready_event = NULL;
@@ -645,8 +674,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         }
         p->rules |= f->rules;
     } else if (stays != SIZE_MAX && !gathered->entries[stays].general) {
-        /* The only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11 hold). A plain one gets
-         * an item. */
+        /* The only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11
+         * hold). A plain one gets an item. */
         const fan_term *t = &f->terms[0];
         *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
                                     .number = t->number,
@@ -662,8 +691,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
     p->summed_hi = gathered->weak_hi;
     if (gathered->like.some)
         p->like_key = gathered->like.key;
-    /* The sum, where there is one, takes the place of the gathered entries, which are at the front of the list but for
-     * those that arrived between (only beyond a gap). */
+    /* The sum, where there is one, takes the place of the gathered entries, which are at the front
+     * of the list but for those that arrived between (only beyond a gap). */
     fan_list *list = s->list;
     size_t kept = gathered->sum != NULL, k = 0, plain = 0;
     int64_t last = gathered->n ? fan_entry_key(&gathered->entries[gathered->n - 1]) : -1;
@@ -700,11 +729,13 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         s->p->next_key = (uint64_t)last + 1;
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < gathered->n; i++) {
-        const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL, *sum = gathered->sum;
+        const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL,
+                       *sum = gathered->sum;
         if (item && item == sum)
             continue;
         if (item && item->donated &&
-            !(sum && item->value.array == sum->value.array && item->value.sparse == sum->value.sparse))
+            !(sum && item->value.array == sum->value.array &&
+              item->value.sparse == sum->value.sparse))
             fan_value_returned(&item->value); /* the sum is elsewhere */
         fan_entry_drop(b, &gathered->entries[i]);
     }

@@ -8,16 +8,19 @@
 
 #include <string.h>
 
-#define PLAIN_RELEASE_BYTES \
-    (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed */
+#define PLAIN_RELEASE_BYTES                                                                      \
+    (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed \
+                           */
 
-/* The terms `in`, summed into fresh memory in the dtype `last`: wider than the dtype of the last term, because a
- * symbolic zero came after it, or because the scale needs it. */
-static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last, fan_array **wide, fan_error *err)
+/* The terms `in`, summed into fresh memory in the dtype `last`: wider than the dtype of the last
+ * term, because a symbolic zero came after it, or because the scale needs it. */
+static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last, fan_array **wide,
+                              fan_error *err)
 {
     const fan_array *like = in[0].array;
     fan_stream *on = fan_fold_slot(f)->p->accum;
-    FAN_TRY(fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
+    FAN_TRY(
+        fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
     fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = f->n, .label = "widen"};
     return fan_fold_job_to_fresh(f, &job, err);
 }
@@ -25,11 +28,14 @@ static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last
 fan_status fan_fold_dense(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_array *wide = NULL;                  /* the sum before its last step, where that is one of its own */
-    fan_array *out = NULL;                   /* what the job writes */
-    fan_array *seen = NULL;                  /* .. as the sum shows it, where it stays expanded (A13) */
+    /* the sum before its last step, where that is one of its own */
+    fan_array *wide = NULL;
+    fan_array *out = NULL; /* what the job writes */
+    /* .. as the sum shows it, where it stays expanded (A13) */
+    fan_array *seen = NULL;
     fan_value kept = {.dtype = FAN_DT_NONE}; /* the term whose memory `out` is */
-    size_t compact = 0;                      /* operands that were made for the sum: compact bases */
+    /* operands that were made for the sum: compact bases */
+    size_t compact = 0;
     const fan_array *full = f->terms[0].v->array;
     /* D5: a sum of Python ints that leaves its dtype is none. */
     const fan_scale *scale = fan_fold_scale(f);
@@ -39,12 +45,14 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         n++;
     bool ints = n == f->n;
     const fan_value *next = ints ? NULL : f->terms[n].v;
-    fan_dtype d = ints ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_DT_NONE;
+    fan_dtype d = ints ? fan_fold_dtype(f)
+                  : n  ? fan_dtype_set_promote(f->terms[n - 1].seen)
+                       : FAN_DT_NONE;
     if (n && fan_int_run_leaves(&run, next, scale, d))
-        return fan_fail_at(
-            err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
-            "the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
-            fan_dtype_name(d));
+        return fan_fail_at(err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
+                           "the sum of its Python ints does not fit %s; add floats, or object "
+                           "arrays, whose + has no limit",
+                           fan_dtype_name(d));
     /* A13: each operand's compact base, along the axes that stay expanded. */
     fan_operand *in = f->scratch;
     for (size_t i = 0; i < f->n; i++)
@@ -66,7 +74,8 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         out = fan_array_hold((fan_array *)in[0].array);
         break;
     default:
-        FAN_GO(fan_fold_fresh(f, f->plan.dtype, in[0].array->ndim, in[0].array->shape, in[0].array, &out, err));
+        FAN_GO(fan_fold_fresh(f, f->plan.dtype, in[0].array->ndim, in[0].array->shape, in[0].array,
+                              &out, err));
         if (f->plan.expanded)
             FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
     }
@@ -76,8 +85,9 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     if (f->plan.exclusive)
         FAN_GO(fan_order_wait_users(f, out, err));
     FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err));
-    fan_stats_out stats_out = {
-        .words = f->sum_stats.device_words, .before = fan_fold_slot(f)->p->sum_stats.device_words, .keys = f->keys};
+    fan_stats_out stats_out = {.words = f->sum_stats.device_words,
+                               .before = fan_fold_slot(f)->p->sum_stats.device_words,
+                               .keys = f->keys};
     fan_job job = {.kind = FAN_JOB_SUM,
                    .out = out,
                    .in = in,
@@ -87,7 +97,8 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
                    .label = f->n > 1 ? "sum" : "finish"};
     fan_operand whole;
     bool wider = in[f->n - 1].acc != last && (scale || out->dtype != last);
-    if (wider) { /* its statistics are read from the result, with the terms for the first that is not finite */
+    /* its statistics are read from the result, with the terms for the first that is not finite */
+    if (wider) {
         FAN_GO(dense_widen(f, in, last, &wide, err));
         whole = (fan_operand){wide, last};
         job.in = &whole;
@@ -96,7 +107,8 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         job.stats = fan_fold_device(f)->backend->has_streams ? NULL : &f->sum_stats.stats;
         job.stats_out = f->sum_stats.device_words ? &stats_out : NULL;
     }
-    FAN_GO((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(f, &job, err));
+    FAN_GO(
+        (f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(f, &job, err));
     bool measured = job.stats || job.stats_out;
     f->sum_stats.valid = f->sum_stats.valid || measured;
     if (measured && f->plan.expanded && out->size) /* each element stands for several */
@@ -133,7 +145,8 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
 }
 
 /* An array over an entry, or, `gaps` false, over gap-free memory of its size, for a sum alone. */
-static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, const char *data, bool gaps)
+static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, const char *data,
+                        bool gaps)
 {
     int64_t unit = (int64_t)fan_dtype_size(k->dtype);
     memset(a, 0, sizeof *a);
@@ -151,8 +164,9 @@ static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, con
 }
 
 /* The runs as arrays, one more of them than n: for several threads, or for statistics. */
-static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *const *src, size_t n, fan_dtype acc,
-                             const fan_scale *scale, char *out, fan_array *arrays, fan_operand *in, fan_stats *stats)
+static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *const *src,
+                             size_t n, fan_dtype acc, const fan_scale *scale, char *out,
+                             fan_array *arrays, fan_operand *in, fan_stats *stats)
 {
     for (size_t i = 0; i < n; i++) {
         plain_array(&arrays[i], k, count, src[i], true);
@@ -171,8 +185,9 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
 
 /* The same of up to FAN_PLAIN_TERMS runs. Apart, because its frame is large. */
 static __attribute__((noinline)) void plain_sum_few_arrays(const fan_plain_kind *k, size_t count,
-                                                           const char *const *src, size_t n, fan_dtype acc,
-                                                           const fan_scale *scale, char *out, fan_stats *stats)
+                                                           const char *const *src, size_t n,
+                                                           fan_dtype acc, const fan_scale *scale,
+                                                           char *out, fan_stats *stats)
 {
     FAN_UNINITIALIZED fan_array arrays[FAN_PLAIN_TERMS + 1];
     FAN_UNINITIALIZED fan_operand in[FAN_PLAIN_TERMS];
@@ -180,9 +195,11 @@ static __attribute__((noinline)) void plain_sum_few_arrays(const fan_plain_kind 
 }
 
 /* plain_sum_runs: of up to FAN_PLAIN_TERMS runs. */
-static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain_kind *k, const char *const *src,
-                                                                 size_t n, fan_dtype acc, const fan_scale *scale,
-                                                                 char *out, fan_stats *stats)
+static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain_kind *k,
+                                                                 const char *const *src, size_t n,
+                                                                 fan_dtype acc,
+                                                                 const fan_scale *scale, char *out,
+                                                                 fan_stats *stats)
 {
     _Alignas(16) char factor[16];
     size_t count = fan_plain_elements(k);
@@ -197,17 +214,18 @@ static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain
     }
 }
 
-/* All runs at once: a sum of many that is not in the dtype of the list has no other place between them, and of the
- * statistics of a part the first term that is not finite could not be found. */
-static void plain_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
-                            void *scratch, fan_stats *stats)
+/* All runs at once: a sum of many that is not in the dtype of the list has no other place between
+ * them, and of the statistics of a part the first term that is not finite could not be found. */
+static void plain_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale,
+                            char *out, void *scratch, fan_stats *stats)
 {
     fan_array *arrays = scratch;
     fan_operand *in = (fan_operand *)(void *)(arrays + n + 1);
     const char **src = (const char **)(void *)(in + n);
     for (size_t i = 0; i < n; i++)
         src[i] = fan_entry_data(&p->kind, &p->entries[i]);
-    plain_sum_arrays(&p->kind, fan_plain_elements(&p->kind), src, n, acc, scale, out, arrays, in, stats);
+    plain_sum_arrays(&p->kind, fan_plain_elements(&p->kind), src, n, acc, scale, out, arrays, in,
+                     stats);
 }
 
 /* left: what allow_threads_begin returned; NULL: it was not called. */
@@ -224,14 +242,16 @@ static void plain_sum_end(const fan_buffer *b, void *left)
 }
 
 /* The runs from `done` on, beginning with the numbers at `start`, which are of the wider dtype. */
-static void plain_sum_wide(const fan_list *p, size_t done, size_t n, fan_dtype acc, const char *start, char *out)
+static void plain_sum_wide(const fan_list *p, size_t done, size_t n, fan_dtype acc,
+                           const char *start, char *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     for (; done < n; start = out) {
         size_t m = 0;
         for (; m < FAN_PLAIN_TERMS && done < n; done++)
             src[m++] = p->entries[done].data;
-        (void)fan_sum_flat_from(out, start, src, m, fan_plain_elements(&p->kind), p->kind.dtype, acc, NULL, true);
+        (void)fan_sum_flat_from(out, start, src, m, fan_plain_elements(&p->kind), p->kind.dtype,
+                                acc, NULL, true);
     }
 }
 
@@ -243,8 +263,10 @@ void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype a
     plain_sum_end(b, left);
 }
 
-/* A sum that is wider already, rounded into `out`. What follows it is added where it is, but for the last runs. */
-static void plain_round_wide(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out)
+/* A sum that is wider already, rounded into `out`. What follows it is added where it is, but for
+ * the last runs. */
+static void plain_round_wide(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale,
+                             char *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     _Alignas(16) char factor[16];
@@ -254,12 +276,12 @@ static void plain_round_wide(const fan_list *p, size_t n, fan_dtype acc, const f
         src[m++] = p->entries[k].data;
     if (scale)
         fan_scale_as(scale, acc, factor);
-    (void)fan_sum_flat_from(out, p->entries[0].data, src, m, fan_plain_elements(&p->kind), p->kind.dtype, acc,
-                            scale ? factor : NULL, false);
+    (void)fan_sum_flat_from(out, p->entries[0].data, src, m, fan_plain_elements(&p->kind),
+                            p->kind.dtype, acc, scale ? factor : NULL, false);
 }
 
-void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
-                    void *scratch, fan_stats *stats)
+void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc,
+                    const fan_scale *scale, char *out, void *scratch, fan_stats *stats)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
     bool whole = fan_plain_scratch(p, n, acc, stats);
@@ -280,7 +302,8 @@ void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, c
     plain_sum_end(b, left);
 }
 
-void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src, size_t n, char *out)
+void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src,
+                   size_t n, char *out)
 {
     uint64_t bytes = fan_plain_kind_bytes(kind);
     void *left = bytes > FAN_PLAIN_BYTES ? f->allow_threads_begin() : NULL;

@@ -1,9 +1,9 @@
-/* fold_exact: sums that depend on no order (A11, D25): of terms, and of the state that a budget makes of them (D36).
+/* fold_exact: sums that depend on no order (A11, D25): of terms, and of the state that a budget
+ * makes of them (D36).
  *
- *   its shape, and the window over it     one element along axes along which all stay expanded (A13)
- *   its numbers                           each term's, as the sum takes them
- *   absorb                                terms move into the state
- *   sparse, dense                         the sum itself */
+ *   its shape, and the window over it     one element along axes along which all stay expanded
+ * (A13) its numbers                           each term's, as the sum takes them absorb terms move
+ * into the state sparse, dense                         the sum itself */
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
@@ -14,7 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fan_array *numbers_of(const fan_value *v) { return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array; }
+static fan_array *numbers_of(const fan_value *v)
+{
+    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
+}
 
 /* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
 static fan_dtype exact_dtype(const fan_fold *f)
@@ -27,7 +30,8 @@ static fan_dtype exact_dtype(const fan_fold *f)
     return d;
 }
 
-/* The sum while it is made: its shape, cut to one element along the axes along which it stays expanded (A13). */
+/* The sum while it is made: its shape, cut to one element along the axes along which it stays
+ * expanded (A13). */
 typedef struct exact_layout {
     uint64_t axes;
     int ndim;
@@ -52,8 +56,8 @@ static void exact_layout_of(const fan_fold *f, exact_layout *layout)
 }
 
 /* exact_window: a new window with the sum so far. */
-static fan_status exact_window(const fan_fold *f, fan_dtype d, const exact_layout *layout, fan_window **out,
-                               fan_error *err)
+static fan_status exact_window(const fan_fold *f, fan_dtype d, const exact_layout *layout,
+                               fan_window **out, fan_error *err)
 {
     const fan_exact_state *state = f->state;
     fan_window *w = state ? fan_window_copy(state->sum, d) : fan_window_new(d, layout->size);
@@ -63,7 +67,9 @@ static fan_status exact_window(const fan_fold *f, fan_dtype d, const exact_layou
         fan_window_free(narrow);
     }
     *out = w;
-    return w ? FAN_OK : fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
+    return w ? FAN_OK
+             : fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
+                           "out of memory");
 }
 
 /* ---- the numbers of the terms ---- */
@@ -75,8 +81,9 @@ static void exact_numbers_free(fan_array **numbers, size_t n)
     fan_free(numbers);
 }
 
-/* The numbers of term i as the sum takes them: one along each axis along which it stays expanded (A13), and an integer
- * in the sum's dtype (D25), which d may exceed; any other number is one of d as it is. */
+/* The numbers of term i as the sum takes them: one along each axis along which it stays expanded
+ * (A13), and an integer in the sum's dtype (D25), which d may exceed; any other number is one of d
+ * as it is. */
 static fan_status exact_number(fan_fold *f, size_t i, fan_dtype d, fan_array **out, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -104,7 +111,8 @@ static fan_status exact_numbers(fan_fold *f, fan_dtype d, fan_array ***out, fan_
 {
     *out = fan_calloc((f->n ? f->n : 1) * sizeof **out);
     if (!*out)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
+                           "out of memory");
     for (size_t i = 0; i < f->n; i++)
         FAN_TRY(exact_number(f, i, d, &(*out)[i], err));
     return FAN_OK;
@@ -121,9 +129,10 @@ static int by_place(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-/* Where the numbers of a sparse term go: to their places, or to those in `all` (n of them, sorted); *to is the
- * caller's. */
-static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to, fan_error *err)
+/* Where the numbers of a sparse term go: to their places, or to those in `all` (n of them, sorted);
+ * *to is the caller's. */
+static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to,
+                               fan_error *err)
 {
     size_t size = (size_t)s->values->size;
     *to = fan_alloc((size ? size : 1) * sizeof **to);
@@ -133,16 +142,18 @@ static fan_status places_among(const fan_sparse *s, const stored *all, size_t n,
     for (size_t i = 0; all && i < size; i++) {
         const stored *found = bsearch(&(stored){.place = (*to)[i]}, all, n, sizeof *all, by_place);
         if (!found)
-            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "the indices of a sparse gradient were changed while it was summed");
         (*to)[i] = found->at;
     }
     return FAN_OK;
 }
 
-/* exact_add: adds all terms, whose numbers are `numbers`, without the frontend's lock: it takes a while. If all are
- * dense, a failure leaves the window as it was. `all`, n: as places_among has them. */
-static fan_status exact_add(fan_fold *f, fan_window *sum, fan_array *const *numbers, const stored *all, size_t n,
-                            fan_error *err)
+/* exact_add: adds all terms, whose numbers are `numbers`, without the frontend's lock: it takes a
+ * while. If all are dense, a failure leaves the window as it was. `all`, n: as places_among has
+ * them. */
+static fan_status exact_add(fan_fold *f, fan_window *sum, fan_array *const *numbers,
+                            const stored *all, size_t n, fan_error *err)
 {
     fan_buffer *b = f->b;
     fan_status status = FAN_OK;
@@ -193,7 +204,8 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
     size_t nonfinite = f->n;
     if (f->n == 0)
         return FAN_OK;
-    if (f->b->sum_stats && !p->sum_stats.has_nonfinite) /* first: nothing is done yet where this fails */
+    /* first: nothing is done yet where this fails */
+    if (f->b->sum_stats && !p->sum_stats.has_nonfinite)
         FAN_TRY(find_first_nonfinite(f, &nonfinite, err));
     for (size_t i = 0; i < f->n; i++)
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
@@ -202,7 +214,8 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
         const fan_array *first = f->terms[0].v->array; /* dense terms alone come here */
         st = fan_calloc(sizeof *st);
         if (!st)
-            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
+            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
+                               "out of memory");
         if (first->ndim)
             memcpy(st->strides, first->strides, (size_t)first->ndim * sizeof *first->strides);
     }
@@ -241,8 +254,8 @@ done:
 }
 
 /* The exact sum over the entries of `sum`, which has the structure of all terms. */
-static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale, fan_array **values,
-                               fan_error *err)
+static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale,
+                               fan_array **values, fan_error *err)
 {
     fan_status status = FAN_OK;
     size_t n = (size_t)sum->values->size;
@@ -252,7 +265,8 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     int64_t *places = NULL;
     fan_array **numbers = NULL;
     if (!all || !window)
-        FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory"));
+        FAN_GO(
+            fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory"));
     FAN_GO(exact_numbers(f, d, &numbers, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
@@ -278,7 +292,8 @@ static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
     fan_array *values = NULL;
     FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
     FAN_GO(exact_values(f, sum, scale, &values, err));
-    FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values, true, &made, err));
+    FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values,
+                          true, &made, err));
     f->result = fan_value_sparse(made, fan_fold_device(f));
     f->owned = true;
 done:
@@ -292,7 +307,8 @@ static fan_status exact_fresh(fan_fold *f, exact_layout *layout, fan_array **out
 {
     int64_t strides[FAN_MAX_NDIM];
     const int64_t *order = f->state ? f->state->strides : NULL;
-    fan_array like = {.ndim = layout->ndim, .size = layout->size, .shape = layout->shape, .strides = strides};
+    fan_array like = {
+        .ndim = layout->ndim, .size = layout->size, .shape = layout->shape, .strides = strides};
     for (size_t i = 0; !order && i < f->n; i++)
         if (f->terms[i].v->form == FAN_FORM_DENSE)
             order = f->terms[i].v->array->strides;
@@ -335,8 +351,12 @@ static fan_status fold_exact_dense(fan_fold *f, fan_error *err)
     } else {
         for (size_t i = 0; i < f->n; i++)
             f->scratch[i] = (fan_operand){numbers[i], d};
-        fan_job job = {
-            .kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"};
+        fan_job job = {.kind = FAN_JOB_EXACT,
+                       .out = out,
+                       .in = f->scratch,
+                       .n = f->n,
+                       .scale = scale,
+                       .label = "exact"};
         if (f->out)
             FAN_GO(fan_fold_job(f, &job, err));
         else

@@ -8,7 +8,8 @@
 
 #include <stdio.h>
 
-/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every prefix. */
+/* `accumulate=` holds the dtype of each contribution, checked at its add, and so that of every
+ * prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;
@@ -33,7 +34,10 @@ fan_dtype fan_fold_last(const fan_fold *f)
     return scale ? fan_scale_dtype(scale, d) : d;
 }
 
-fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
+fan_dtype fan_fold_dtype(const fan_fold *f)
+{
+    return fan_dtype_set_promote(f->seen);
+}
 
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
 {
@@ -61,7 +65,8 @@ fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
         on = f->terms[f->n - 1].producer;
     if (f->batch)
         return fan_batch_put(f->batch, on, job, &f->number, err);
-    bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    bool release_gil =
+        bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_status status = fan_device_run(d, on, job, err);
     if (release_gil)
@@ -77,8 +82,8 @@ fan_status fan_fold_job_to_fresh(fan_fold *f, fan_job *job, fan_error *err)
     return fan_interrupt_end(&interrupt, fan_fold_job(f, job, err));
 }
 
-fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
-                          fan_array **out, fan_error *err)
+fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape,
+                          const fan_array *like, fan_array **out, fan_error *err)
 {
     fan_device *d = fan_fold_device(f);
     const fan_frontend *frontend = f->b->frontend;
@@ -88,8 +93,11 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
             first = f->terms[i].v;
     *out = NULL;
     if (d->backend->has_streams && frontend->fresh && first)
-        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out, err));
-    return *out ? FAN_OK : fan_device_array(d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out, err);
+        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->p->accum, dtype, ndim, shape,
+                                like, out, err));
+    return *out ? FAN_OK
+                : fan_device_array(d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out,
+                                   err);
 }
 
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
@@ -100,11 +108,12 @@ fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *
     return FAN_OK;
 }
 
-fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out, const fan_operand *in,
-                         size_t n, const fan_sparse *sparse, fan_error *err)
+fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out,
+                         const fan_operand *in, size_t n, const fan_sparse *sparse, fan_error *err)
 {
-    return fan_fold_job(f, &(fan_job){.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label},
-                        err);
+    return fan_fold_job(
+        f, &(fan_job){.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label},
+        err);
 }
 
 fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err)
@@ -113,10 +122,11 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < n; i++)
-        in[i] = (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
+        in[i] =
+            (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, n, true,
-                                                FAN_DT_NONE, NULL, out, err);
+    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in,
+                                                n, true, FAN_DT_NONE, NULL, out, err);
     fan_free(in);
     return status;
 }
@@ -128,6 +138,7 @@ uint64_t fan_fold_expanded(const fan_fold *f)
     if (f->state)
         axes = f->state->expanded;
     for (size_t i = 0; i < f->n; i++)
-        axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
+        axes &=
+            f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
     return axes;
 }

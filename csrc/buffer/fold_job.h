@@ -1,5 +1,5 @@
-/* fold_job: one sum while it is made: its terms, its options, its result; and what every kind of sum is made with:
- * fresh memory, jobs, terms that become the sum. */
+/* fold_job: one sum while it is made: its terms, its options, its result; and what every kind of
+ * sum is made with: fresh memory, jobs, terms that become the sum. */
 #ifndef FAN_BUFFER_FOLD_JOB_H
 #define FAN_BUFFER_FOLD_JOB_H
 
@@ -12,15 +12,16 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, owned, exposed;
-    bool unshared;    /* of a plain entry: only the list held it when it was gathered */
-    bool is_value;    /* it is the running sum */
-    size_t entry;     /* which of the gathered entries it is */
-    int64_t key;      /* of a contribution, -1: none */
-    fan_dtype own;    /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
+    bool unshared; /* of a plain entry: only the list held it when it was gathered */
+    bool is_value; /* it is the running sum */
+    size_t entry;  /* which of the gathered entries it is */
+    int64_t key;   /* of a contribution, -1: none */
+    /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
+    fan_dtype own;
     int64_t number;   /* of a Python int or bool, or a sum of such, its value (D5); else 0 */
     int64_t weak_int; /* .. of a contribution; else 0 */
-    /* of all up to and with this term; where a Python int of these does not fit their promotion, also of those up to
-     * the next term with which all of them do (D5) */
+    /* of all up to and with this term; where a Python int of these does not fit their promotion,
+     * also of those up to the next term with which all of them do (D5) */
     fan_dtype_set seen;
 } fan_term;
 
@@ -33,9 +34,11 @@ typedef struct fan_fold {
     fan_operand *scratch; /* room for n + 1 operands */
     int64_t *keys;        /* of the operands, where figures are written; else NULL */
     /* options, set by the caller */
-    bool finish;   /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
-    bool may_end;  /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
-    bool snapshot; /* for a snapshot: the slot's own sum stays as it is */
+    /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
+    bool finish;
+    /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
+    bool may_end;
+    bool snapshot;                /* for a snapshot: the slot's own sum stays as it is */
     const fan_take *take;         /* scale; NULL: none */
     fan_dtype finish_dtype;       /* of a finished result; FAN_DT_NONE: the sum's own */
     const fan_value *out;         /* write here (all terms dense); NULL: none */
@@ -69,13 +72,18 @@ typedef struct fan_gathered {
     const fan_value *zero; /* the first symbolic zero */
     size_t zero_entry;     /* .. and which of the entries it is */
     fan_like like;
-    fan_dtype_set seen; /* those of all that was gathered: fold.seen, and zeros behind the last term of a fold at add */
+    /* those of all that was gathered: fold.seen, and zeros behind the last term of a fold at add */
+    fan_dtype_set seen;
     int64_t weak_lo, weak_hi; /* the range of the Python ints in the sum, and 0 */
-    /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all do. */
+    /* One of them that does not fit the sum's dtype, in which it would be made now; 0: they all
+     * do. */
     int64_t unfit;
 } fan_gathered;
 
-static inline fan_slot *fan_fold_slot(const fan_fold *f) { return &f->b->slots[f->slot]; }
+static inline fan_slot *fan_fold_slot(const fan_fold *f)
+{
+    return &f->b->slots[f->slot];
+}
 
 static inline fan_device *fan_fold_device(const fan_fold *f)
 {
@@ -83,7 +91,10 @@ static inline fan_device *fan_fold_device(const fan_fold *f)
     return d ? d : fan_cpu();
 }
 
-static inline uint64_t fan_dense_bytes(const fan_array *a) { return (uint64_t)a->size * fan_dtype_size(a->dtype); }
+static inline uint64_t fan_dense_bytes(const fan_array *a)
+{
+    return (uint64_t)a->size * fan_dtype_size(a->dtype);
+}
 
 /* fan_fold_dtype: the sum's dtype; FAN_DT_NONE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *f);
@@ -92,33 +103,38 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
 
 /* fan_fold_scale: by what a result that is handed out is multiplied; NULL: by nothing. */
 const fan_scale *fan_fold_scale(const fan_fold *f);
-/* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation dtype of all that
- * came, symbolic zeros after the last term too (A2, D3), and wide enough for the scale (D10). */
+/* fan_fold_last: the dtype in which the sum ends before it is scaled and rounded: the accumulation
+ * dtype of all that came, symbolic zeros after the last term too (A2, D3), and wide enough for the
+ * scale (D10). */
 fan_dtype fan_fold_last(const fan_fold *f);
 
-/* fan_fold_expanded: axes along which every term, and the exact state, is expanded (A13); 0 unless all are dense. */
+/* fan_fold_expanded: axes along which every term, and the exact state, is expanded (A13); 0 unless
+ * all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
 /* What writes into the memory of a term. */
 typedef enum fan_writer {
-    FAN_WRITER_SUM,      /* the fold, in one pass */
-    FAN_WRITER_PREFIXES, /* the fold, dense and sparse terms one by one: each prefix in the dtype of its own */
-    FAN_WRITER_TAKER,    /* the taker of the term, in the order of the consumer's stream (S18) */
-    FAN_WRITER_TARGET    /* the producer of a target, on the accumulation stream */
+    FAN_WRITER_SUM, /* the fold, in one pass */
+    /* the fold, dense and sparse terms one by one: each prefix in the dtype of its own */
+    FAN_WRITER_PREFIXES,
+    FAN_WRITER_TAKER, /* the taker of the term, in the order of the consumer's stream (S18) */
+    FAN_WRITER_TARGET /* the producer of a target, on the accumulation stream */
 } fan_writer;
 /* fan_term_may_write: A6: whether the memory of a dense or sparse term may be written. */
 fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer writer);
 
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err);
-/* fan_fold_job_to_fresh: the same, into memory that is dropped where the user ends a take meanwhile. */
+/* fan_fold_job_to_fresh: the same, into memory that is dropped where the user ends a take
+ * meanwhile. */
 fan_status fan_fold_job_to_fresh(fan_fold *f, fan_job *job, fan_error *err);
 /* fan_fold_into: the same of a job of few words. */
-fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out, const fan_operand *in,
-                         size_t n, const fan_sparse *sparse, fan_error *err);
-/* fan_fold_fresh: memory for a result: of the library whose kind it comes back as (D15), or of the device. */
-fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
-                          fan_array **out, fan_error *err);
+fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out,
+                         const fan_operand *in, size_t n, const fan_sparse *sparse, fan_error *err);
+/* fan_fold_fresh: memory for a result: of the library whose kind it comes back as (D15), or of the
+ * device. */
+fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape,
+                          const fan_array *like, fan_array **out, fan_error *err);
 /* fan_fold_keep_term: term `i` becomes the result: its memory will hold the sum. */
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err);
 /* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates. */
@@ -128,16 +144,16 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
 fan_status fan_fold_dense(fan_fold *f, fan_error *err);
 /* fan_fold_sparse: all terms sparse (A5, A7), or one of them to be finished. */
 fan_status fan_fold_sparse(fan_fold *f, fan_error *err);
-/* fan_fold_is_copied: whether a sparse result is the only term as it is, but in memory of its own: for a taker that
- * writes it, or for a snapshot. fan_fold_sparse copies it. */
+/* fan_fold_is_copied: whether a sparse result is the only term as it is, but in memory of its own:
+ * for a taker that writes it, or for a snapshot. fan_fold_sparse copies it. */
 bool fan_fold_is_copied(const fan_fold *f);
-/* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in
- * the accumulation dtype of each prefix. */
+/* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4,
+ * A6, A7). It is in the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
 /* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
 fan_status fan_fold_exact(fan_fold *f, fan_error *err);
-/* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a new or a wider one
- * where it must be. FAN_ERR_NOMEM: nothing happened. */
+/* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a
+ * new or a wider one where it must be. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err);
 
 #endif

@@ -6,12 +6,14 @@
 /* ---- all terms sparse ---- */
 
 /* A part of a lone term in memory of its own. NULL stays NULL. */
-static fan_status sparse_copy_part(fan_fold *f, const fan_array *part, fan_array **out, fan_error *err)
+static fan_status sparse_copy_part(fan_fold *f, const fan_array *part, fan_array **out,
+                                   fan_error *err)
 {
     if (!part)
         return FAN_OK;
     fan_stream *on = fan_fold_slot(f)->p->accum;
-    FAN_TRY(fan_device_array(fan_fold_device(f), on, part->dtype, part->ndim, part->shape, part, out, err));
+    FAN_TRY(fan_device_array(fan_fold_device(f), on, part->dtype, part->ndim, part->shape, part,
+                             out, err));
     fan_operand in = {part, part->dtype};
     return fan_fold_into(f, FAN_JOB_COPY, "copy", *out, &in, 1, NULL, err);
 }
@@ -26,7 +28,8 @@ static fan_status sparse_copy(fan_fold *f, const fan_sparse *v, fan_sparse **out
     FAN_GO(sparse_copy_part(f, v->indices, &indices, err));
     FAN_GO(sparse_copy_part(f, v->pointers, &pointers, err));
     FAN_GO(sparse_copy_part(f, v->values, &values, err));
-    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced, out, err));
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, indices, pointers, values, v->coalesced,
+                          out, err));
     (*out)->nnz_coalesced = v->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -51,7 +54,8 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < f->n; i++)
-        in[i] = (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
+        in[i] =
+            (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
     fan_dtype last = fan_fold_last(f);
     bool wider = in[f->n - 1].acc != last;
     if (wider)
@@ -64,8 +68,9 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
         goto done;
     }
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n + wider, f->plan.coalesce,
-                                   f->finish ? f->plan.dtype : FAN_DT_NONE, fan_fold_scale(f), &sum, err));
+    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n + wider,
+                                   f->plan.coalesce, f->finish ? f->plan.dtype : FAN_DT_NONE,
+                                   fan_fold_scale(f), &sum, err));
     f->result = fan_value_sparse(sum, fan_fold_device(f));
     f->owned = true;
 done:
@@ -94,10 +99,11 @@ static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
         FAN_COUNT(f->b, in_place, f->n - 1);
         m->next = t[0].v->form == FAN_FORM_SPARSE ? 2 : 1;
         return m->next == 1 ? FAN_OK
-                            : fan_fold_into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, t[0].v->sparse, err);
+                            : fan_fold_into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0,
+                                            t[0].v->sparse, err);
     }
-    /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it
-     * is (D12). */
+    /* What is sparse before the first dense term is summed by itself; where it has no entry the
+     * dense value stays as it is (D12). */
     f->scratch[0] = (fan_operand){t[m->lead].v->array, m->cur->dtype};
     FAN_TRY(fan_fold_into(f, FAN_JOB_COPY, "copy", m->cur, f->scratch, 1, NULL, err));
     m->next = m->lead + 1;
@@ -127,10 +133,12 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
     f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
     if (t[i].v->form == FAN_FORM_DENSE) {
         for (size_t k = i; k < end; k++)
-            f->scratch[1 + k - i] = (fan_operand){t[k].v->array, fan_fold_accumulated(f, t[k].seen)};
+            f->scratch[1 + k - i] =
+                (fan_operand){t[k].v->array, fan_fold_accumulated(f, t[k].seen)};
         status = fan_fold_into(f, FAN_JOB_SUM, "sum", to, f->scratch, 1 + end - i, NULL, err);
     } else {
-        status = wider ? fan_fold_into(f, FAN_JOB_COPY, "widen", to, f->scratch, 1, NULL, err) : FAN_OK;
+        status =
+            wider ? fan_fold_into(f, FAN_JOB_COPY, "widen", to, f->scratch, 1, NULL, err) : FAN_OK;
         if (status == FAN_OK)
             status = fan_fold_into(f, FAN_JOB_SCATTER, "scatter", to, NULL, 0, t[i].v->sparse, err);
     }
@@ -157,8 +165,8 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
     } else {
         while (t[m.lead].v->form == FAN_FORM_SPARSE)
             m.lead++;
-        FAN_GO(fan_fold_fresh(f, fan_fold_accumulated(f, t[m.lead].seen), m.ndim, m.shape, t[m.lead].v->array, &m.cur,
-                              err));
+        FAN_GO(fan_fold_fresh(f, fan_fold_accumulated(f, t[m.lead].seen), m.ndim, m.shape,
+                              t[m.lead].v->array, &m.cur, err));
     }
     FAN_GO(fan_order_wait_terms(f, err));
     FAN_GO(mixed_begin(f, &m, err));
@@ -171,10 +179,14 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
         fan_array *last = NULL;
         FAN_GO(fan_fold_fresh(f, f->plan.dtype, m.ndim, m.shape, m.cur, &last, err));
         f->scratch[0] = (fan_operand){m.cur, fan_fold_last(f)};
-        status = fan_fold_job(
-            f,
-            &(fan_job){.kind = FAN_JOB_SUM, .out = last, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
-            err);
+        status = fan_fold_job(f,
+                              &(fan_job){.kind = FAN_JOB_SUM,
+                                         .out = last,
+                                         .in = f->scratch,
+                                         .n = 1,
+                                         .scale = scale,
+                                         .label = "finish"},
+                              err);
         fan_array_drop(status == FAN_OK ? m.cur : last);
         m.cur = status == FAN_OK ? last : m.cur;
         FAN_GO(status);

@@ -9,76 +9,90 @@
 
 #include <stddef.h>
 
-/* The statistics of a sum. On a device with streams they are in the device's memory until stats() reads them. */
+/* The statistics of a sum. On a device with streams they are in the device's memory until stats()
+ * reads them. */
 typedef struct fan_sum_stats {
     fan_stats stats;
-    bool valid;              /* false: nothing is known yet */
-    bool has_nonfinite;      /* some contribution had an inf or a NaN: */
-    int64_t nonfinite_key;   /* .. the first of them; -1: it has no key */
-    fan_array *device_words; /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are
-                                on the host. */
-    fan_stream *stream;      /* The stream that writes it (a hold). */
-    uint64_t multiplicity;   /* how many elements of the sum each element represents (A13) */
-    bool captured;           /* a part of the sum was made under capture: there are no statistics */
+    bool valid;            /* false: nothing is known yet */
+    bool has_nonfinite;    /* some contribution had an inf or a NaN: */
+    int64_t nonfinite_key; /* .. the first of them; -1: it has no key */
+    /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are on
+     * the host. */
+    fan_array *device_words;
+    fan_stream *stream;    /* The stream that writes it (a hold). */
+    uint64_t multiplicity; /* how many elements of the sum each element represents (A13) */
+    bool captured;         /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
-/* The contribution whose kind the sum comes back as (D15): that of the lowest rank, the lowest key among equals. */
+/* The contribution whose kind the sum comes back as (D15): that of the lowest rank, the lowest key
+ * among equals. */
 typedef struct fan_like {
     bool some;
     uint8_t origin, rank;
     int64_t key;
 } fan_like;
 
-/* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take more memory than its
- * window. */
+/* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take
+ * more memory than its window. */
 typedef struct fan_exact_state {
     fan_window *sum;
     fan_like like;
-    uint64_t expanded;             /* A13: axes along which all terms are: `sum` has one element along each */
+    /* A13: axes along which all terms are: `sum` has one element along each */
+    uint64_t expanded;
     int64_t strides[FAN_MAX_NDIM]; /* of the first term, whose axis order the result has (D16) */
 } fan_exact_state;
 
-/* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
- * what is marked (folder) is written only by the thread that made the slot busy. */
+/* The state of a slot in a pass, made once something came to it that is no plain entry (list.h).
+ * Under the slot's lock; what is marked (folder) is written only by the thread that made the slot
+ * busy. */
 typedef struct fan_slot_state {
     int64_t *shape; /* fixed by the first gradient where undeclared */
     int ndim;
     bool shaped;
-    fan_device *device;           /* held; NULL: not fixed */
-    fan_stream *consumer, *accum; /* C and A: held; fixed by the first gradient on a device with streams */
-    fan_stream *capture_origin;   /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it
-                                     must be joined back to before the capture ends (S11). A hold. */
-    fan_sync_case how;            /* the case of that gradient */
+    fan_device *device; /* held; NULL: not fixed */
+    /* C and A: held; fixed by the first gradient on a device with streams */
+    fan_stream *consumer, *accum;
+    /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it must be
+     * joined back to before the capture ends (S11). A hold. */
+    fan_stream *capture_origin;
+    fan_sync_case how; /* the case of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;  /* a Python int is, or was, among them */
     int keyed;          /* 1: contributions have keys, -1: they have none, 0: there is none yet */
     int64_t count;
-    bool objects;      /* some contribution is, or was, an object: a sum may run others' code */
-    size_t arriving;   /* items whose add still carries out its plan */
-    size_t recheck_at; /* with an automatic budget: the number of items from which on their holders are checked again */
+    bool objects;    /* some contribution is, or was, an object: a sum may run others' code */
+    size_t arriving; /* items whose add still carries out its plan */
+    /* with an automatic budget: the number of items from which on their holders are checked
+     * again */
+    size_t recheck_at;
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* of the sum so far: the first entry of the list where list->summed is not 0, and `exact` */
     fan_dtype_set summed_seen; /* the dtypes of what is in it, zeros too (folder) */
-    /* .. up to its last term: zeros behind a lone one widen it only when it meets another (folder) */
+    /* .. up to its last term: zeros behind a lone one widen it only when it meets another
+     * (folder) */
     fan_dtype_set value_seen;
     int64_t summed_lo, summed_hi; /* the range of the Python ints in it, and 0 (folder) */
-    int64_t like_key;             /* the key of the contribution whose kind it comes back as (folder) */
-    uint64_t next_key;            /* the lowest key that is not in it (folder); up to 2**63 */
-    fan_exact_state *exact;       /* NULL: none (folder) */
-    fan_sum_stats sum_stats;      /* with stats: of a sum of several (folder) */
-    fan_error *poison;            /* the first failed device call, NULL: none */
+    /* the key of the contribution whose kind it comes back as (folder) */
+    int64_t like_key;
+    uint64_t next_key;       /* the lowest key that is not in it (folder); up to 2**63 */
+    fan_exact_state *exact;  /* NULL: none (folder) */
+    fan_sum_stats sum_stats; /* with stats: of a sum of several (folder) */
+    fan_error *poison;       /* the first failed device call, NULL: none */
 } fan_slot_state;
 
 /* An idle slot is small: what a pass needs is made when the pass begins. */
 typedef struct fan_slot {
     fan_slot_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
-    /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no plain entry. */
+    /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no
+     * plain entry. */
     fan_slot_state *p;
-    fan_list *list;      /* the contributions that wait; NULL: none yet in the life of this buffer */
+    /* the contributions that wait; NULL: none yet in the life of this buffer */
+    fan_list *list;
     fan_target *targets; /* that have begun and not ended */
     int64_t expected;    /* -1: none */
-    /* fan_thread_id of the thread that made it busy; a thread compares it with its own without the lock */
+    /* fan_thread_id of the thread that made it busy; a thread compares it with its own without the
+     * lock */
     atomic_uint_fast64_t owner;
     bool busy;   /* a thread folds, takes or copies it */
     bool taking; /* .. and it is a take: adds wait */
@@ -104,7 +118,8 @@ struct fan_buffer {
     uint64_t id;
     char *name;
     uint64_t budget;
-    /* parked bytes up to which no fold is due, whatever holds them: the budget, or the lesser of `limits` */
+    /* parked bytes up to which no fold is due, whatever holds them: the budget, or the lesser of
+     * `limits` */
     uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
@@ -117,33 +132,40 @@ struct fan_buffer {
     fan_mutex *locks; /* slot i has locks[i % nlocks] */
     fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
-    uint64_t weighed;            /* bytes that threads of Machine.spawn have ever added (fan_buffer_weigh) */
-    /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is known */
+    /* bytes that threads of Machine.spawn have ever added (fan_buffer_weigh) */
+    uint64_t weighed;
+    /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is
+     * known */
     atomic_uint_fast64_t alone;
     struct {
-        /* Set when the budget was checked: the object that was parked last, if its maker still held it then. NULL:
-         * nothing is to be checked again. An address to compare: neither held nor followed. */
+        /* Set when the budget was checked: the object that was parked last, if its maker still held
+         * it then. NULL: nothing is to be checked again. An address to compare: neither held nor
+         * followed. */
         const void *object;
         size_t slot, index;
     } last_parked;
-    /* Threads in slot_wait_for_change. Sequentially consistent, and not enough by itself: a waiter counts itself with
-     * the slot's lock and the frontend's, and fan_plain_release reads it with the frontend's. */
+    /* Threads in slot_wait_for_change. Sequentially consistent, and not enough by itself: a waiter
+     * counts itself with the slot's lock and the frontend's, and fan_plain_release reads it with
+     * the frontend's. */
     atomic_uint waiting;
     unsigned owner_generation; /* fan_fork_generation() of the process that made or adopted it */
-    /* .. or FAN_FORK_INVALID until clear(): it was inherited by a fork while a thread of the parent was in it */
+    /* .. or FAN_FORK_INVALID until clear(): it was inherited by a fork while a thread of the parent
+     * was in it */
     unsigned fork_generation;
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
-    fan_counters plain;  /* what is counted of plain entries */
-    fan_counters *total; /* .. also here: those of the process, or the frontend's (fan_buffer_config) */
-    bool small;          /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
+    fan_counters plain; /* what is counted of plain entries */
+    /* .. also here: those of the process, or the frontend's (fan_buffer_config) */
+    fan_counters *total;
+    /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
+    bool small;
 };
 
-/* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are about to be folded
- * anyway. general: the general path makes the sum. */
+/* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are
+ * about to be folded anyway. general: the general path makes the sum. */
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
@@ -155,9 +177,12 @@ static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bo
            (parked > alone && parked - alone > b->limits.held);
 }
 
-/* fan_recheck_interval: after the holders of n were checked: how many more must come before the next check. So each is
- * checked a few times at most. */
-static inline size_t fan_recheck_interval(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
+/* fan_recheck_interval: after the holders of n were checked: how many more must come before the
+ * next check. So each is checked a few times at most. */
+static inline size_t fan_recheck_interval(size_t n)
+{
+    return n < 64 ? 1 + n / 8 : n / 2;
+}
 
 /* fan_is_lent: fan_frontend.lent. */
 static inline bool fan_is_lent(const fan_buffer *b, const void *object, const fan_value *v)
@@ -174,7 +199,10 @@ static inline bool fan_buffer_is_usable(const fan_buffer *b)
 /* fan_slot_place, fan_buffer_place: what a message is about; key: -1: none. */
 static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t key)
 {
-    return (fan_place){.object = b->name, .slot = (int64_t)slot, .slot_name = b->slots[slot].spec->name, .key = key};
+    return (fan_place){.object = b->name,
+                       .slot = (int64_t)slot,
+                       .slot_name = b->slots[slot].spec->name,
+                       .key = key};
 }
 
 static inline fan_place fan_buffer_place(const fan_buffer *b)
@@ -182,8 +210,9 @@ static inline fan_place fan_buffer_place(const fan_buffer *b)
     return (fan_place){.object = b->name, .slot = -1, .key = -1};
 }
 
-/* ---- the switches of the process, what is counted, and what scheduled threads share without a lock (options.c) ----
- */
+/* ---- the switches of the process, what is counted, and what scheduled threads share without a
+ * lock (options.c)
+ * ---- */
 
 /* fan_count: adds to a counter of the buffer and of the process. */
 void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
@@ -191,14 +220,16 @@ void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
 extern fan_counters fan_plain_total; /* of the process: what is counted of plain entries */
 /* fan_count_parked: `bytes` more are parked; the peaks. */
 void fan_count_parked(fan_buffer *b, uint64_t bytes);
-/* fan_warn_mismatch_now: S6: whether it is to be warned of now: once per process, while the warning is on. */
+/* fan_warn_mismatch_now: S6: whether it is to be warned of now: once per process, while the warning
+ * is on. */
 bool fan_warn_mismatch_now(void);
 
-/* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits may become less. */
+/* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits
+ * may become less. */
 void fan_touch_budget(const fan_buffer *b, fan_sched_mode how);
-/* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all that such threads
- * ever added fits the (smallest) budget, a fold is due or not whatever the other slots do; from then on whether one is
- * due depends on the order of all adds. */
+/* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all
+ * that such threads ever added fits the (smallest) budget, a fold is due or not whatever the other
+ * slots do; from then on whether one is due depends on the order of all adds. */
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes);
 
 #endif

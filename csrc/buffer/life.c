@@ -24,18 +24,21 @@ static void slot_undeclare(fan_buffer *b, size_t i)
 fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
 {
     for (size_t i = 0; config->specs && i < b->nslots; i++) {
-        /* Of a slot that declares nothing yet. What is declared is one block, shape and name behind it. */
+        /* Of a slot that declares nothing yet. What is declared is one block, shape and name behind
+         * it. */
         const fan_slot_spec *spec = &config->specs[i];
         fan_dtype accumulate = config->accumulate;
         bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
         size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
         size_t name = spec->name ? strlen(spec->name) + 1 : 0;
         fan_slot_spec *own;
-        accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
+        accumulate = exact                             ? FAN_DT_NONE
+                     : spec->accumulate != FAN_DT_NONE ? spec->accumulate
+                                                       : accumulate;
         if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
-                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(accumulate),
-                               fan_dtype_name(spec->dtype));
+                               "accumulate=%s cannot hold a sum of dtype %s (A11)",
+                               fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
         if (!(own = fan_alloc(sizeof *own + shape + name)))
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
@@ -65,7 +68,8 @@ typedef struct fan_small {
     fan_list lists[FAN_INLINE_SLOTS];
 } fan_small;
 
-static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
+static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made,
+                             fan_error *err)
 {
     for (*made = 0; *made < n; ++*made) {
         if (fan_mutex_init(&locks[*made]) != 0)
@@ -124,13 +128,17 @@ static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
     b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
     if (!b->slots || !b->locks || !b->changed)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    status = locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
+    status =
+        locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
     return status;
 }
 
 static const char unnamed[] = "InputBuffer";
 
-uint64_t fan_buffer_budget(const fan_buffer *b) { return b->budget; }
+uint64_t fan_buffer_budget(const fan_buffer *b)
+{
+    return b->budget;
+}
 
 static void set_budget(fan_buffer *b, uint64_t budget)
 {
@@ -144,7 +152,8 @@ static void set_budget(fan_buffer *b, uint64_t budget)
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
 {
     fan_buffer *b = NULL;
-    fan_status status = (config->slots <= FAN_INLINE_SLOTS ? small_new : large_new)(config->slots, &b, err);
+    fan_status status =
+        (config->slots <= FAN_INLINE_SLOTS ? small_new : large_new)(config->slots, &b, err);
     *out = NULL;
     if (!b)
         return status;
@@ -162,7 +171,8 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
-    if (config->stats && !(b->sum_stats = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->sum_stats))) {
+    if (config->stats &&
+        !(b->sum_stats = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->sum_stats))) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         goto done;
     }
@@ -200,7 +210,8 @@ done:
 static void assert_nothing_parked(const fan_buffer *b)
 {
 #ifdef FAN_TEST
-    assert(!FAN_FAULT_IS(FAN_FAULT_NONE) || (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
+    assert(!FAN_FAULT_IS(FAN_FAULT_NONE) ||
+           (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
 #else
     (void)b;
 #endif
@@ -246,14 +257,14 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_reusable(const fan_buffer_config *c)
 {
-    return c->slots <= FAN_INLINE_SLOTS && !c->stats && !c->stream && !c->leaf && !c->create_graph && !c->name &&
-           c->accumulate == FAN_DT_NONE && !c->exact;
+    return c->slots <= FAN_INLINE_SLOTS && !c->stats && !c->stream && !c->leaf &&
+           !c->create_graph && !c->name && c->accumulate == FAN_DT_NONE && !c->exact;
 }
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->sum_stats || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
-        b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
+    if (!b->small || b->sum_stats || b->stream || b->leaf || b->create_graph ||
+        b->name != unnamed || b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);
     if (b->fork_generation == FAN_FORK_INVALID)
@@ -296,8 +307,14 @@ size_t fan_buffer_blocks(const fan_buffer *b)
 }
 #endif
 
-size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }
-const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
+size_t fan_buffer_slots(const fan_buffer *b)
+{
+    return b->nslots;
+}
+const char *fan_buffer_name(const fan_buffer *b)
+{
+    return b->name;
+}
 
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
@@ -331,9 +348,10 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
     return FAN_OK;
 }
 
-/* Garbage collection may run anywhere, also inside a turn of a scheduled thread, whose hooks must not see these locks:
- * the bare mutex is taken. No thread that holds it waits for the collector. */
-int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg), void *arg)
+/* Garbage collection may run anywhere, also inside a turn of a scheduled thread, whose hooks must
+ * not see these locks: the bare mutex is taken. No thread that holds it waits for the collector. */
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg),
+                     void *arg)
 {
     int answer = 0;
     fan_buffer_adopt(b);

@@ -15,7 +15,10 @@ size_t fan_plain_elements(const fan_plain_kind *k)
     return n;
 }
 
-uint64_t fan_plain_bytes(const fan_plain_kind *k) { return fan_dtype_size(k->dtype) * fan_plain_elements(k); }
+uint64_t fan_plain_bytes(const fan_plain_kind *k)
+{
+    return fan_dtype_size(k->dtype) * fan_plain_elements(k);
+}
 
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
 {
@@ -35,7 +38,8 @@ static int plain_axis_beyond(unsigned left, int ndim, const int64_t *strides, in
 
 #define PLAIN_MOST_PITCH ((int64_t)1 << 22)
 
-bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps, uint32_t *order)
+bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
+                     bool gaps, uint32_t *order)
 {
     unsigned left = ~0u; /* axes that have no place yet */
     int64_t run = unit;
@@ -95,7 +99,10 @@ void fan_list_init(fan_list *p)
     p->unsorted = NULL;
 }
 
-int64_t fan_list_count(const fan_list *p) { return p ? (int64_t)fan_list_parked(p) + p->summed : 0; }
+int64_t fan_list_count(const fan_list *p)
+{
+    return p ? (int64_t)fan_list_parked(p) + p->summed : 0;
+}
 
 /* ---- keys out of order ---- */
 
@@ -117,7 +124,10 @@ static int list_by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-void fan_list_by_key(fan_list *p) { qsort(p->entries, p->n, sizeof *p->entries, list_by_key); }
+void fan_list_by_key(fan_list *p)
+{
+    qsort(p->entries, p->n, sizeof *p->entries, list_by_key);
+}
 
 void fan__list_sort(fan_list *p)
 {
@@ -198,7 +208,8 @@ static size_t list_place(fan_list *p, int64_t key)
 static bool list_grow(fan_list *p)
 {
     size_t cap = p->cap * 2;
-    fan_entry *more = fan_realloc(p->entries == p->inline_entries ? NULL : p->entries, cap * sizeof *more);
+    fan_entry *more =
+        fan_realloc(p->entries == p->inline_entries ? NULL : p->entries, cap * sizeof *more);
     if (!more)
         return false;
     if (p->entries == p->inline_entries)
@@ -213,7 +224,8 @@ bool fan_list_put(fan_list *p, const fan_entry *one)
     int64_t key = fan_entry_key(one);
     if (p->n == p->cap && !list_grow(p))
         return false;
-    if (p->summed && key >= 0 && key <= fan_entry_key(&p->entries[0])) /* it is in the sum already */
+    /* it is in the sum already */
+    if (p->summed && key >= 0 && key <= fan_entry_key(&p->entries[0]))
         return false;
     size_t at = key < 0 ? p->n : list_place(p, key);
     if (at == SIZE_MAX)
@@ -255,7 +267,10 @@ bool fan_list_remove(fan_list *p, const fan_entry *one)
 }
 
 /* The smallest key, or one that is smaller still; of keyed ones. */
-static int64_t least(const fan_list *p) { return p->unsorted ? p->unsorted->least : p->entries[0].key; }
+static int64_t least(const fan_list *p)
+{
+    return p->unsorted ? p->unsorted->least : p->entries[0].key;
+}
 
 bool fan_list_begins(const fan_list *p)
 {
@@ -264,13 +279,15 @@ bool fan_list_begins(const fan_list *p)
         return true;
     if (!p->summed)
         return least(p) == 0;
-    return p->unsorted ? fan_keys_has(p->unsorted, first + 1) : p->n > 1 && p->entries[1].key == first + 1;
+    return p->unsorted ? fan_keys_has(p->unsorted, first + 1)
+                       : p->n > 1 && p->entries[1].key == first + 1;
 }
 
 size_t fan_list_prefix(const fan_list *p)
 {
     size_t m = p->n > 0 && (p->summed || p->entries[0].key <= 0);
-    while (m && m < p->n && (p->entries[0].key < 0 || p->entries[m].key == p->entries[m - 1].key + 1))
+    while (m && m < p->n &&
+           (p->entries[0].key < 0 || p->entries[m].key == p->entries[m - 1].key + 1))
         m++;
     return m;
 }

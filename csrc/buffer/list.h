@@ -1,9 +1,10 @@
-/* list: the contributions that wait in one slot, by key or by arrival. A data structure, without buffers, budgets
- * or takes.
+/* list: the contributions that wait in one slot, by key or by arrival. A data structure, without
+ * buffers, budgets or takes.
  *
- * Keys that come out of order move what is behind them as long as that is little; else the list is by arrival for the
- * time being, beside a set of the keys that are in it, until a reader calls fan_list_sort.
- */
+ * Keys that come out of order move what is behind them as long as that is little; else the list is
+ * by arrival for the time being, beside a set of the keys that are in it, until a reader calls
+ *
+ * fan_list_sort. */
 #ifndef FAN_BUFFER_LIST_H
 #define FAN_BUFFER_LIST_H
 
@@ -11,11 +12,16 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-/* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are none. */
-static inline int64_t fan_plain_pitch(const fan_plain_kind *k) { return k->order >> 10; }
+/* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are
+ * none. */
+static inline int64_t fan_plain_pitch(const fan_plain_kind *k)
+{
+    return k->order >> 10;
+}
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || a->order != b->order)
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim ||
+        a->order != b->order)
         return false;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] != b->shape[i])
@@ -23,44 +29,50 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
     return true;
 }
 
-/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it counts against a
- * budget: at least 1. */
+/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it
+ * counts against a budget: at least 1. */
 size_t fan_plain_elements(const fan_plain_kind *k);
 uint64_t fan_plain_bytes(const fan_plain_kind *k);
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
-/* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the slowest, two bits
- * each; from bit 8 on, how many of the fastest have no gap between them, and, from bit 10 on, the pitch beyond them.
- * `unit`: the stride between two neighbours in memory. false: its memory is neither gap-free nor, where `gaps` is set,
- * has gaps along one axis alone. fan_plain_strides: the strides of gap-free memory in that order. fan_plain_reach: the
- * bytes from the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of two axes.
- */
-bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps, uint32_t *order);
+/* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the
+ * slowest, two bits each; from bit 8 on, how many of the fastest have no gap between them, and,
+ * from bit 10 on, the pitch beyond them. `unit`: the stride between two neighbours in memory.
+ * false: its memory is neither gap-free nor, where `gaps` is set, has gaps along one axis alone.
+ * fan_plain_strides: the strides of gap-free memory in that order. fan_plain_reach: the bytes from
+ * the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of
+ * two
+ * axes. */
+bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
+                     bool gaps, uint32_t *order);
 void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
 uint64_t fan_plain_reach(const fan_plain_kind *k);
 void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row);
 
-/* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on its way. Owned by its
- * slot from reservation on; only the slot's folder takes it away again. */
+/* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on
+ * its way. Owned by its slot from reservation on; only the slot's folder takes it away again. */
 typedef struct fan_item {
     fan_value value;
     int64_t key;          /* -1: none */
     fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
     fan_event *event;     /* held; on P. NULL: no stream will wait for it */
-    bool parked;          /* false while its add still carries out its plan; true of the sum, whose `bytes` are 0 */
+    /* false while its add still carries out its plan; true of the sum, whose `bytes` are 0 */
+    bool parked;
     bool donated;
-    bool owned;        /* a copy or conversion that the buffer made */
-    bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
+    bool owned; /* a copy or conversion that the buffer made */
+    /* .. and its producer has it, too (target); or it was shown to the user by a take */
+    bool exposed;
     bool shown;        /* .. it is the latter */
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
-    int64_t number;    /* of a Python int or bool, or a sum of such, its value in two's complement (D5); else 0 */
-    bool alone;        /* only the buffer holds it, as far as is known */
+    /* of a Python int or bool, or a sum of such, its value in two's complement (D5); else 0 */
+    int64_t number;
+    bool alone; /* only the buffer holds it, as far as is known */
     uint64_t bytes;
     uint64_t hash; /* with debug: of its elements at add */
     bool hashed;
 } fan_item;
 
-/* One contribution. A plain one is a host array of the list's kind, or undefined, and all that is known of it
- * is here; of any other `general` is set, and it is an item. */
+/* One contribution. A plain one is a host array of the list's kind, or undefined, and all that is
+ * known of it is here; of any other `general` is set, and it is an item. */
 typedef struct fan_entry {
     union {
         void *object;   /* the frontend's; held; NULL: undefined (S2) */
@@ -71,22 +83,30 @@ typedef struct fan_entry {
     uint64_t owned : 1;   /* a copy that was made for the buffer .. */
     uint64_t exposed : 1; /* .. and shown to the user by a take */
     uint64_t general : 1;
-    uint64_t alone : 1; /* of a plain one, on arrival: but for its call only the buffer holds it .. */
-    uint64_t copy : 1;  /* .. and the buffer is to keep a copy, not the object */
-    uint64_t wide : 1;  /* a plain sum in the dtype that fan_sum_flat_upper has for the list's */
-    int64_t key : 57;   /* of a plain one; -1: none */
+    /* of a plain one, on arrival: but for its call only the buffer holds it .. */
+    uint64_t alone : 1;
+    uint64_t copy : 1; /* .. and the buffer is to keep a copy, not the object */
+    uint64_t wide : 1; /* a plain sum in the dtype that fan_sum_flat_upper has for the list's */
+    int64_t key : 57;  /* of a plain one; -1: none */
 } fan_entry;
 #define FAN_ENTRY_KEY_MAX (INT64_MAX >> 7)
 
-static inline int64_t fan_entry_key(const fan_entry *one) { return one->general ? one->item->key : one->key; }
+static inline int64_t fan_entry_key(const fan_entry *one)
+{
+    return one->general ? one->item->key : one->key;
+}
 /* fan_entry_parked: a fold may sum it. */
-static inline bool fan_entry_parked(const fan_entry *one) { return !one->general || one->item->parked; }
+static inline bool fan_entry_parked(const fan_entry *one)
+{
+    return !one->general || one->item->parked;
+}
 static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
 {
     return a->object == b->object && a->general == b->general && (a->general || a->key == b->key);
 }
 
-static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated, bool owned)
+static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated,
+                                     bool owned)
 {
     fan_entry one = {.object = object, .data = data, .donated = donated, .owned = owned};
 #pragma GCC diagnostic push
@@ -118,20 +138,24 @@ typedef struct fan_list {
     uint64_t size;       /* of one, in bytes .. */
     uint64_t bytes;      /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
-    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions, and no
-     * longer parked; of several it is memory of the buffer, of one it is that contribution itself. */
+    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many
+     * contributions, and no longer parked; of several it is memory of the buffer, of one it is that
+     * contribution itself. */
     int64_t summed;
-    uint64_t rules;     /* by which that sum was made; where `summed` is 0 they mean nothing */
-    size_t alone;       /* how many of those parked were the buffer's alone at the last check */
-    size_t recheck_at;  /* and the length of the list from which on that is checked again */
-    size_t undefined;   /* how many of the n are undefined; while a take has the slot they are behind the others */
+    uint64_t rules;    /* by which that sum was made; where `summed` is 0 they mean nothing */
+    size_t alone;      /* how many of those parked were the buffer's alone at the last check */
+    size_t recheck_at; /* and the length of the list from which on that is checked again */
+    /* how many of the n are undefined; while a take has the slot they are behind the others */
+    size_t undefined;
     char *out;          /* where the sum goes; set while a take has the slot */
     fan_entry *entries; /* by key, or by arrival; `inline_entries`, or on the heap */
-    /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these are its keys. */
+    /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these
+     * are its keys. */
     fan_keys *unsorted;
     fan_entry inline_entries[FAN_LIST_INLINE];
 } fan_list;
-_Static_assert(sizeof(fan_list) <= 240, "a used slot takes at most 240 bytes more than an idle one");
+_Static_assert(sizeof(fan_list) <= 240,
+               "a used slot takes at most 240 bytes more than an idle one");
 
 /* fan_entry_bytes: what an entry counts against the budget. */
 static inline uint64_t fan_entry_bytes(const fan_list *p, const fan_entry *one)
@@ -141,21 +165,30 @@ static inline uint64_t fan_entry_bytes(const fan_list *p, const fan_entry *one)
 
 void fan_list_init(fan_list *p);
 void fan_list_fini(fan_list *p); /* its memory; what it holds is the caller's to drop before */
-/* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that wait. */
+/* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that
+ * wait. */
 int64_t fan_list_count(const fan_list *p);
-static inline size_t fan_list_parked(const fan_list *p) { return p->n - (p->summed > 0); }
-static inline size_t fan_list_defined(const fan_list *p) { return p->n - p->undefined; }
+static inline size_t fan_list_parked(const fan_list *p)
+{
+    return p->n - (p->summed > 0);
+}
+static inline size_t fan_list_defined(const fan_list *p)
+{
+    return p->n - p->undefined;
+}
 /* fan_list_empty: the list has no entries; nothing is dropped, its memory stays. */
 static inline void fan_list_empty(fan_list *p)
 {
     p->n = p->undefined = p->alone = p->recheck_at = 0;
     p->summed = 0;
 }
-/* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */
+/* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is
+ * no memory. */
 bool fan_list_put(fan_list *p, const fan_entry *one);
 static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
 {
-    if (p->n == p->cap || p->unsorted || (one->key >= 0 && p->n && p->entries[p->n - 1].key >= one->key))
+    if (p->n == p->cap || p->unsorted ||
+        (one->key >= 0 && p->n && p->entries[p->n - 1].key >= one->key))
         return fan_list_put(p, one);
     p->entries[p->n++] = *one; /* behind all others, as mostly */
     p->undefined += !one->object;
@@ -163,13 +196,13 @@ static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
 }
 /* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
 bool fan_list_remove(fan_list *p, const fan_entry *one);
-/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many of the first
- * contributions a fold may sum now: they are parked and, with keys, none between them and `next_key` is missing. NULL:
- * of no list. */
+/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many
+ * of the first contributions a fold may sum now: they are parked and, with keys, none between them
+ * and `next_key` is missing. NULL: of no list. */
 bool fan_list_has(const fan_list *p, int64_t key);
 size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed);
-/* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go behind the
- * others, which keep their order; fan_list_by_key undoes that. */
+/* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go
+ * behind the others, which keep their order; fan_list_by_key undoes that. */
 void fan__list_sort(fan_list *p);
 static inline void fan_list_sort(fan_list *p)
 {
@@ -178,13 +211,13 @@ static inline void fan_list_sort(fan_list *p)
 }
 void fan_list_undefined_last(fan_list *p);
 void fan_list_by_key(fan_list *p);
-/* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted list: how many
- * of the first terms have no gap between them. */
+/* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted
+ * list: how many of the first terms have no gap between them. */
 bool fan_list_begins(const fan_list *p);
 size_t fan_list_prefix(const fan_list *p);
 
-/* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in *to, for the caller to
- * drop. */
+/* fan_list_detach: the list is empty afterwards; what it held, and its memory on the heap, is in
+ * *to, for the caller to drop. */
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
     size_t n, cap;

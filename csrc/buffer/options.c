@@ -19,17 +19,32 @@ static bool get(const atomic_bool *option)
     return atomic_load(option);
 }
 
-void fan_set_debug(bool on) { atomic_store(&fan_debug_on, on); }
-bool fan_get_debug(void) { return get(&fan_debug_on); }
+void fan_set_debug(bool on)
+{
+    atomic_store(&fan_debug_on, on);
+}
+bool fan_get_debug(void)
+{
+    return get(&fan_debug_on);
+}
 void fan_set_warn_mismatch(bool on)
 {
     atomic_store(&warn_on, on);
     if (on)
         atomic_store(&warned, false);
 }
-bool fan_get_warn_mismatch(void) { return get(&warn_on); }
-void fan_set_capture_redirect(bool on) { atomic_store(&redirect_on, on); }
-bool fan_get_capture_redirect(void) { return get(&redirect_on); }
+bool fan_get_warn_mismatch(void)
+{
+    return get(&warn_on);
+}
+void fan_set_capture_redirect(bool on)
+{
+    atomic_store(&redirect_on, on);
+}
+bool fan_get_capture_redirect(void)
+{
+    return get(&redirect_on);
+}
 
 static void touch_counters(const fan_buffer *b)
 {
@@ -50,18 +65,22 @@ void fan_count(fan_buffer *b, size_t offset, uint64_t n)
 static void raise_to(atomic_uint_fast64_t *peak, uint64_t n)
 {
     uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-    while (seen < n &&
-           !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed, memory_order_relaxed))
+    while (seen < n && !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed,
+                                                              memory_order_relaxed))
         ;
 }
 
 void fan_count_parked(fan_buffer *b, uint64_t bytes)
 {
-    raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
+    raise_to(&b->n.peak_parked_bytes,
+             atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
 }
 
-bool fan_warn_mismatch_now(void) { return get(&warn_on) && !atomic_exchange(&warned, true); }
+bool fan_warn_mismatch_now(void)
+{
+    return get(&warn_on) && !atomic_exchange(&warned, true);
+}
 
 static void counted(const fan_counters *plain, fan_counters *out)
 {
@@ -123,7 +142,10 @@ void fan_buffer_seen_counters(const fan_buffer *b)
         fan_sched_access(FAN_THING_COUNTERS, b->locks[0].id, FAN_SCHED_DECIDE);
 }
 
-void fan_buffer_seen_parked(const fan_buffer *b) { fan_touch_budget(b, FAN_SCHED_DECIDE); }
+void fan_buffer_seen_parked(const fan_buffer *b)
+{
+    fan_touch_budget(b, FAN_SCHED_DECIDE);
+}
 
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 {

@@ -4,9 +4,13 @@
 
 #include <stdio.h>
 
-uint64_t fan_order_left_out(fan_device *d) { return d->backend->left_out ? d->backend->left_out(d) : 0; }
+uint64_t fan_order_left_out(fan_device *d)
+{
+    return d->backend->left_out ? d->backend->left_out(d) : 0;
+}
 
-fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err)
+fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out,
+                            fan_error *err)
 {
     if (fan_order_left_out(s->device) & bit)
         return fan_event_new(s->device, out, err);
@@ -22,12 +26,14 @@ static fan_status order_refused(fan_place at, fan_error *err)
         return FAN_ERR_CAPTURE;
     const fan_error was = *err;
     bool redirect = was.code == 906 && !fan_get_capture_redirect();
-    return fan_fail_at(
-        err, FAN_ERR_CAPTURE, was.code, at, "%s%s", was.text,
-        redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
+    return fan_fail_at(err, FAN_ERR_CAPTURE, was.code, at, "%s%s", was.text,
+                       redirect ? "; or let fanin.set_options(capture_redirect=True) put the "
+                                  "captured stream in its place"
+                                : "");
 }
 
-fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
+fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit,
+                          fan_error *err)
 {
     bool elided = false;
     if (!e || !e->stream || (fan_order_left_out(s->device) & bit))
@@ -43,7 +49,8 @@ fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *
     return FAN_OK;
 }
 
-fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err)
+fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out,
+                              fan_error *err)
 {
     uint64_t mine, theirs;
     *out = s;
@@ -52,8 +59,10 @@ fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, 
     FAN_TRY(fan_stream_capture(s, &mine, err));
     FAN_TRY(fan_stream_capture(t, &theirs, err));
     bool same_capture =
-        !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
-    if (fan_capture_rule(mine, theirs, same_capture, s->handle == FAN_LEGACY) == FAN_CAPTURE_REDIRECT)
+        /* what was recorded in a capture that has ended is for no stream to take over */
+        !e || e->capture == theirs;
+    if (fan_capture_rule(mine, theirs, same_capture, s->handle == FAN_LEGACY) ==
+        FAN_CAPTURE_REDIRECT)
         *out = t;
     return FAN_OK;
 }
@@ -70,8 +79,9 @@ fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t b
     return FAN_OK;
 }
 
-/* order_term_covers: whether a wait for term j's event makes one for term i's unnecessary: its record on the same
- * stream began when that of i was through. Of terms that share one event the last one waits for it. */
+/* order_term_covers: whether a wait for term j's event makes one for term i's unnecessary: its
+ * record on the same stream began when that of i was through. Of terms that share one event the
+ * last one waits for it. */
 static bool order_term_covers(const fan_fold *f, size_t j, size_t i)
 {
     const fan_term *newer = &f->terms[j];
@@ -100,18 +110,20 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
-        fan_sync_term plan =
-            fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0, order_covered(f, i));
+        fan_sync_term plan = fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer),
+                                                i == 0, order_covered(f, i));
         f->rules |= plan.rules;
         if (plan.mark)
-            FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A, plan.mark, err));
+            FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
+                                            plan.mark, err));
         if (plan.wait)
             FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, plan.wait, err));
     }
     return FAN_OK;
 }
 
-/* order_flush: an event that is recorded on s now is behind all sums on s: also those that wait in the batch. */
+/* order_flush: an event that is recorded on s now is behind all sums on s: also those that wait in
+ * the batch. */
 static void order_flush(const fan_fold *f, const fan_stream *s)
 {
     if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_FAULT(BATCH_NOT_EXCLUSIVE))
@@ -139,10 +151,12 @@ fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
     return status;
 }
 
-fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan, fan_error *err)
+fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan,
+                                fan_error *err)
 {
     fan_stream *taker = f->taker;
-    if (plan->wait_taker) /* S7 is checked only now: `on` may have joined a capture by this sum's own waits */
+    /* S7 is checked only now: `on` may have joined a capture by this sum's own waits */
+    if (plan->wait_taker)
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &taker, err));
     if (plan->wait_taker && taker != on) {
         fan_event *e = NULL;
@@ -165,8 +179,9 @@ fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t 
     return NULL;
 }
 
-fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A,
-                               fan_stream *R, fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err)
+fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C,
+                               fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
+                               uint64_t *rules, fan_error *err)
 {
     fan_event *now = NULL;
     fan_status status = FAN_OK;
@@ -190,10 +205,11 @@ done:
     return status;
 }
 
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values,
-                        size_t nvalues, fan_error *err)
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n,
+                        const fan_value *values, size_t nvalues, fan_error *err)
 {
-    uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
+    uint64_t out =
+        caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
     fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */
     for (size_t i = 0; i < n; i++) {
         fan_event *e = NULL;
@@ -209,7 +225,8 @@ fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n
         fan_status status = fan_stream_wait(on, e, NULL, err);
         fan_event_drop(e);
         if (status == FAN_ERR_CAPTURE)
-            status = order_refused((fan_place){.object = "the end of the pass", .slot = -1, .key = -1}, err);
+            status = order_refused(
+                (fan_place){.object = "the end of the pass", .slot = -1, .key = -1}, err);
         FAN_TRY(status);
     }
     for (size_t i = 0; i < nvalues; i++) {

@@ -1,24 +1,29 @@
-/* plain: plain entries, and their sums: host arrays of one kind, in a slot to which nothing else came.
+/* plain: plain entries, and their sums: host arrays of one kind, in a slot to which nothing else
+ * came.
  *
- * Nothing about them needs a decision on the way: no stream, no conversion, and a sum is one pass over memory. So they
- * are not made values: an entry is the object and the address of its first element, computed once at the add. Size and
- * kind are checked there, too: what could not be summed here is not parked as a plain entry, but for one large array
- * alone, which a chain without fan-in takes as it came. The plan is the constant one: no stream waits, and the sum is
- * dense, into the first entry (A6) or into fresh memory.
+ * Nothing about them needs a decision on the way: no stream, no conversion, and a sum is one pass
+ * over memory. So they are not made values: an entry is the object and the address of its first
+ * element, computed once at the add. Size and kind are checked there, too: what could not be summed
+ * here is not parked as a plain entry, but for one large array alone, which a chain without fan-in
+ * takes as it came. The plan is the constant one: no stream waits, and the sum is dense, into the
+ * first entry (A6) or into fresh memory.
  *
- *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else parked   add.c
- *   fold   past the budget: the ready prefix is summed, and its sum stays in the list as the first      budget.c
- *   take   claimed; where does each sum go? is what will be read unchanged? summed; handed over         take.c
+ *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else
+ * parked   add.c fold   past the budget: the ready prefix is summed, and its sum stays in the list
+ * as the first      budget.c take   claimed; where does each sum go? is what will be read
+ * unchanged? summed; handed over         take.c
  *
- * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call needs more than a
- * sum; the entries stay in its list, and fan_gather makes values of them for each sum.
+ * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call
+ * needs more than a sum; the entries stay in its list, and fan_gather makes values of them for each
+ * sum.
  *
- * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a time, as Python's
- * GIL does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot happens
- * inside the interpreter. The counters are plain numbers for the same reason. The C API has a lock for each buffer in
- * its place (py/base/api_lock.h), and counters of its own. A frontend without such a lock offers no fan_plain_frontend,
- * and has no plain entries.
- */
+ * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a
+ * time, as Python's GIL does, and leaves the interpreter only while jobs run and while a thread
+ * waits: so all that changes a slot happens inside the interpreter. The counters are plain numbers
+ * for the same reason. The C API has a lock for each buffer in its place (py/base/api_lock.h), and
+ * counters of its own. A frontend without such a lock offers no fan_plain_frontend, and has no
+ * plain
+ * entries. */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 
@@ -34,47 +39,62 @@
 /* FAN_PLAIN_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
 #define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), (b)->total->name += (k))
 
-/* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path. fan_plain_fits: whether
- * arrays of `bytes` each are summed here, of which `acc` is the accumulation dtype. fan_plain_is_flat: whether one
- * thread that reads all n runs of `bytes` side by side is the quickest way to sum them. */
-static inline bool fan_plain_is_large(uint64_t bytes) { return bytes >= FAN_POOL_FROM; }
+/* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path.
+ * fan_plain_fits: whether arrays of `bytes` each are summed here, of which `acc` is the
+ * accumulation dtype. fan_plain_is_flat: whether one thread that reads all n runs of `bytes` side
+ * by side is the quickest way to sum them. */
+static inline bool fan_plain_is_large(uint64_t bytes)
+{
+    return bytes >= FAN_POOL_FROM;
+}
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
-#define FAN_PLAIN_PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
-#define FAN_PLAIN_FEW_RUNS 8 /* runs that are read side by side where they are not in a near cache */
+/* of terms and sum, from which on several threads pay */
+#define FAN_PLAIN_PARALLEL_BYTES ((uint64_t)4 << 20)
+/* runs that are read side by side where they are not in a near cache */
+#define FAN_PLAIN_FEW_RUNS 8
 static inline bool fan_plain_is_flat(uint64_t bytes, size_t n)
 {
-    return bytes <= FAN_PLAIN_BYTES || (n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES);
+    return bytes <= FAN_PLAIN_BYTES ||
+           (n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES);
 }
-/* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the general path. */
-extern atomic_bool fan_debug_on; /* as fan_get_debug returns it; the caller has declared that options are read */
+/* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the
+ * general path. */
+/* as fan_get_debug returns it; the caller has declared that options are read */
+extern atomic_bool fan_debug_on;
 static inline bool fan_plain_allowed(void)
 {
-    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) && !fan_storage_redirected() &&
+    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) &&
+           !fan_storage_redirected() &&
            (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
 }
 
 /* ---- for the frontend ---- */
 
-/* fan_plain_add: adds one plain contribution, of which the caller has set the bits of *one. *added false: nothing
- * happened, and fan_buffer_add decides, or raises. kind: NULL of an undefined one. The buffer takes a hold of its own,
- * on the object or on a copy, which *one is then; none where it adds into its sum at once. A status that is not FAN_OK:
- * it is parked, and the fold that it made due failed. */
-fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one, bool *added,
-                         fan_error *err);
+/* fan_plain_add: adds one plain contribution, of which the caller has set the bits of *one. *added
+ * false: nothing happened, and fan_buffer_add decides, or raises. kind: NULL of an undefined one.
+ * The buffer takes a hold of its own, on the object or on a copy, which *one is then; none where it
+ * adds into its sum at once. A status that is not FAN_OK: it is parked, and the fold that it made
+ * due failed. */
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one,
+                         bool *added, fan_error *err);
 
 /* A batch of gradients. */
 typedef struct fan_plain_batch {
     size_t n;
     bool far; /* no near cache holds it: `prefetch` is worth its calls */
-    /* read: the k-th of them, the same each time. kind: set where one->object is. false: it is no plain one. */
+    /* read: the k-th of them, the same each time. kind: set where one->object is. false: it is no
+     * plain one. */
     bool (*read)(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, fan_entry *one);
-    void *(*again)(void *ctx, size_t k, size_t *slot); /* the object and the slot of one that was read */
-    void (*prefetch)(void *ctx, size_t k);             /* k may be past the end */
+    /* the object and the slot of one that was read */
+    void *(*again)(void *ctx, size_t k, size_t *slot);
+    void (*prefetch)(void *ctx, size_t k); /* k may be past the end */
     void *ctx;
 } fan_plain_batch;
 /* fan_plain_add_many: adds all or, with *added false, none of them. */
-fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added, fan_error *err);
-/* fan_plain_prefetch: fetches into the cache what an add to `slot`, or a take of it, reads. The slot need not exist. */
+fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added,
+                              fan_error *err);
+/* fan_plain_prefetch: fetches into the cache what an add to `slot`, or a take of it, reads. The
+ * slot need not exist. */
 void fan_plain_prefetch(const fan_buffer *b, size_t slot);
 
 /* Slots [first, end). */
@@ -82,31 +102,38 @@ typedef struct fan_span {
     size_t first, end;
 } fan_span;
 
-typedef enum fan_plain_where { FAN_PLAIN_NOWHERE, FAN_PLAIN_THERE, FAN_PLAIN_REFUSED } fan_plain_where;
+typedef enum fan_plain_where {
+    FAN_PLAIN_NOWHERE,
+    FAN_PLAIN_THERE,
+    FAN_PLAIN_REFUSED
+} fan_plain_where;
 
 /* Where the caller of a take wants its sums. */
 typedef struct fan_plain_outs {
-    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object (a hold), *data and *bytes are
-     * its place, and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined.
-     * REFUSED: it is for the general path. */
-    fan_plain_where (*at)(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
-                          uint64_t *bytes);
+    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object (a hold),
+     * *data and *bytes are its place, and it is gap-free, may be written, and is of *kind, which is
+     * NULL for a slot whose sum is undefined. REFUSED: it is for the general path. */
+    fan_plain_where (*at)(void *ctx, size_t slot, const fan_plain_kind *kind, void **object,
+                          char **data, uint64_t *bytes);
     void *ctx;
 } fan_plain_outs;
 
-/* fan_plain_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot first + i with a
- * hold of the caller's, or NULL where it is undefined; the slots are empty then. outs: NULL: none. False: nothing
- * happened, and fan_buffer_take decides, or raises. */
-bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_plain_outs *outs, void **results);
+/* fan_plain_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot
+ * first + i with a hold of the caller's, or NULL where it is undefined; the slots are empty then.
+ * outs: NULL: none. False: nothing happened, and fan_buffer_take decides, or raises. */
+bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_plain_outs *outs,
+                    void **results);
 
-/* fan_plain_sum: the sum of 2 to FAN_PLAIN_TERMS arrays of one kind into `out`, one of them or apart from all, and
- * counted. Other threads of the frontend may run meanwhile: the caller holds what the arrays belong to. */
-void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
+/* fan_plain_sum: the sum of 2 to FAN_PLAIN_TERMS arrays of one kind into `out`, one of them or
+ * apart from all, and counted. Other threads of the frontend may run meanwhile: the caller holds
+ * what the arrays belong to. */
+void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src,
+                   size_t n, char *out);
 
 /* ---- for the verbs ---- */
 
-/* fan_plain_claim, fan_plain_release: the slot is this thread's; no other adds or takes. release of [first, end) wakes
- * the threads that wait. */
+/* fan_plain_claim, fan_plain_release: the slot is this thread's; no other adds or takes. release of
+ * [first, end) wakes the threads that wait. */
 static inline void fan_plain_claim(fan_slot *s)
 {
     s->busy = s->taking = true;
@@ -123,7 +150,10 @@ static inline void fan_plain_release(fan_buffer *b, fan_span span)
 }
 
 /* fan_plain_has_sum: the first entry of the slot's list is a running sum. */
-static inline bool fan_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
+static inline bool fan_plain_has_sum(const fan_slot *s)
+{
+    return s->list && s->list->summed;
+}
 /* fan_plain_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
 {
@@ -138,18 +168,20 @@ static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
 static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
 {
-    bool whole =
-        n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) || (acc != p->kind.dtype && !p->entries[0].wide));
+    bool whole = n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) ||
+                                         (acc != p->kind.dtype && !p->entries[0].wide));
     return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
-/* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the buffer did not make.
- */
+/* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the
+ * buffer did not
+ * make. */
 static inline bool fan_plain_unshared(const fan_buffer *b, const fan_entry *one, bool owned)
 {
     return !owned && !one->donated && b->frontend->plain->unshared(one->object);
 }
 /* fan_plain_may_write: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
-static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
+static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n,
+                                                   fan_dtype acc)
 {
     const fan_list *p = b->slots[slot].list;
     const fan_entry *first = &p->entries[0];
@@ -157,7 +189,8 @@ static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t s
     if (p->kind.scalar)
         return FAN_REUSE_HELD;
     bool owned = p->summed > 1 || first->owned, unshared = fan_plain_unshared(b, first, owned);
-    if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
+    /* the usual case, whatever else is so: the caller holds it */
+    if (!owned && !first->donated && !unshared)
         return FAN_REUSE_HELD;
     fan_reuse facts = {.dense = !fan_plain_pitch(&p->kind),
                        .writable = true,
@@ -173,35 +206,43 @@ static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t s
         facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts);
 }
-/* fan_plain_place: the object that the sum of the first n entries is written into, and where: the first, where `reuse`
- * and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no memory, or the library refuses. May call it. */
-static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
+/* fan_plain_place: the object that the sum of the first n entries is written into, and where: the
+ * first, where `reuse` and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no
+ * memory, or the library refuses. May call it. */
+static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc,
+                                    bool reuse, char **data)
 {
     const fan_list *p = b->slots[slot].list;
     const fan_plain_frontend *plain = b->frontend->plain;
     void *first = p->entries[0].object;
     *data = p->entries[0].data;
-    return reuse && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES ? first : plain->fresh(first, &p->kind, data);
+    return reuse && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES
+               ? first
+               : plain->fresh(first, &p->kind, data);
 }
-/* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed` out or written, needs
- * no gradient. Calls the array library, which may run arbitrary code: after the result is allocated and before
- * fan_plain_unchanged. An array of ours is never passed to it: it could keep a reference to memory that we write later.
- * fan_plain_has_values: the same of the first n entries, of which the first may be handed out or written. */
+/* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed`
+ * out or written, needs no gradient. Calls the array library, which may run arbitrary code: after
+ * the result is allocated and before fan_plain_unchanged. An array of ours is never passed to it:
+ * it could keep a reference to memory that we write later. fan_plain_has_values: the same of the
+ * first n entries, of which the first may be handed out or written. */
 static inline bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed)
 {
     const fan_plain_frontend *plain = b->frontend->plain;
-    return one->owned || ((!handed || plain->is_detached(one->object)) && plain->has_own_value(one->object));
+    return one->owned ||
+           ((!handed || plain->is_detached(one->object)) && plain->has_own_value(one->object));
 }
-static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
+static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n,
+                                        bool first)
 {
     for (size_t k = 0; p->kind.check_at_use && k < n; k++)
         if (!fan_plain_has_value(b, &p->entries[k], first && k == 0))
             return false;
     return true;
 }
-/* fan_plain_unchanged: whether an array is what it was when it was read first. fan_plain_all_unchanged: the same of the
- * first n entries. They call no library. */
-static inline bool fan_plain_unchanged(const fan_buffer *b, void *object, const fan_plain_kind *kind, const char *data)
+/* fan_plain_unchanged: whether an array is what it was when it was read first.
+ * fan_plain_all_unchanged: the same of the first n entries. They call no library. */
+static inline bool fan_plain_unchanged(const fan_buffer *b, void *object,
+                                       const fan_plain_kind *kind, const char *data)
 {
     return b->frontend->plain->is_unchanged(object, kind, data);
 }
@@ -216,13 +257,14 @@ static inline bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *
         kind = fan_entry_kind(&p->kind, &p->entries[0]);
     return !first || fan_plain_unchanged(b, p->entries[0].object, &kind, p->entries[0].data);
 }
-/* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with statistics (NULL: none).
- * out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of them. scratch: of fan_plain_scratch bytes.
- * fan_plain_fold_wide: the same in the dtype `acc`, which is wider than the list's, for gap-free runs: `out` is the
- * first entry, if that is `wide`, or apart from all. They allocate nothing and cannot fail. Other threads of the
- * frontend may run meanwhile: the slot is claimed. */
-void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
-                    void *scratch, fan_stats *stats);
+/* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with
+ * statistics (NULL: none). out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of
+ * them. scratch: of fan_plain_scratch bytes. fan_plain_fold_wide: the same in the dtype `acc`,
+ * which is wider than the list's, for gap-free runs: `out` is the first entry, if that is `wide`,
+ * or apart from all. They allocate nothing and cannot fail. Other threads of the frontend may run
+ * meanwhile: the slot is claimed. */
+void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc,
+                    const fan_scale *scale, char *out, void *scratch, fan_stats *stats);
 void fan_plain_fold_wide(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, char *out);
 /* fan_plain_sum_size: bytes of a sum. fan_plain_count: counts one; `wide`: it was made so. */
 static inline uint64_t fan_plain_sum_size(const fan_list *p, bool wide)
@@ -230,7 +272,8 @@ static inline uint64_t fan_plain_sum_size(const fan_list *p, bool wide)
     fan_dtype d = p->kind.dtype;
     return wide ? p->size / fan_dtype_size(d) * fan_dtype_size(fan_sum_flat_upper(d)) : p->size;
 }
-static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place, bool copied, bool wide)
+static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place,
+                                   bool copied, bool wide)
 {
     FAN_PLAIN_COUNT(b, passes, 1);
     FAN_PLAIN_COUNT(b, bytes_read, (n - 1) * p->size + fan_plain_sum_size(p, p->entries[0].wide));

@@ -40,13 +40,16 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
         plan.mark_source = !f->upload;
         plan.rules |= on.rules;
         if (plan.convert == FAN_CONVERT_ACCUM) {
-            /* S21: it is ready on the accumulation stream then, with an event there if a stream will wait. */
+            /* S21: it is ready on the accumulation stream then, with an event there if a stream
+             * will wait. */
             const fan_sync_slot *slot = &plan.sync.slot;
             bool first = plan.sync.how != FAN_CASE_LATER;
             plan.wait = !f->upload && !fan_stream_id_same(plan.sync.producer, slot->accum);
             plan.ready = slot->accum;
             plan.mark = false;
-            plan.record = first && !fan_stream_id_same(slot->accum, slot->consumer) ? FAN_RECORD_ACCUM : FAN_RECORD_NOT;
+            plan.record = first && !fan_stream_id_same(slot->accum, slot->consumer)
+                              ? FAN_RECORD_ACCUM
+                              : FAN_RECORD_NOT;
         }
     }
     return plan;
@@ -59,7 +62,8 @@ uint64_t fan_plan_plain_slot(bool defined, bool undefined)
 
 uint64_t fan_plan_plain_fold(bool reusable)
 {
-    fan_side first = {.form = FAN_FORM_DENSE, .reusable = reusable}, other = {.form = FAN_FORM_DENSE};
+    fan_side first = {.form = FAN_FORM_DENSE, .reusable = reusable},
+             other = {.form = FAN_FORM_DENSE};
     return fan_accum(first, other, false).rules;
 }
 
@@ -74,7 +78,8 @@ static fan_dtype accumulated(const fan_fold_facts *f)
 static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
 {
     if (f->exact)
-        return f->sparse && f->sparse == f->terms && !f->has_state ? FAN_FOLD_EXACT_SPARSE : FAN_FOLD_EXACT;
+        return f->sparse && f->sparse == f->terms && !f->has_state ? FAN_FOLD_EXACT_SPARSE
+                                                                   : FAN_FOLD_EXACT;
     if (result == FAN_FORM_OBJECT)
         return FAN_FOLD_OBJECTS;
     if (result == FAN_FORM_SPARSE)
@@ -100,7 +105,8 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
     }
     plan.dtype = accumulated(f);
     if (f->finish || f->exact)
-        plan.dtype = f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_dtype_set_promote(f->seen);
+        plan.dtype =
+            f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_dtype_set_promote(f->seen);
     bool may_expand = dense || plan.kind == FAN_FOLD_EXACT;
     if (may_expand && f->expanded && !f->has_out && !f->writable) {
         plan.expanded = f->expanded;
@@ -109,7 +115,8 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
     plan.coalesce = f->finish ? f->terms > 1 || f->summed : f->entries > 2 * f->entries_before;
     plan.exclusive = plan.action == FAN_ACTION_INTO_OLD || plan.action == FAN_ACTION_INTO_NEW;
     plan.batches = dense && fan_stream_id_set(f->slot.accum) && !f->stats;
-    plan.after = f->finish ? fan_sync_finish_plan(f->slot, f->has_out, f->taker) : fan_sync_fold_plan(f->slot);
+    plan.after = f->finish ? fan_sync_finish_plan(f->slot, f->has_out, f->taker)
+                           : fan_sync_fold_plan(f->slot);
     return plan;
 }
 

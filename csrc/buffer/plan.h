@@ -1,32 +1,34 @@
 /* plan: what one add, one fold, one take or one target will do, decided before anything is touched.
  *
- * The question: given what a slot holds and what the call wants, which stream waits for which, what is recorded, in
- * which memory and in which dtype does the result lie, and by which rules?
+ * The question: given what a slot holds and what the call wants, which stream waits for which, what
+ * is recorded, in which memory and in which dtype does the result lie, and by which rules?
  *
- * sync answers it for streams, accum for memory; here the two become one value per step of a gradient's road. The file
- * that takes a step gathers facts, calls the function here, and carries out the plan:
+ * sync answers it for streams, accum for memory; here the two become one value per step of a
+ * gradient's road. The file that takes a step gathers facts, calls the function here, and carries
+ * out the plan:
  *
  *   plan              facts gathered by          carried out by
  *   fan_add_plan      add.c                      add.c, order.c
- *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its streams)
- *   fan_take_plan     take.c                     take.c, fold.c
- *   fan_target_plan   target.c                   target.c
+ *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its
+ * streams) fan_take_plan     take.c                     take.c, fold.c fan_target_plan   target.c
+ * target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:
  *
  *   add g1    sync OTHER     record on p1; g1 is used on c                      S9
  *   add g2    sync LATER     record on p2
- *   fold      kind DENSE     c waits for both events (S13, S12); a fresh array  A7 (g1 is the caller's)
- *             after          ready on c, no event, for c consumes               S14 S16 S17
- *   add g3    sync LATER     record on p3
- *   fold      kind DENSE     c waits for g3 (S12); into the running sum         A6 (it is the buffer's own)
+ *   fold      kind DENSE     c waits for both events (S13, S12); a fresh array  A7 (g1 is the
+ * caller's) after          ready on c, no event, for c consumes               S14 S16 S17 add g3
+ * sync LATER     record on p3 fold      kind DENSE     c waits for g3 (S12); into the running sum
+ * A6 (it is the buffer's own)
  *
- * What can go wrong: a step that decides again, by itself, and a little differently. So nothing outside of sync, accum
- * and this file sets a rule's bit, each field is read by the code that carries the plan out, and explain() and the
- * trace print the plan that ran. A test looks after all three.
+ * What can go wrong: a step that decides again, by itself, and a little differently. So nothing
+ * outside of sync, accum and this file sets a rule's bit, each field is read by the code that
+ * carries the plan out, and explain() and the trace print the plan that ran. A test looks after all
+ * three.
  *
- * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
- */
+ * Everything here is a pure function of its arguments: no allocation, no device call, no
+ * lock. */
 #ifndef FAN_BUFFER_PLAN_H
 #define FAN_BUFFER_PLAN_H
 
@@ -38,13 +40,18 @@
 /* Where a contribution is converted (A9, A10, A12) or copied before it is parked. */
 typedef enum fan_convert_on {
     FAN_CONVERT_NOT,
-    FAN_CONVERT_HOST,     /* at once: no stream has anything to do with it */
-    FAN_CONVERT_SOURCE,   /* from a device to the host: on a stream of the device that it comes from */
+    FAN_CONVERT_HOST, /* at once: no stream has anything to do with it */
+    /* from a device to the host: on a stream of the device that it comes from */
+    FAN_CONVERT_SOURCE,
     FAN_CONVERT_PRODUCER, /* on the producer's stream, before its event */
     FAN_CONVERT_ACCUM     /* on the accumulation stream: it is ready there then */
 } fan_convert_on;
 
-typedef enum fan_record_on { FAN_RECORD_NOT, FAN_RECORD_PRODUCER, FAN_RECORD_ACCUM } fan_record_on;
+typedef enum fan_record_on {
+    FAN_RECORD_NOT,
+    FAN_RECORD_PRODUCER,
+    FAN_RECORD_ACCUM
+} fan_record_on;
 
 typedef struct fan_add_facts {
     bool defined;
@@ -59,7 +66,8 @@ typedef struct fan_add_facts {
 typedef struct fan_add_plan {
     fan_sync_add sync;
     fan_convert_on convert;
-    bool wait;             /* S21: the accumulation stream waits for the producer's before it converts */
+    /* S21: the accumulation stream waits for the producer's before it converts */
+    bool wait;
     bool mark_source;      /* S21: what is converted is used on the stream that converts */
     fan_record_on record;  /* the event that others will wait for */
     uint64_t producer_bit; /* what the proof calls one on the producer's stream */
@@ -70,8 +78,9 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_plain_slot: the rules by which plain contributions (plain.h) came to a slot, of which some are defined,
- * some not. fan_plan_plain_fold: those of a sum of them; `reusable`: fan_reusable returned yes for the first. */
+/* fan_plan_plain_slot: the rules by which plain contributions (plain.h) came to a slot, of which
+ * some are defined, some not. fan_plan_plain_fold: those of a sum of them; `reusable`: fan_reusable
+ * returned yes for the first. */
 uint64_t fan_plan_plain_slot(bool defined, bool undefined);
 uint64_t fan_plan_plain_fold(bool reusable);
 
@@ -90,18 +99,21 @@ typedef enum fan_fold_kind {
 typedef struct fan_fold_facts {
     size_t terms, sparse, objects; /* how many; of them sparse, and objects */
     fan_side first;                /* the first term; */
-    fan_side other;                /* .. the first one of another form or sparse format, else the second */
+    /* .. the first one of another form or sparse format, else the second */
+    fan_side other;
     bool other_is_second;
     bool coalesced;                            /* the first term is sparse, without duplicates */
     bool summed;                               /* it is the sum of several contributions */
     fan_reuse_answer reuse_first, reuse_other; /* A6, A3: of dense ones */
-    int64_t entries, entries_before; /* A5: stored numbers of all, and of the first after it was coalesced last */
-    uint64_t expanded;               /* A13: axes along which every term is expanded */
-    bool recording;                  /* A1 */
-    bool exact;                      /* A11: the slot's sum is an exact one */
-    bool has_state;                  /* .. and begun */
+    /* A5: stored numbers of all, and of the first after it was coalesced last */
+    int64_t entries, entries_before;
+    uint64_t expanded; /* A13: axes along which every term is expanded */
+    bool recording;    /* A1 */
+    bool exact;        /* A11: the slot's sum is an exact one */
+    bool has_state;    /* .. and begun */
     bool stats;
-    bool finish;   /* the result is handed out: in the sum's dtype, and apart from all terms; else it stays */
+    /* the result is handed out: in the sum's dtype, and apart from all terms; else it stays */
+    bool finish;
     bool has_out;  /* .. in memory of the taker */
     bool writable; /* .. which will write into it */
     fan_dtype_set seen;
@@ -113,11 +125,12 @@ typedef struct fan_fold_facts {
 
 typedef struct fan_fold_plan {
     fan_fold_kind kind;
-    fan_action action;      /* where the result lies */
-    fan_dtype dtype;        /* of the result; FAN_DT_NONE of objects */
-    uint64_t expanded;      /* A13: axes along which the result stays expanded */
-    bool coalesce;          /* A5 */
-    bool exclusive;         /* A waits for all other streams that used the memory it writes (*Reusable*) */
+    fan_action action; /* where the result lies */
+    fan_dtype dtype;   /* of the result; FAN_DT_NONE of objects */
+    uint64_t expanded; /* A13: axes along which the result stays expanded */
+    bool coalesce;     /* A5 */
+    /* A waits for all other streams that used the memory it writes (*Reusable*) */
+    bool exclusive;
     bool batches;           /* one job on a stream: others may be queued with it in one launch */
     fan_reuse_answer reuse; /* why it is, or is not, made in the first term's memory */
     fan_sync_fold after;    /* what orders others after it */
@@ -130,23 +143,25 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *facts);
 /* ---- take: how a slot's sum reaches its consumer (A14, D11, D21) ---- */
 
 typedef enum fan_take_way {
-    FAN_TAKE_NOTHING,  /* nothing was added, or zeros that go into out */
-    FAN_TAKE_ZERO,     /* zeros were */
-    FAN_TAKE_HAND,     /* the only term itself: a sum that is there already, or the only contribution (A14) */
+    FAN_TAKE_NOTHING, /* nothing was added, or zeros that go into out */
+    FAN_TAKE_ZERO,    /* zeros were */
+    /* the only term itself: a sum that is there already, or the only contribution (A14) */
+    FAN_TAKE_HAND,
     FAN_TAKE_COMMIT,   /* the running sum, which the slot keeps should a later one fail */
     FAN_TAKE_FINISH,   /* made apart from it */
     FAN_TAKE_INTO_OUT, /* written straight into out, after all sums */
-    FAN_TAKE_LATE      /* planned again once no other slot can fail any more: it writes into a donated term */
+    /* planned again once no other slot can fail any more: it writes into a donated term */
+    FAN_TAKE_LATE
 } fan_take_way;
 
 typedef struct fan_take_facts {
     size_t terms, dense, sparse, objects;
     bool has_state, has_zero;
-    bool has_out;             /* out=; */
-    bool out_overlaps_inputs; /* .. it overlaps a term of another slot, or one of its own that it is not the same view
-                                 of */
-    bool out_overlaps_own;    /* .. or a term of its own slot, in whatever way */
-    bool stats;               /* the terms of an exact sum are read again once it is made */
+    bool has_out; /* out=; */
+    /* .. it overlaps a term of another slot, or one of its own that it is not the same view of */
+    bool out_overlaps_inputs;
+    bool out_overlaps_own; /* .. or a term of its own slot, in whatever way */
+    bool stats;            /* the terms of an exact sum are read again once it is made */
     bool scaled, writable;
     bool exact;
     bool widened;     /* the accumulation dtype is not the sum's */
@@ -154,17 +169,19 @@ typedef struct fan_take_facts {
     bool whole;       /* no key is missing */
     bool alone, last; /* no other slot is taken; none is left that could fail */
     bool first_donated;
-    bool same_dtype;        /* the first term is of the sum's dtype */
-    bool overwritten;       /* some out= lies where the only term lies */
-    bool summed;            /* the only term is the sum of several contributions */
-    bool loose;             /* it is sparse, and an index may occur twice in it */
-    fan_reuse_answer reuse; /* of the only term: whether the taker may write it (A6); read where `writable` is set */
+    bool same_dtype;  /* the first term is of the sum's dtype */
+    bool overwritten; /* some out= lies where the only term lies */
+    bool summed;      /* the only term is the sum of several contributions */
+    bool loose;       /* it is sparse, and an index may occur twice in it */
+    /* of the only term: whether the taker may write it (A6); read where `writable` is set */
+    fan_reuse_answer reuse;
 } fan_take_facts;
 
 typedef struct fan_take_plan {
     fan_take_way way;
-    bool copy_out; /* the sum, which is made apart from it, is copied into out when all else is done */
-    bool counts;   /* it is a copy of the only term */
+    /* the sum, which is made apart from it, is copied into out when all else is done */
+    bool copy_out;
+    bool counts; /* it is a copy of the only term */
     uint64_t rules;
 } fan_take_plan;
 
@@ -174,11 +191,13 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
     bool sums = f->terms > 1, anew = f->scaled || f->has_out;
     bool objects = f->objects > 0;
     bool exact = f->exact && (sums || f->has_state);
-    /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in one pass, or would
-     * change what is still to be read. */
-    bool copy = f->dense < f->terms || f->out_overlaps_inputs || (f->stats && f->exact && f->out_overlaps_own);
+    /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in
+     * one pass, or would change what is still to be read. */
+    bool copy = f->dense < f->terms || f->out_overlaps_inputs ||
+                (f->stats && f->exact && f->out_overlaps_own);
     bool whole =
-        f->whole || f->alone || f->last; /* beyond a gap nothing is committed: the missing keys may still come */
+        /* beyond a gap nothing is committed: the missing keys may still come */
+        f->whole || f->alone || f->last;
     if (f->terms == 0 && !f->has_state)
         return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
     if (f->has_out && !copy)
@@ -191,7 +210,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
         return FAN_TAKE_COMMIT;
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
     bool coalesce = f->summed && f->loose; /* D12 */
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && !coalesce && (objects || f->same_dtype))
+    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && !coalesce &&
+        (objects || f->same_dtype))
         return FAN_TAKE_HAND;
     return FAN_TAKE_FINISH;
 }
@@ -199,7 +219,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
 static inline fan_take_plan fan_plan_take(const fan_take_facts *f)
 {
     fan_take_plan plan = {.way = fan_plan_take_way(f)};
-    plan.copy_out = f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
+    plan.copy_out =
+        f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
     plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
     plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
     return plan;
@@ -215,8 +236,8 @@ typedef struct fan_target_facts {
 } fan_target_facts;
 
 typedef struct fan_target_plan {
-    /* The running sum itself is lent; else zeros, which are added when they come back. By no rule: A6 would not have it
-     * written once an earlier target has seen it (D34). */
+    /* The running sum itself is lent; else zeros, which are added when they come back. By no rule:
+     * A6 would not have it written once an earlier target has seen it (D34). */
     bool direct;
 } fan_target_plan;
 

@@ -1,4 +1,5 @@
-/* rules: the numbers of the rules as bits, so that plans, traces and messages can name those that decided. */
+/* rules: the numbers of the rules as bits, so that plans, traces and messages can name those that
+ * decided. */
 #ifndef FAN_BUFFER_RULES_H
 #define FAN_BUFFER_RULES_H
 

@@ -40,7 +40,8 @@ fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err)
     if (b->fork_generation != FAN_FORK_INVALID)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_STATE, 0, fan_buffer_place(b),
-                       "another thread was in this buffer when the process was forked, and what it holds is not whole "
+                       "another thread was in this buffer when the process was forked, and what it "
+                       "holds is not whole "
                        "in the child: clear() it, or make one here");
 }
 
@@ -61,7 +62,10 @@ void fan_slot_unlock(fan_buffer *b, size_t slot)
         fan_yield();
 }
 
-void fan_slot_notify(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed[slot % b->nlocks]); }
+void fan_slot_notify(fan_buffer *b, size_t slot)
+{
+    fan_cond_broadcast(&b->changed[slot % b->nlocks]);
+}
 
 void fan_slot_wake_all(fan_buffer *b)
 {
@@ -72,8 +76,8 @@ void fan_slot_wake_all(fan_buffer *b)
     }
 }
 
-/* The slot is locked. Waits until something changed, without the lock of the frontend, so that the thread that will
- * change it can run. */
+/* The slot is locked. Waits until something changed, without the lock of the frontend, so that the
+ * thread that will change it can run. */
 static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_frontend *f = b->frontend;
@@ -89,15 +93,16 @@ static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *er
     return status;
 }
 
-/* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
- * wait for `slot` then: a take of `slot` could be waiting for one of this thread's. (A take claims slots from the
- * lowest up, and so waits only for higher ones.) */
+/* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above
+ * `slot`. It must not wait for `slot` then: a take of `slot` could be waiting for one of this
+ * thread's. (A take claims slots from the lowest up, and so waits only for higher ones.) */
 static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
         if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
-            (!b->slots[i].taking || i > slot)) /* no other thread changes a slot that this thread owns */
+            /* no other thread changes a slot that this thread owns */
+            (!b->slots[i].taking || i > slot))
             return true;
     return false;
 }
@@ -106,7 +111,8 @@ static fan_status slot_wait_free(fan_buffer *b, size_t slot, const char *what, f
 {
     if (fan_slot_owned_by(&b->slots[slot], fan_thread_id()) || slot_held_by_this_thread(b, slot))
         return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
-                           "%s from within a sum, or a target, that holds this slot or one that its take waits for",
+                           "%s from within a sum, or a target, that holds this slot or one that "
+                           "its take waits for",
                            what);
     return slot_wait_for_change(b, slot, err);
 }
@@ -152,10 +158,11 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
     char which[64] = "a gradient added without a key";
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
-                       "%s was changed after it was added (its elements, memory, dtype or shape); leave "
-                       "it as it is until take(), or add it with copy=True",
-                       which);
+    return fan_fail_at(
+        err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+        "%s was changed after it was added (its elements, memory, dtype or shape); leave "
+        "it as it is until take(), or add it with copy=True",
+        which);
 }
 
 bool fan_value_unmoved(const fan_buffer *b, const fan_value *v)
@@ -165,12 +172,14 @@ bool fan_value_unmoved(const fan_buffer *b, const fan_value *v)
     return !foreign || b->frontend->is_unchanged(v);
 }
 
-fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                                  fan_error *err)
 {
     return fan_value_unmoved(b, v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
-fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err)
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out,
+                         fan_error *err)
 {
     uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
     bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
@@ -183,8 +192,8 @@ fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, 
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
-fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
-                              bool may_end, fan_error *err)
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                              const uint64_t *hash, bool may_end, fan_error *err)
 {
     uint64_t now;
     FAN_TRY(fan_slot_check_unmoved(b, slot, v, key, err));
@@ -219,7 +228,10 @@ void fan_sum_stats_drop(fan_sum_stats *k)
     *k = (fan_sum_stats){.valid = false};
 }
 
-fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->sum_stats[slot]); }
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot)
+{
+    return fan_sum_stats_move(&b->sum_stats[slot]);
+}
 
 fan_slot_state fan_slot_state_none;
 
@@ -267,8 +279,8 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
     fan_free(p->left.heap);
     fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);
-    /* S11: joins a pooled stream back to the capture that it came into: no other code can, and the capture could not
-     * end. The end of the capture reports what fails here. */
+    /* S11: joins a pooled stream back to the capture that it came into: no other code can, and the
+     * capture could not end. The end of the capture reports what fails here. */
     uint64_t id = 0;
     fan_event *e = NULL;
     if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
@@ -302,7 +314,8 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
 
 bool fan_status_poisons(fan_status s)
 {
-    return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK || s == FAN_ERR_CAPTURE;
+    return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK ||
+           s == FAN_ERR_CAPTURE;
 }
 
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
@@ -333,11 +346,12 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
     fan_trace_put(&line);
 }
 
-fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i, fan_dtype sum, fan_error *err)
+fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i,
+                             fan_dtype sum, fan_error *err)
 {
     return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
-                       "a Python int among its contributions, %" PRId64 ", does not fit dtype %s", i,
-                       fan_dtype_name(sum));
+                       "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                       i, fan_dtype_name(sum));
 }
 
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
@@ -345,15 +359,18 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
     const fan_error *first = b->slots[slot].p->poison;
     if (!first)
         return FAN_OK;
-    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1), "poisoned until clear(): %s", first->text);
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                       "poisoned until clear(): %s", first->text);
 }
 
-fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got, fan_error *err)
+fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got,
+                               fan_error *err)
 {
     char wants[48];
     int64_t n = b->slots[slot].expected;
     snprintf(wants, sizeof wants, "%" PRId64 " contribution%s", n, FAN_PLURAL(n));
-    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, key), wants, got, " (A16)");
+    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, key), wants, got,
+                             " (A16)");
 }
 
 /* A10: the dtypes that a plain entry of this kind brings. */
@@ -364,7 +381,9 @@ static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_plai
 
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
 {
-    fan_dtype_set own = one->general ? one->item->own : one->object ? slot_entry_dtypes(s->spec, &s->list->kind) : 0;
+    fan_dtype_set own = one->general  ? one->item->own
+                        : one->object ? slot_entry_dtypes(s->spec, &s->list->kind)
+                                      : 0;
     if (!own)
         return seen;
     return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
@@ -397,7 +416,8 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
     fan_slot *s = &b->slots[slot];
     fan_list *list = s->list;
     fan_slot_state *p = fan_calloc(sizeof *p);
-    int64_t *shape = fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
+    int64_t *shape =
+        fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
     if (!p || !shape) {
         fan_free(p);
         fan_free(shape);
@@ -445,7 +465,8 @@ fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
     FAN_TRY(fan_buffer_check_fork(b, err));
     if (slot >= b->nslots)
-        return fan_fail_at(err, FAN_ERR_INDEX, 0, fan_buffer_place(b), "no slot %zu; it has %zu (S1)", slot, b->nslots);
+        return fan_fail_at(err, FAN_ERR_INDEX, 0, fan_buffer_place(b),
+                           "no slot %zu; it has %zu (S1)", slot, b->nslots);
     return FAN_OK;
 }
 
@@ -453,14 +474,16 @@ fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what
 {
     for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
         if (t->thread == fan_thread_id())
-            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
-                               "%s() from within a target of that slot: what is added into it would miss "
-                               "this pass; leave the block first",
-                               what);
+            return fan_fail_at(
+                err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                "%s() from within a target of that slot: what is added into it would miss "
+                "this pass; leave the block first",
+                what);
     return FAN_OK;
 }
 
-fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what,
+                              fan_error *err)
 {
     FAN_TRY(fan_slot_claim(b, slot, taking, what, err));
     fan_status status = fan_slot_begin_state(b, slot, err);

@@ -10,9 +10,9 @@
 
 void fan_slot_lock(fan_buffer *b, size_t slot);
 void fan_slot_unlock(fan_buffer *b, size_t slot);
-/* fan_buffer_check_fork: FAN_ERR_STATE in a forked child, where another thread was in the buffer at the fork. Asked
- * before any lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a
- * thread that stayed behind. */
+/* fan_buffer_check_fork: FAN_ERR_STATE in a forked child, where another thread was in the buffer at
+ * the fork. Asked before any lock of the buffer is taken. fan_buffer_adopt: the same without a
+ * word: no lock or slot is held by a thread that stayed behind. */
 fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err);
 void fan_buffer_adopt(fan_buffer *b);
 
@@ -20,37 +20,43 @@ void fan_buffer_adopt(fan_buffer *b);
 void fan_slot_notify(fan_buffer *b, size_t slot);
 /* fan_slot_wake_all: the same of all slots, while some thread waits; takes each lock. */
 void fan_slot_wake_all(fan_buffer *b);
-/* fan_slot_claim: locked; makes the slot busy. Waits for the thread that has it, and, for a take, until every add has
- * parked.
- */
-fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+/* fan_slot_claim: locked; makes the slot busy. Waits for the thread that has it, and, for a take,
+ * until every add has
+ * parked. */
+fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what,
+                          fan_error *err);
 /* fan_slot_make_busy: locked: the same of a slot that is free, for a fold. */
 void fan_slot_make_busy(fan_slot *s);
 void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 
-fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_check_fork */
+/* S1; and fan_buffer_check_fork */
+fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_slot_enter: locked: waits while a take has the slot, begins the state, and fails if the
  * slot is poisoned. */
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
 /* fan_slot_claim_all: as fan_slot_claim, and begins the state. */
-fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
-/* fan_slot_in_target: locked: FAN_ERR_STATE if this thread has begun a target of the slot and not ended it: what it
- * adds would miss its pass. */
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what,
+                              fan_error *err);
+/* fan_slot_in_target: locked: FAN_ERR_STATE if this thread has begun a target of the slot and not
+ * ended it: what it adds would miss its pass. */
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 
-/* fan_value_unmoved: whether the memory of the value lies where it lay when it was read first. fan_slot_changed: the
- * error that names the contribution which its caller changed: buffer, slot, key (-1: none). fan_slot_check_unmoved:
- * that error if memory of the value lies elsewhere than when it was added. */
+/* fan_value_unmoved: whether the memory of the value lies where it lay when it was read first.
+ * fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot,
+ * key (-1: none). fan_slot_check_unmoved: that error if memory of the value lies elsewhere than
+ * when it was added. */
 bool fan_value_unmoved(const fan_buffer *b, const fan_value *v);
 fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
-fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
-/* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where
- * `may_end`: nothing was done then. No lock is held. */
-fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err);
-/* fan_slot_unchanged: called before a contribution is read: checks that it is where it was and, with debug=True (hash:
- * not NULL), has the elements that it had. may_end as in fan_slot_hash. */
-fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
-                              bool may_end, fan_error *err);
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                                  fan_error *err);
+/* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the
+ * user may end it where `may_end`: nothing was done then. No lock is held. */
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out,
+                         fan_error *err);
+/* fan_slot_unchanged: called before a contribution is read: checks that it is where it was and,
+ * with debug=True (hash: not NULL), has the elements that it had. may_end as in fan_slot_hash. */
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
+                              const uint64_t *hash, bool may_end, fan_error *err);
 
 void fan_item_free(fan_buffer *b, fan_item *it);
 /* fan_item_unpark: takes the item off what counts against the budget. */
@@ -58,32 +64,37 @@ void fan_item_unpark(fan_buffer *b, fan_item *it);
 /* fan_entry_seen: the dtypes that the slot has seen, with those of one entry more (A10). */
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one);
 
-/* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free, which drops all
- * without the lock. */
+/* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free,
+ * which drops all without the lock. */
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
 void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
 
-/* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot holds. */
+/* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot
+ * holds. */
 bool fan_status_poisons(fan_status s);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */
-fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got, fan_error *err);
+fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got,
+                               fan_error *err);
 /* fan_slot_fail_int: a Python int among the contributions does not fit the sum's dtype (D5). */
-fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i, fan_dtype sum, fan_error *err);
+fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int64_t i,
+                             fan_dtype sum, fan_error *err);
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
-/* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may read it meanwhile. */
+/* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may
+ * read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
-/* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step knows. */
+/* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step
+ * knows. */
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 
-/* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind. fan_sum_stats_drop:
- * unlocked. */
+/* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind.
+ * fan_sum_stats_drop: unlocked. */
 fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
 fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
 void fan_sum_stats_drop(fan_sum_stats *k);
-/* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller drops them,
- * unlocked. */
+/* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller
+ * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
 /* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
@@ -93,39 +104,47 @@ static inline fan_list *fan_slot_list(fan_slot *s)
         fan_list_init(s->list);
     return s->list;
 }
-/* fan_slot_entries: how many entries the list has. fan_slot_sum: the first of them, where it is the running sum; else
- * NULL. fan_slot_waiting: how many contributions wait beside it. */
-static inline size_t fan_slot_entries(const fan_slot *s) { return s->list ? s->list->n : 0; }
+/* fan_slot_entries: how many entries the list has. fan_slot_sum: the first of them, where it is the
+ * running sum; else NULL. fan_slot_waiting: how many contributions wait beside it. */
+static inline size_t fan_slot_entries(const fan_slot *s)
+{
+    return s->list ? s->list->n : 0;
+}
 static inline fan_entry *fan_slot_sum(const fan_slot *s)
 {
     return s->list && s->list->summed ? &s->list->entries[0] : NULL;
 }
-static inline size_t fan_slot_waiting(const fan_slot *s) { return s->list ? fan_list_parked(s->list) : 0; }
+static inline size_t fan_slot_waiting(const fan_slot *s)
+{
+    return s->list ? fan_list_parked(s->list) : 0;
+}
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
     return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
 }
-/* fan_slot_missing: A16: how many of the contributions that were expected have not come; `unlimited`: of a slot that
- * expects no certain number. */
+/* fan_slot_missing: A16: how many of the contributions that were expected have not come;
+ * `unlimited`: of a slot that expects no certain number. */
 static inline int64_t fan_slot_missing(const fan_slot *s, int64_t unlimited)
 {
     return s->expected < 0 ? unlimited : s->expected - fan_slot_count(s);
 }
-/* fan_slot_begin_state: locked: where plain entries are in the list, the state that other contributions need is made of
- * what is known of them. The entries stay. FAN_ERR_NOMEM: nothing happened. */
+/* fan_slot_begin_state: locked: where plain entries are in the list, the state that other
+ * contributions need is made of what is known of them. The entries stay. FAN_ERR_NOMEM: nothing
+ * happened. */
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
 static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    return s->p == &fan_slot_state_none && fan_slot_entries(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
+    return s->p == &fan_slot_state_none && fan_slot_entries(s) ? fan__slot_begin_state(b, slot, err)
+                                                               : FAN_OK;
 }
 /* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);
 /* fan_slot_drop_plain: unlocked: drops what is parked in a slot. */
 void fan_slot_drop_plain(fan_buffer *b, size_t slot);
-/* fan_list_unpark: `n` of the slot's plain entries no longer count against the budget; the holders of the others are to
- * be checked anew. */
+/* fan_list_unpark: `n` of the slot's plain entries no longer count against the budget; the holders
+ * of the others are to be checked anew. */
 static inline void fan_list_unpark(fan_buffer *b, fan_list *p, size_t n)
 {
     if (n) /* of undefined entries alone `bytes` is unset */

@@ -11,7 +11,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static fan_slot_state *stats_state(const fan_fold *f) { return f->b->slots[f->slot].p; }
+static fan_slot_state *stats_state(const fan_fold *f)
+{
+    return f->b->slots[f->slot].p;
+}
 
 static const fan_array *stats_numbers(const fan_value *v)
 {
@@ -20,10 +23,11 @@ static const fan_array *stats_numbers(const fan_value *v)
                                                                    : NULL;
 }
 
-/* The elements whose statistics are those of a value: the stored numbers, or, where an index may occur twice in sparse
- * data, its merged entries, made here on A (*merged: the caller's; NULL: none), rounded as the value is. */
-static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fan_array **elements, fan_sparse **merged,
-                                 fan_error *err)
+/* The elements whose statistics are those of a value: the stored numbers, or, where an index may
+ * occur twice in sparse data, its merged entries, made here on A (*merged: the caller's; NULL:
+ * none), rounded as the value is. */
+static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fan_array **elements,
+                                 fan_sparse **merged, fan_error *err)
 {
     *merged = NULL;
     *elements = stats_numbers(v);
@@ -35,15 +39,16 @@ static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fa
     const fan_slot *s = fan_fold_slot(f);
     fan_dtype acc = fan_accum_dtype(v->dtype, s->spec->accumulate);
     fan_sparse_operand in = {v->sparse, acc == FAN_DT_NONE ? fan_dtype_accumulate(v->dtype) : acc};
-    FAN_TRY(fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
+    FAN_TRY(
+        fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
     *elements = (*merged)->values;
     return FAN_OK;
 }
 
-/* The numbers of a term of which one is an inf or a NaN if the term brought it (D35): those that are stored, or, of the
- * only contribution, those of the sum. */
-static fan_status stats_suspects(const fan_fold *f, const fan_term *t, const fan_array **elements, fan_sparse **merged,
-                                 fan_error *err)
+/* The numbers of a term of which one is an inf or a NaN if the term brought it (D35): those that
+ * are stored, or, of the only contribution, those of the sum. */
+static fan_status stats_suspects(const fan_fold *f, const fan_term *t, const fan_array **elements,
+                                 fan_sparse **merged, fan_error *err)
 {
     bool summed = f->state || (t->is_value && fan_fold_slot(f)->list->summed > 1);
     if (f->n == 1 && !summed)
@@ -65,8 +70,8 @@ size_t fan_fold_first_suspect(const fan_fold *f)
 }
 
 /* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t size, fan_sum_stats *sum_stats,
-                               fan_error *err)
+static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t size,
+                               fan_sum_stats *sum_stats, fan_error *err)
 {
     uint64_t capture = 0;
     if (!p->sum_stats.captured)
@@ -84,7 +89,8 @@ static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t s
 static fan_status stats_memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
+                           "out of memory");
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
     return stats_memory(d, stats_state(f), size, &f->sum_stats, err);
@@ -106,8 +112,9 @@ fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
 }
 
 /* measure: a job that reads what is there already; in[0] is what it measures. */
-static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *sum_stats,
-                                const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n,
+static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d,
+                                const fan_sum_stats *sum_stats, const fan_array *before,
+                                const fan_operand *in, const int64_t *keys, size_t n,
                                 size_t first_suspect, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
@@ -133,8 +140,10 @@ static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats 
         b->frontend->allow_threads_end(left);
 }
 
-/* The statistics of a result. Nothing is lost where the user ends the reading, but for what was summed in place. */
-static fan_status stats_of_result(const fan_fold *f, const fan_value *v, fan_stats *out, fan_error *err)
+/* The statistics of a result. Nothing is lost where the user ends the reading, but for what was
+ * summed in place. */
+static fan_status stats_of_result(const fan_fold *f, const fan_value *v, fan_stats *out,
+                                  fan_error *err)
 {
     fan_interrupt interrupt;
     const fan_array *elements;
@@ -148,7 +157,8 @@ static fan_status stats_of_result(const fan_fold *f, const fan_value *v, fan_sta
     return fan_interrupt_end(&interrupt, status);
 }
 
-fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *finite, fan_error *err)
+fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *finite,
+                                   fan_error *err)
 {
     fan_interrupt interrupt;
     const fan_array *elements;
@@ -168,8 +178,8 @@ fan_status fan_fold_term_is_finite(const fan_fold *f, const fan_term *t, bool *f
     return fan_interrupt_end(&interrupt, status);
 }
 
-/* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be the first with an inf
- * or a NaN. */
+/* The job of fan_fold_collect_stats on a device: the result, and after it the terms that could be
+ * the first with an inf or a NaN. */
 static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -187,8 +197,8 @@ static fan_status stats_measure_result(fan_fold *f, const fan_value *result, fan
         f->scratch[n] = (fan_operand){elements, elements->dtype};
         f->keys[n++] = t->key;
     }
-    status = stats_measure(f->b, f->slot, result->device, &f->sum_stats, stats_state(f)->sum_stats.device_words,
-                           f->scratch, f->keys, n, 1, err);
+    status = stats_measure(f->b, f->slot, result->device, &f->sum_stats,
+                           stats_state(f)->sum_stats.device_words, f->scratch, f->keys, n, 1, err);
 done:
     fan_sparse_drop(merged);
     fan_sparse_drop(alone);
@@ -219,7 +229,8 @@ fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_erro
         sum_stats->stats.bad = SIZE_MAX;
         sum_stats->valid = true;
     }
-    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite || stats_state(f)->sum_stats.has_nonfinite)
+    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite ||
+        stats_state(f)->sum_stats.has_nonfinite)
         return FAN_OK;
     for (size_t i = summed ? sum_stats->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
@@ -256,7 +267,8 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
     fan_sparse *merged;
     FAN_TRY(stats_elements(f, v, &elements, &merged, err));
     fan_operand in = {elements, elements->dtype};
-    fan_status status = stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err);
+    fan_status status =
+        stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err);
     fan_sparse_drop(merged);
     FAN_TRY(status);
     f->sum_stats.valid = true;
@@ -264,8 +276,8 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d, int64_t key,
-                            fan_error *err)
+fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d,
+                            int64_t key, fan_error *err)
 {
     fan_slot_state *p = b->slots[slot].p;
     fan_sum_stats *sum_stats = &p->sum_stats;
@@ -302,10 +314,10 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k,
     uint64_t capture;
     FAN_TRY(fan_stream_capture(k->stream, &capture, err));
     if (capture)
-        return fan_fail_at(
-            err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
-            "stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
-            "once it has ended");
+        return fan_fail_at(err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
+                           "stats() waits for the stream that summed, which is captured now: ask "
+                           "before the capture begins, or "
+                           "once it has ended");
     fan_stream *on = fan_stream_hold(k->stream);
     if (FAN_FAULT(STATS_WRONG_STREAM)) {
         fan_stream_drop(on);
@@ -328,8 +340,8 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k,
     return FAN_OK;
 }
 
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
-                            fan_error *err)
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad,
+                            int64_t *bad_key, fan_error *err)
 {
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
@@ -343,10 +355,11 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
                            "no sum was taken since something was last added to it");
     if (k.captured)
-        return fan_fail_at(
-            err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
-            "its sum was made while its stream was captured, and no figures are kept of what a graph does: "
-            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)");
+        return fan_fail_at(err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
+                           "its sum was made while its stream was captured, and no figures are "
+                           "kept of what a graph does: "
+                           "take it outside the capture, or sum the graph's results with "
+                           "fanin.add_n(.., stats=True)");
     if (k.device_words) {
         status = stats_read(b, slot, &k, err);
         if (status == FAN_OK) {

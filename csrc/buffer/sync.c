@@ -8,21 +8,29 @@ static const char *const plan_words[FAN_PLAN_COUNT] = {
 #undef X
 };
 
-const char *fan_plan_word(int index) { return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL; }
+const char *fan_plan_word(int index)
+{
+    return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL;
+}
 
-char fan_sync_letter(fan_sync_case how) { return "-AaBC+"[how]; }
+char fan_sync_letter(fan_sync_case how)
+{
+    return "-AaBC+"[how];
+}
 
 uint64_t fan_plan_bits(const char *word)
 {
     uint64_t bits = 0;
     size_t n = strlen(word);
     for (int i = 0; i < FAN_PLAN_COUNT; i++)
-        if (strncmp(plan_words[i], word, n) == 0 && (plan_words[i][n] == '\0' || plan_words[i][n] == '.'))
+        if (strncmp(plan_words[i], word, n) == 0 &&
+            (plan_words[i][n] == '\0' || plan_words[i][n] == '.'))
             bits |= UINT64_C(1) << i;
     return n ? bits : 0;
 }
 
-fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot)
+fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current,
+                               fan_sync_slot slot)
 {
     fan_sync_add plan = {.how = FAN_CASE_HOST, .producer = P, .slot = slot};
     if (D == 0) {
@@ -78,10 +86,12 @@ fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
     return plan;
 }
 
-fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first, bool covered)
+fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first,
+                                 bool covered)
 {
     bool streams = fan_stream_id_set(accum);
-    bool other_stream = streams && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
+    bool other_stream =
+        streams && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
     fan_sync_term plan = {.rules = !other_stream ? 0 : first ? FAN_S(13) : FAN_S(12)};
     plan.mark = !streams ? 0 : first ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK;
     plan.wait = !other_stream || covered ? 0 : first ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT;

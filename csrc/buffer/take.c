@@ -1,5 +1,5 @@
-/* take: what a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22,
- * A14, D11, D21). */
+/* take: what a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the
+ * end (S18, S19, S22, A14, D11, D21). */
 #include "array/nditer.h"
 #include "array/extents.h"
 #include "base/fault.h"
@@ -51,7 +51,8 @@ static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array 
     size_t at = inputs->n;
     if (!at)
         return false;
-    for (const fan_extent_entry *x; (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
+    for (const fan_extent_entry *x;
+         (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
         if (x->owner != slot || !x->flag || !fan_array_same_view(out, x->array))
             return true;
     return false;
@@ -75,18 +76,21 @@ static bool take_out_overlaps_own(const take_slot *c)
 {
     const fan_fold *f = &c->gathered.fold;
     for (size_t i = 0; i < f->n; i++)
-        if (f->terms[i].v->form == FAN_FORM_DENSE && !fan_array_extents_disjoint(c->out->array, f->terms[i].v->array))
+        if (f->terms[i].v->form == FAN_FORM_DENSE &&
+            !fan_array_extents_disjoint(c->out->array, f->terms[i].v->array))
             return true;
     return false;
 }
 
-/* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call ---- */
+/* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call
+ * ---- */
 
 /* take_scale_fits: whether the scale is one for sums of this dtype. */
 static bool take_scale_fits(const fan_take *options, fan_dtype d)
 {
     char kind = d == FAN_DT_NONE ? 'c' : fan_dtype_kind(d);
-    return !options->scale.on || kind == 'c' || (options->real && (kind == 'f' || options->integral));
+    return !options->scale.on || kind == 'c' ||
+           (options->real && (kind == 'f' || options->integral));
 }
 
 static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error *err)
@@ -112,16 +116,19 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
         ndim = s->spec->ndim;
         shape = s->spec->shape;
     }
-    if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= has shape %s, the sum %s",
+    if (ndim != out->array->ndim ||
+        memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                           "out= has shape %s, the sum %s",
                            fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
                            fan_shape_text(ndim, shape, wants, sizeof wants));
     if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                           "out= of dtype %s cannot take a sum of dtype %s", fan_dtype_name(out->dtype),
-                           fan_dtype_name(d));
+                           "out= of dtype %s cannot take a sum of dtype %s",
+                           fan_dtype_name(out->dtype), fan_dtype_name(d));
     if (s->p->device && out->device != s->p->device)
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= is on %s, the sum on %s%s",
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                           "out= is on %s, the sum on %s%s",
                            fan_device_text(out->device, has, sizeof has),
                            fan_device_text(s->p->device, wants, sizeof wants),
                            fan_device_of_another(out->device, s->p->device));
@@ -137,7 +144,8 @@ static fan_status take_gather(take_op *t, fan_error *err)
         fan_slot *s = &b->slots[c->slot];
         fan_slot_lock(b, c->slot);
         fan_status status = fan_slot_in_target(b, c->slot, "take", err);
-        if (status == FAN_OK && (status = fan_slot_claim_all(b, c->slot, true, "take", err)) == FAN_OK) {
+        if (status == FAN_OK &&
+            (status = fan_slot_claim_all(b, c->slot, true, "take", err)) == FAN_OK) {
             status = fan_slot_poisoned(b, c->slot, err);
             if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
                 char got[24];
@@ -164,13 +172,15 @@ static fan_status take_gather(take_op *t, fan_error *err)
         const char *article = d != FAN_DT_NONE && fan_dtype_name(d)[0] == 'i' ? "an" : "a";
         if (!take_scale_fits(options, d) && !options->real)
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                               "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re,
-                               options->scale.im, article, fan_dtype_name(d));
+                               "scale=%.12g%+.12gj: %s %s sum needs a real number",
+                               options->scale.re, options->scale.im, article, fan_dtype_name(d));
         if (!take_scale_fits(options, d))
             return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
-                               "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, article,
-                               fan_dtype_name(d),
-                               (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
+                               "scale=%.12g: %s %s sum needs an integer%s", options->scale.re,
+                               article, fan_dtype_name(d),
+                               (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63)
+                                   ? ""
+                                   : " that fits int64");
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
         FAN_TRY(fan_gathered_check(&c->gathered, err));
@@ -207,20 +217,24 @@ static fan_status take_gather(take_op *t, fan_error *err)
     fan_extents_sort(&t->outs);
     const fan_extent_entry *x, *y;
     if (fan_extents_any_pair(&t->outs, &x, &y))
-        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b), "out= of slots %zu and %zu may share memory",
-                           x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b),
+                           "out= of slots %zu and %zu may share memory",
+                           x->owner < y->owner ? x->owner : y->owner,
+                           x->owner < y->owner ? y->owner : x->owner);
     for (size_t i = 0; i < t->n; i++) {
         take_slot *c = &t->slots[i];
-        c->out_overlaps_inputs = c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
+        c->out_overlaps_inputs =
+            c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
     }
     return FAN_OK;
 }
 
 /* ---- 3. sum: planned (A14, D11, D21), then made ---- */
 
-/* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
-static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
-                             fan_error *err)
+/* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared
+ * shape. */
+static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum,
+                             fan_value *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_array *z = zero->array;
@@ -234,7 +248,8 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
     fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
     fan_array_drop(one);
     if (status == FAN_OK)
-        *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+        *out = (fan_value){
+            .form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
     return status;
 }
 
@@ -264,9 +279,10 @@ static fan_status take_end_fold(const take_op *t, take_slot *c, fan_error *err)
     return FAN_OK;
 }
 
-/* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
- * whose sum was not queued is as it was. */
-static fan_status take_end_folds(const take_op *t, size_t from, size_t to, bool failed, fan_error *err)
+/* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing
+ * more is queued. A slot whose sum was not queued is as it was. */
+static fan_status take_end_folds(const take_op *t, size_t from, size_t to, bool failed,
+                                 fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
@@ -316,7 +332,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     fan_gathered *g = &c->gathered;
     fan_fold *f = &g->fold;
     const fan_slot *s = &b->slots[c->slot];
-    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
+    fan_take_facts facts = {
+        .terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
     for (size_t i = 0; i < f->n; i++) {
         facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
         facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
@@ -333,14 +350,15 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
     size_t n = g->n - g->has_sum;
-    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
+    facts.whole = s->p->keyed < 0 || !n ||
+                  (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
     facts.alone = t->n == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
         facts.summed = f->terms[0].is_value && s->list->summed > 1;
-        facts.loose =
-            f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced && !FAN_FAULT(SUM_LEFT_LOOSE);
+        facts.loose = f->terms[0].v->form == FAN_FORM_SPARSE && !f->terms[0].v->sparse->coalesced &&
+                      !FAN_FAULT(SUM_LEFT_LOOSE);
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
@@ -359,7 +377,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     case FAN_TAKE_ZERO:
         return take_zeros(b, c->slot, g->zero, fan_fold_dtype(f), &c->result, err);
     case FAN_TAKE_HAND: {
-        /* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
+        /* A14. With stats, on a device with streams, it is measured on A first, and is ready there
+         * then. */
         fan_stream *R = NULL;
         if (fan_fold_first_suspect(f)) {
             c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
@@ -388,37 +407,47 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
 
 /* ---- 4. order: the consumer's stream, the copies into out=, what is measured ---- */
 
-/* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed symbolic zeros alone
- * has no A: then the stream of the taker, or the current stream of the device. */
+/* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed
+ * symbolic zeros alone has no A: then the stream of the taker, or the current stream of the
+ * device. */
 static fan_stream *take_writer(const fan_slot_state *p, const fan_fold *f, const fan_value *out)
 {
     if (p->accum || !out->device->backend->has_streams)
         return fan_stream_hold(p->accum);
-    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker) : fan_stream_current(out->device);
+    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker)
+                                                       : fan_stream_current(out->device);
 }
 
-/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
-static fan_status take_copy_into_out(const take_op *t, const take_slot *c, fan_stream *A, fan_error *err)
+/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over
+ * zeros. */
+static fan_status take_copy_into_out(const take_op *t, const take_slot *c, fan_stream *A,
+                                     fan_error *err)
 {
     const fan_value *out = c->out;
     fan_operand one = {c->result.array, out->dtype};
     FAN_COUNT(t->b, copies, 1);
     FAN_COUNT(t->b, passes, 1);
     if (c->result.form == FAN_FORM_DENSE)
-        return fan_device_run(out->device, A,
-                              &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
-                              err);
-    FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
-    if (c->result.form == FAN_FORM_SPARSE)
-        FAN_TRY(fan_device_run(
+        return fan_device_run(
             out->device, A,
-            &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse, .label = "scatter"},
-            err));
+            &(fan_job){
+                .kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
+            err);
+    FAN_TRY(fan_device_run(
+        out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
+    if (c->result.form == FAN_FORM_SPARSE)
+        FAN_TRY(fan_device_run(out->device, A,
+                               &(fan_job){.kind = FAN_JOB_SCATTER,
+                                          .out = out->array,
+                                          .sparse = c->result.sparse,
+                                          .label = "scatter"},
+                               err));
     return FAN_OK;
 }
 
 /* S22, for a copy that runs on `on`; *plan orders others after it. */
-static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on, fan_sync_fold *plan, fan_error *err)
+static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on,
+                                  fan_sync_fold *plan, fan_error *err)
 {
     fan_fold *f = &c->gathered.fold;
     const fan_slot_state *p = t->b->slots[c->slot].p;
@@ -427,7 +456,8 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
     if (on)
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
-    fan_sync_slot slot = {.consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
+    fan_sync_slot slot = {
+        .consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
     *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(f->taker));
     f->out = c->out;
     return fan_order_wait_taker(f, on, plan, err);
@@ -461,14 +491,15 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
         FAN_TRY(fan_value_copy(b->frontend, c->out, &c->result, err));
     }
     if (c->result.form != FAN_FORM_UNDEFINED)
-        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready, c->ready_event,
-                                    c->consumer, &p->rules, err));
+        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready,
+                                    c->ready_event, c->consumer, &p->rules, err));
     if (!t->b->sum_stats)
         return FAN_OK;
-    /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX
-     * elements; zeros that went into an out are zeros. */
+    /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has
+     * UINT64_MAX elements; zeros that went into an out are zeros. */
     fan_fold *f = &c->gathered.fold;
-    /* They are those of all elements of out, not of the stored ones. On the host nothing may fail any more. */
+    /* They are those of all elements of out, not of the stored ones. On the host nothing may fail
+     * any more. */
     bool on_host = sparse_into_out && !c->out->device->backend->has_streams;
     if (on_host)
         fan_sum_stats_of_out(t->b, c->out->array, &c->sum_stats);
@@ -481,8 +512,8 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
         return FAN_OK;
     }
     if (!was.valid && c->plan.copy_out && f->n == 0 && !f->state) {
-        c->sum_stats =
-            (fan_sum_stats){.valid = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+        c->sum_stats = (fan_sum_stats){
+            .valid = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
         return FAN_OK;
     }
     f->sum_stats = was;
@@ -500,10 +531,13 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
 
 typedef enum take_step {
     TAKE_SUM,
-    TAKE_SUM_LATE,       /* nothing but these sums can fail any more: they write into donated terms */
-    TAKE_ORDER_RETURNED, /* sums without `out`, before any out is written: to show one to the user may fail */
-    TAKE_WRITE_OUT,      /* on the CPU nothing is allocated here: either all outs are written or none */
-    TAKE_ORDER           /* the others, and the copies into `out` */
+    /* nothing but these sums can fail any more: they write into donated terms */
+    TAKE_SUM_LATE,
+    /* sums without `out`, before any out is written: to show one to the user may fail */
+    TAKE_ORDER_RETURNED,
+    /* on the CPU nothing is allocated here: either all outs are written or none */
+    TAKE_WRITE_OUT,
+    TAKE_ORDER /* the others, and the copies into `out` */
 } take_step;
 
 static fan_status take_step_of_slot(const take_op *t, take_slot *c, take_step step, fan_error *err)
@@ -528,7 +562,8 @@ static fan_status take_step_of_slot(const take_op *t, take_slot *c, take_step st
     }
 }
 
-/* One step, for every slot before the next step begins. The sums that it put into the batch are ended after it. */
+/* One step, for every slot before the next step begins. The sums that it put into the batch are
+ * ended after it. */
 static fan_status take_each_slot(const take_op *t, take_step step, fan_error *err)
 {
     fan_error other;
@@ -555,8 +590,8 @@ static void take_name_origin(take_slot *c)
     c->result.rank = c->rank;
 }
 
-/* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias an input of another
- * slot, so nothing is written while an input is still unread. */
+/* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias
+ * an input of another slot, so nothing is written while an input is still unread. */
 static fan_status take_all(take_op *t, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -573,8 +608,8 @@ static fan_status take_all(take_op *t, fan_error *err)
     for (size_t i = 0; late && i < t->n; i++)
         t->slots[i].gathered.fold.may_end = false;
     FAN_GO(take_each_slot(t, TAKE_ORDER_RETURNED, err));
-    /* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
-     * slot is not written any more. */
+    /* The user may keep a sum that was shown, even if the take then fails because of another slot:
+     * so what stays in the slot is not written any more. */
     const fan_take *options = t->options;
     for (size_t i = 0; options->show && i < t->n; i++) {
         take_slot *c = &t->slots[i];
@@ -617,7 +652,8 @@ done:
 
 /* ---- 5. hand over: the slots are empty and free ---- */
 
-fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results, fan_error *err)
+fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results,
+                           fan_error *err)
 {
     FAN_TRY(fan_buffer_check_fork(b, err));
     if (options->one)
@@ -632,7 +668,8 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
     }
     for (size_t i = 0; i < t.n; i++) {
         t.slots[i].slot = options->one ? options->slot : i;
-        t.slots[i].out = options->out && options->out[i].form == FAN_FORM_DENSE ? &options->out[i] : NULL;
+        t.slots[i].out =
+            options->out && options->out[i].form == FAN_FORM_DENSE ? &options->out[i] : NULL;
     }
     fan_status status = take_gather(&t, err);
     if (status == FAN_OK)
@@ -679,7 +716,8 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
         fan_event_drop(c->ready_event);
         if (c->has_gathered)
             fan_gathered_fini(&c->gathered);
-        if (gone[i] && gone[i] != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
+        /* the consumer has waited for what was pooled */
+        if (gone[i] && gone[i] != &fan_slot_state_none) {
             fan_stream_drop(gone[i]->capture_origin);
             gone[i]->capture_origin = NULL;
         }
@@ -704,7 +742,8 @@ typedef struct take_plain {
     const fan_plain_outs *outs;
     void **results;
     fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
-    bool inline_given[TAKE_FEW_OUTS], *given;      /* of each slot: the caller named an array for its sum */
+    /* of each slot: the caller named an array for its sum */
+    bool inline_given[TAKE_FEW_OUTS], *given;
     size_t nwritten;
     void *scratch; /* for the sum that needs the most of it; owned */
     size_t nscratch;
@@ -712,14 +751,24 @@ typedef struct take_plain {
     bool announce; /* some of the arrays that are written are of a library that counts writes */
 } take_plain;
 
-static fan_list *take_list(const fan_buffer *b, size_t slot) { return b->slots[slot].list; }
+static fan_list *take_list(const fan_buffer *b, size_t slot)
+{
+    return b->slots[slot].list;
+}
 
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
-static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) : 0; }
+static size_t take_defined(const fan_list *p)
+{
+    return p ? fan_list_defined(p) : 0;
+}
 
-static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
+static const fan_scale *take_scale(const fan_take *options)
+{
+    return options->scale.on ? &options->scale : NULL;
+}
 
-/* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is wrong with a scale. */
+/* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is
+ * wrong with a scale. */
 static bool take_plain_scales(const fan_take *options, fan_dtype d, fan_dtype acc)
 {
     if (!take_scale_fits(options, d))
@@ -733,12 +782,13 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_plain_stats_on_device(b, slot) ||
-        fan_slot_missing(s, 0) != 0)
+    if (s->p != &fan_slot_state_none || s->busy || s->targets ||
+        fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
         fan_dtype d = p->kind.dtype;
-        if (options->scale.on && fan_list_defined(p) && !take_plain_scales(options, d, fan_plain_accum(b, slot)))
+        if (options->scale.on && fan_list_defined(p) &&
+            !take_plain_scales(options, d, fan_plain_accum(b, slot)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
@@ -787,17 +837,19 @@ static bool take_keys_whole(const fan_list *p)
         return true;
     int64_t defined_last = p->entries[fan_list_defined(p) - 1].key, last = p->entries[p->n - 1].key,
             from = p->summed ? p->entries[0].key : 0;
-    return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
+    /* they are all different */
+    return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1;
 }
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
-static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options, const fan_list *p,
-                                          size_t n, fan_dtype acc)
+static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options,
+                                          const fan_list *p, size_t n, fan_dtype acc)
 {
     fan_take_facts facts = {.terms = n,
                             .dense = n,
                             .scaled = options->scale.on,
-                            .writable = options->writable || (n == 1 && fan_is_lent(b, p->entries[0].object, NULL)),
+                            .writable = options->writable ||
+                                        (n == 1 && fan_is_lent(b, p->entries[0].object, NULL)),
                             .widened = acc != p->kind.dtype,
                             .whole = n == 1 || take_keys_whole(p),
                             .alone = options->one || b->nslots == 1,
@@ -808,21 +860,23 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
     return fan_plan_take(&facts).way;
 }
 
-/* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the caller's. NULL: it is
- * for the general path. */
-static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options, fan_list *p, size_t n,
-                                     fan_dtype acc)
+/* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the
+ * caller's. NULL: it is for the general path. */
+static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options,
+                                     fan_list *p, size_t n, fan_dtype acc)
 {
     fan_take_way way = take_plain_way(b, slot, options, p, n, acc);
     p->out = p->entries[0].data;
     if (way == FAN_TAKE_HAND)
         return p->entries[0].object;
     /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
-    return fan_plain_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+    return fan_plain_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE,
+                           &p->out);
 }
 
 /* The sum of numbers, as a number with the caller's hold. */
-static void *take_plain_number(const take_plain *t, size_t slot, const fan_list *p, size_t n, fan_dtype acc)
+static void *take_plain_number(const take_plain *t, size_t slot, const fan_list *p, size_t n,
+                               fan_dtype acc)
 {
     _Alignas(16) char value[16];
     if (take_plain_way(t->b, slot, t->options, p, n, acc) == FAN_TAKE_HAND) {
@@ -840,7 +894,8 @@ static bool take_plain_place_out(take_plain *t, size_t slot)
     fan_flat *to = &t->written[t->nwritten];
     bool some = take_defined(p);
     void *object = NULL;
-    fan_plain_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
+    fan_plain_where where =
+        t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
     if (where != FAN_PLAIN_THERE)
         return where != FAN_PLAIN_REFUSED;
     to->owner = slot;
@@ -856,8 +911,8 @@ static bool take_plain_place_out(take_plain *t, size_t slot)
     return true;
 }
 
-/* D11: whether sums may be written to the outs in any order: none meets another, nor what is still read, but for an
- * entry of its own slot that is all of it. Sorts them by address. */
+/* D11: whether sums may be written to the outs in any order: none meets another, nor what is still
+ * read, but for an entry of its own slot that is all of it. Sorts them by address. */
 static bool take_plain_outs_disjoint(const take_plain *t)
 {
     size_t near[8] = {0}; /* where the last k-th entry was */
@@ -869,7 +924,8 @@ static bool take_plain_outs_disjoint(const take_plain *t)
             return false;
         for (size_t k = 0; k < take_defined(p); k++) {
             const char *data = p->entries[k].data;
-            const fan_flat *met = fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
+            const fan_flat *met =
+                fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
             if (met && (met->owner != i || met->data != data || p->n > FAN_PLAIN_TERMS))
                 return false;
         }
@@ -901,7 +957,8 @@ static bool take_plain_gather(take_plain *t)
             continue;
         fan_dtype acc = fan_plain_accum(t->b, i);
         t->calls = t->calls || p->kind.check_at_use;
-        /* A large array is handed through at most, and of Python ints the general path reports what does not fit. */
+        /* A large array is handed through at most, and of Python ints the general path reports what
+         * does not fit. */
         size_t bytes = fan_plain_scratch(p, n, acc, t->b->sum_stats);
         if (fan_plain_is_large(p->size) && take_reads_all(t))
             return false;
@@ -915,8 +972,8 @@ static bool take_plain_gather(take_plain *t)
             return false;
         if (*result)
             continue;
-        *result =
-            p->kind.scalar ? take_plain_number(t, i, p, n, acc) : take_plain_place(t->b, i, t->options, p, n, acc);
+        *result = p->kind.scalar ? take_plain_number(t, i, p, n, acc)
+                                 : take_plain_place(t->b, i, t->options, p, n, acc);
         if (!*result)
             return false;
         if (!p->kind.scalar && *result == p->entries[0].object)
@@ -925,8 +982,9 @@ static bool take_plain_gather(take_plain *t)
     return true;
 }
 
-/* Checks that what will be read is unchanged. Calls the libraries first, also those that count writes to their arrays.
- */
+/* Checks that what will be read is unchanged. Calls the libraries first, also those that count
+ * writes to their
+ * arrays. */
 static bool take_plain_readable(const take_plain *t)
 {
     const fan_plain_frontend *plain = t->b->frontend->plain;
@@ -934,7 +992,8 @@ static bool take_plain_readable(const take_plain *t)
     for (size_t i = t->span.first; t->calls && i < t->span.end; i++) {
         const fan_list *p = take_list(t->b, i);
         size_t n = take_defined(p);
-        if (n && !fan_plain_has_values(t->b, p, n, t->results[i - t->span.first] == p->entries[0].object))
+        if (n && !fan_plain_has_values(t->b, p, n,
+                                       t->results[i - t->span.first] == p->entries[0].object))
             return false;
     }
     for (size_t i = 0; t->announce && i < t->nwritten; i++) {
@@ -952,7 +1011,8 @@ static bool take_plain_readable(const take_plain *t)
     }
     for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
         void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !fan_plain_unchanged(t->b, to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
+        if (to && !fan_plain_unchanged(t->b, to, &take_list(t->b, t->written[i].owner)->kind,
+                                       t->written[i].data))
             return false;
     }
     return true;
@@ -968,7 +1028,8 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
         return;
     sum_stats->stats = *stats;
     sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
-    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
+    sum_stats->nonfinite_key =
+        sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
 }
 
 static void take_plain_sum(const take_plain *t)
@@ -990,11 +1051,12 @@ static void take_plain_sum(const take_plain *t)
         }
         void *to = t->results[i - t->span.first];
         bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
-        bool handed = n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
+        bool handed =
+            n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
         bool is_out = t->outs && t->given[i - t->span.first];
         if (stats || (!number && !handed))
-            fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t->options), number ? value : p->out, t->scratch,
-                           stats);
+            fan_plain_fold(b, p, n, fan_plain_accum(b, i), take_scale(t->options),
+                           number ? value : p->out, t->scratch, stats);
         if (stats)
             take_keep_stats(b, i, stats);
         if (!handed)
@@ -1004,11 +1066,11 @@ static void take_plain_sum(const take_plain *t)
 
 /* 4. order: no stream has anything to do with plain entries. */
 
-/* 5. hand over: the slots are empty and free. What they held is dropped last, when the buffer is ready for whatever a
- * finalizer calls. */
+/* 5. hand over: the slots are empty and free. What they held is dropped last, when the buffer is
+ * ready for whatever a finalizer calls. */
 
-/* References to drop after all slots are released. If this list cannot grow, drop immediately: a call back into a slot
- * that is still claimed is then refused. */
+/* References to drop after all slots are released. If this list cannot grow, drop immediately: a
+ * call back into a slot that is still claimed is then refused. */
 typedef struct take_drops {
     void *inline_objects[64], **all;
     size_t n, cap;
@@ -1017,7 +1079,8 @@ typedef struct take_drops {
 static bool take_defer_drop(take_drops *d, void *object)
 {
     if (d->n == d->cap) {
-        void **more = fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
+        void **more =
+            fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
         if (!more)
             return false;
         if (d->all == d->inline_objects)
@@ -1039,7 +1102,8 @@ static void take_plain_hand_over(fan_buffer *b, fan_span span)
         fan_list *p = take_list(b, i);
         for (size_t k = 0; p && k < p->n; k++) {
             void *object = p->entries[k].object;
-            if (object && !b->frontend->plain->drop_if_shared(object) && !take_defer_drop(&d, object))
+            if (object && !b->frontend->plain->drop_if_shared(object) &&
+                !take_defer_drop(&d, object))
                 b->frontend->drop(object);
         }
         if (p && p->n) {
@@ -1068,22 +1132,26 @@ static bool take_plain_outs_begin(take_plain *t)
     return t->written && t->given;
 }
 
-/* The same steps for one slot with a few arrays, as most takes are, without what several slots need between them.
- * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
+/* The same steps for one slot with a few arrays, as most takes are, without what several slots need
+ * between them. *result NULL: it is not that, and nothing happened. False: it is for the general
+ * path. */
 static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
     if (b->slots[slot].p != &fan_slot_state_none)
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *p = take_list(b, slot);
     size_t n = take_defined(p);
-    if (!n || n > FAN_PLAIN_TERMS || p->undefined || p->kind.scalar || p->size > FAN_PLAIN_BYTES || b->sum_stats)
+    if (!n || n > FAN_PLAIN_TERMS || p->undefined || p->kind.scalar || p->size > FAN_PLAIN_BYTES ||
+        b->sum_stats)
         return true;
     if (!take_plain_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_plain_accum(b, slot);
     void *to = take_plain_place(b, slot, options, p, n, acc);
-    bool first = to == p->entries[0].object, reads = n > 1 || !first || options->scale.on || options->writable;
-    if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_all_unchanged(b, p, n))) {
+    bool first = to == p->entries[0].object,
+         reads = n > 1 || !first || options->scale.on || options->writable;
+    if (to && fan_plain_has_values(b, p, n, first) &&
+        (!reads || fan_plain_all_unchanged(b, p, n))) {
         if (n > 1 || !first) {
             fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
             fan_plain_count(b, p, n, first, n == 1, false);
@@ -1102,7 +1170,8 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     return false;
 }
 
-bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const fan_plain_outs *outs, void **results)
+bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options,
+                    const fan_plain_outs *outs, void **results)
 {
     FAN_UNINITIALIZED take_plain t;
     if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
@@ -1153,7 +1222,8 @@ bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const
 
 /* ---- a snapshot: the sum as it is now, which stays (D17) ---- */
 
-fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err)
+fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out,
+                               fan_error *err)
 {
     fan_slot *s;
     fan_gathered gathered;
@@ -1183,14 +1253,16 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->terms[0].producer,
-                                         f->terms[0].event, consumer ? consumer : s->p->consumer, &f->rules, err);
+            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum,
+                                         f->terms[0].producer, f->terms[0].event,
+                                         consumer ? consumer : s->p->consumer, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
-                                         consumer ? consumer : s->p->consumer, &f->rules, err);
+            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready,
+                                         f->ready_event, consumer ? consumer : s->p->consumer,
+                                         &f->rules, err);
     }
     if (status == FAN_OK && gathered.like.some && out->form != FAN_FORM_OBJECT) {
         out->origin = gathered.like.origin;

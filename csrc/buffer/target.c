@@ -17,12 +17,15 @@ static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, co
     const fan_entry *first = fan_slot_sum(s);
     const fan_item *it = first && first->general ? first->item : NULL;
     bool own = it && it->value.form == FAN_FORM_DENSE && it->owned;
-    /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
-    fan_term term = {.v = own ? &it->value : NULL, .producer = own ? it->producer : NULL, .owned = own};
+    /* A running sum that earlier targets have seen is lent again (D34), one that was donated is
+     * not. */
+    fan_term term = {
+        .v = own ? &it->value : NULL, .producer = own ? it->producer : NULL, .owned = own};
     term.exposed = own && it->shown;
     fan_fold sum = {.b = b, .slot = slot, .terms = &term, .n = 1, .seen = p->summed_seen};
     return (fan_target_facts){.idle = !s->busy && !fan_slot_waiting(s) && !p->arriving,
-                              .reuse = own ? fan_term_may_write(&sum, 0, FAN_WRITER_TARGET) : FAN_REUSE_HELD,
+                              .reuse = own ? fan_term_may_write(&sum, 0, FAN_WRITER_TARGET)
+                                           : FAN_REUSE_HELD,
                               .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(p->accum),
@@ -39,10 +42,10 @@ static void target_forget(fan_slot *s, const fan_target *t)
         *at = t->next;
 }
 
-/* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
- * is so. */
-static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t,
-                               fan_error *err)
+/* Locked: checks the target like the contribution that it will become, begins it, and lends the
+ * running sum if the plan is so. */
+static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_stream *current,
+                               fan_target *t, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
     fan_check_result checked;
@@ -85,7 +88,8 @@ static fan_device *target_device(fan_buffer *b, size_t slot, const fan_stream *s
     return d;
 }
 
-fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t, fan_error *err)
+fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream,
+                             fan_target *t, fan_error *err)
 {
     int64_t strides[FAN_MAX_NDIM] = {0};
     memset(t, 0, sizeof *t);
@@ -94,14 +98,20 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     const fan_slot_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_DT_NONE)
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
-                           "target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)");
+                           "target() needs a slot that declares its shape and dtype: give "
+                           "fanin.Slot(shape=, dtype=)");
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = target_device(b, slot, stream);
-    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = (int64_t *)spec->shape, .strides = strides};
-    fan_contribution c = {.key = key,
-                          .stream = stream,
-                          .summed = true,
-                          .value = {.form = FAN_FORM_DENSE, .dtype = acc, .device = d, .array = &like}};
+    fan_array like = {.dtype = acc,
+                      .ndim = spec->ndim,
+                      .size = 1,
+                      .shape = (int64_t *)spec->shape,
+                      .strides = strides};
+    fan_contribution c = {
+        .key = key,
+        .stream = stream,
+        .summed = true,
+        .value = {.form = FAN_FORM_DENSE, .dtype = acc, .device = d, .array = &like}};
     fan_stream *current = fan_current_for(b, slot, &c);
     t->slot = slot;
     t->key = key;
@@ -116,10 +126,12 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
             fan_buffer_target_cancel(b, t);
         }
     } else if (status == FAN_OK) { /* scratch of its own */
-        status = fan_device_array(t->device, t->producer, acc, spec->ndim, spec->shape, NULL, &t->array, err);
+        status = fan_device_array(t->device, t->producer, acc, spec->ndim, spec->shape, NULL,
+                                  &t->array, err);
         if (status == FAN_OK)
-            status = fan_device_run(t->device, t->producer,
-                                    &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
+            status = fan_device_run(
+                t->device, t->producer,
+                &(fan_job){.kind = FAN_JOB_ZERO, .out = t->array, .label = "target"}, err);
         if (status != FAN_OK) {
             fan_array_drop(t->array);
             t->array = NULL;
@@ -138,7 +150,8 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     return status;
 }
 
-fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err)
+fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin,
+                                 fan_error *err)
 {
     fan_status status = FAN_OK;
     if (!t->direct) {
@@ -156,10 +169,11 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
         uint64_t rules = 0;
         bool unknown = status != FAN_OK;
         if (good && !unknown && p->accum) {
-            fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
-                                                                    .accum = fan_stream_id_of(p->accum),
-                                                                    .ready = fan_stream_id_of(t->sum->producer),
-                                                                    .has_event = t->sum->event != NULL});
+            fan_sync_fold plan =
+                fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
+                                                   .accum = fan_stream_id_of(p->accum),
+                                                   .ready = fan_stream_id_of(t->sum->producer),
+                                                   .has_event = t->sum->event != NULL});
             rules = plan.rules;
             if (plan.slot.has_event)
                 status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
@@ -174,9 +188,11 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
         if (!good || unknown) {
             p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
             if (p->poison && !p->poison->text[0])
-                snprintf(p->poison->text, sizeof p->poison->text,
-                         unknown ? "the statistics of the running sum were lost when target() gave it back"
-                                 : "the body of target() failed while it had the running sum");
+                snprintf(
+                    p->poison->text, sizeof p->poison->text,
+                    unknown
+                        ? "the statistics of the running sum were lost when target() gave it back"
+                        : "the body of target() failed while it had the running sum");
         }
         if (good) {
             old = t->sum->event;

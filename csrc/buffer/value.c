@@ -44,7 +44,8 @@ fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_
     if (!v->device || !v->device->backend->use || v->form == FAN_FORM_OBJECT)
         return FAN_OK;
     fan_array *const *all = fan_value_arrays(v, own, &n);
-    while (used < n && (status = v->device->backend->use(v->device, all[used], name, donate, err)) == FAN_OK)
+    while (used < n &&
+           (status = v->device->backend->use(v->device, all[used], name, donate, err)) == FAN_OK)
         used++;
     while (status != FAN_OK && donate && used > 0)
         v->device->backend->returned(v->device, all[--used]);
@@ -116,7 +117,8 @@ fan_value fan_value_dense(fan_array *a, fan_device *d)
 
 fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
 {
-    return (fan_value){.form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
+    return (fan_value){
+        .form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
 }
 
 bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
@@ -129,7 +131,8 @@ bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
     memcpy(&bits, data, bytes); /* little-endian, as all that we are built for */
     bool negative = kind == 'i' && (bits >> (8 * bytes - 1) & 1);
     r->ints = r->ints || kind != 'b';
-    r->sum += negative ? (__int128)(int64_t)(bytes < 8 ? bits | ~UINT64_C(0) << (8 * bytes) : bits) : (__int128)bits;
+    r->sum += negative ? (__int128)(int64_t)(bytes < 8 ? bits | ~UINT64_C(0) << (8 * bytes) : bits)
+                       : (__int128)bits;
     r->sum = r->ints ? r->sum : r->sum != 0; /* bools sum by logical or */
     return true;
 }
@@ -175,7 +178,8 @@ bool fan_int_run_add(fan_int_run *r, const fan_value *v, int64_t number)
     return fan_int_run_put(r, v->dtype, (const char *)&number);
 }
 
-bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d)
+bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale,
+                        fan_dtype d)
 {
     unsigned bits = 8 * (unsigned)fan_dtype_size(d);
     char kind = fan_dtype_kind(d);

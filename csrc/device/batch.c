@@ -1,8 +1,8 @@
 /* Sums of one call, kept until one launch can do them all.
  *
- * A launch does not order its jobs, so none of them may access memory that another one writes. That is decided from the
- * extents of their memory, at the cost of a sort. If two may overlap, all jobs of that stream are queued one by one in
- * the order in which they came, without batching. */
+ * A launch does not order its jobs, so none of them may access memory that another one writes. That
+ * is decided from the extents of their memory, at the cost of a sort. If two may overlap, all jobs
+ * of that stream are queued one by one in the order in which they came, without batching. */
 #include "device/batch.h"
 
 #include "array/extents.h"
@@ -38,7 +38,10 @@ struct fan_batch {
     fan_error err;
 };
 
-fan_batch *fan_batch_new(void) { return fan_calloc(sizeof(fan_batch)); }
+fan_batch *fan_batch_new(void)
+{
+    return fan_calloc(sizeof(fan_batch));
+}
 
 void fan_batch_clear(fan_batch *b)
 {
@@ -71,10 +74,12 @@ bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s)
     return b->nstreams > STREAMS;
 }
 
-fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number, fan_error *err)
+fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number,
+                         fan_error *err)
 {
     if (fan_grow((void **)&b->entries, &b->cap, b->n + 1, sizeof *b->entries) ||
-        fan_grow((void **)&b->operands, &b->operands_cap, b->noperands + job->n, sizeof *b->operands))
+        fan_grow((void **)&b->operands, &b->operands_cap, b->noperands + job->n,
+                 sizeof *b->operands))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     entry *e = &b->entries[b->n];
     *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
@@ -93,7 +98,10 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     return FAN_OK;
 }
 
-fan_job_state fan_batch_state(const fan_batch *b, size_t number) { return b->entries[number].state; }
+fan_job_state fan_batch_state(const fan_batch *b, size_t number)
+{
+    return b->entries[number].state;
+}
 
 fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
 {
@@ -102,12 +110,15 @@ fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
     return b->status;
 }
 
-uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
+uint64_t fan_batch_bytes(const fan_batch *b)
+{
+    return b->bytes;
+}
 
 /* ---- may they go together? ---- */
 
-/* batch_independent: returns whether no job accesses memory that another one writes. `room`: memory for the extents of
- * all operands and results. */
+/* batch_independent: returns whether no job accesses memory that another one writes. `room`: memory
+ * for the extents of all operands and results. */
 static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 {
     fan_extents e = {room, 0};
@@ -132,7 +143,8 @@ typedef struct group {
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
-    if (g->n > 1 && backend->run_many && (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
+    if (g->n > 1 && backend->run_many &&
+        (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
             b->status = fan_job_check(&g->jobs[i], &b->err);
         fan_yield();
@@ -189,7 +201,8 @@ void fan_batch_flush(fan_batch *b)
 /* ---- sparse data ---- */
 
 /* sparse_to_host: copies a part of sparse data to the host, in the order of s. NULL stays NULL. */
-static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
+static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part,
+                                 fan_array **out, fan_error *err)
 {
     *out = NULL;
     if (!part)
@@ -206,15 +219,16 @@ static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *
     return FAN_OK;
 }
 
-static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *out, const fan_array *host,
-                                fan_error *err)
+static fan_status sparse_upload(fan_device *d, fan_stream *s, const fan_array *out,
+                                const fan_array *host, fan_error *err)
 {
     fan_operand from = {.array = host, .acc = host->dtype};
     fan_job job = {.kind = FAN_JOB_UPLOAD, .out = out, .in = &from, .n = 1, .label = "upload"};
     return fan_device_run(d, s, &job, err);
 }
 
-static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
+static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array *part,
+                                   fan_array **out, fan_error *err)
 {
     *out = NULL;
     if (!part)
@@ -232,8 +246,8 @@ static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array
 
 /* sparse_moved: makes a copy with every part moved by `move`. */
 static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *from,
-                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *, fan_array **,
-                                                  fan_error *),
+                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *,
+                                                  fan_array **, fan_error *),
                                fan_sparse **out, fan_error *err)
 {
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -242,7 +256,8 @@ static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *f
     FAN_GO(move(d, s, from->indices, &indices, err));
     FAN_GO(move(d, s, from->pointers, &pointers, err));
     FAN_GO(move(d, s, from->values, &values, err));
-    FAN_GO(fan_sparse_new(from->format, from->ndim, from->shape, indices, pointers, values, from->coalesced, out, err));
+    FAN_GO(fan_sparse_new(from->format, from->ndim, from->shape, indices, pointers, values,
+                          from->coalesced, out, err));
     (*out)->nnz_coalesced = from->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -251,9 +266,9 @@ done:
     return status;
 }
 
-static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n,
-                                       bool coalesce, fan_dtype result, const fan_scale *scale, fan_sparse **out,
-                                       fan_error *err)
+static fan_status sparse_merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
+                                       size_t n, bool coalesce, fan_dtype result,
+                                       const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_sparse *merged = NULL;
     fan_status status = FAN_OK;
@@ -277,8 +292,8 @@ done:
 }
 
 /* sparse_queue_copy: queues a copy of src to count elements of dst from `start` along `axis`. */
-static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis, int64_t start,
-                                    const fan_array *src, fan_error *err)
+static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis,
+                                    int64_t start, const fan_array *src, fan_error *err)
 {
     fan_array *into;
     if (src->size == 0)
@@ -286,14 +301,16 @@ static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_arra
     FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
     fan_operand from = {.array = src, .acc = dst->dtype};
     fan_status status = fan_device_run(
-        d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"}, err);
+        d, s,
+        &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"},
+        err);
     fan_array_drop(into);
     return status;
 }
 
 /* sparse_concatenate: queues the concatenation of the entries of COO operands. */
-static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n,
-                                     fan_sparse **out, fan_error *err)
+static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
+                                     size_t n, fan_sparse **out, fan_error *err)
 {
     const fan_sparse *first = in[0].sparse;
     fan_array *indices = NULL, *values = NULL;
@@ -312,8 +329,8 @@ static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_spa
         FAN_GO(sparse_queue_copy(d, s, values, 0, (int64_t)at, in[i].sparse->values, err));
         at += (size_t)fan_sparse_nnz(in[i].sparse);
     }
-    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
-                          out, err));
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values,
+                          n == 1 && first->coalesced, out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -327,11 +344,13 @@ static fan_status sparse_check_recorded(fan_error *err)
     if (!fan_storage_redirected())
         return FAN_OK;
     return fan_fail(err, FAN_ERR_CAPTURE,
-                    "a sum of sparse gradients cannot be recorded: its size depends on their values; make them dense");
+                    "a sum of sparse gradients cannot be recorded: its size depends on their "
+                    "values; make them dense");
 }
 
-fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
-                                   fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
+fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in,
+                                   size_t n, bool coalesce, fan_dtype result,
+                                   const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     FAN_TRY(sparse_check_recorded(err));
@@ -339,15 +358,16 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
     bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
-    for (size_t i = 0; i < n && plain; i++) /* D3: if the dtype widens, the earlier operands are summed first */
+    /* D3: if the dtype widens, the earlier operands are summed first */
+    for (size_t i = 0; i < n && plain; i++)
         plain = in[i].sparse && in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? sparse_concatenate(d, s, in, n, out, err)
                  : sparse_merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
 }
 
-fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from, fan_dtype dtype,
-                                    const fan_array *out, fan_error *err)
+fan_status fan_device_sparse_reduce(fan_device *d, fan_stream *s, const fan_sparse *from,
+                                    fan_dtype dtype, const fan_array *out, fan_error *err)
 {
     FAN_TRY(sparse_check_recorded(err));
     if (!d->backend->has_streams)

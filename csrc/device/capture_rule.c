@@ -1,6 +1,7 @@
 #include "device/capture_rule.h"
 
-fan_capture_answer fan_capture_rule(uint64_t s_capture, uint64_t t_capture, bool s_free, bool s_legacy)
+fan_capture_answer fan_capture_rule(uint64_t s_capture, uint64_t t_capture, bool s_free,
+                                    bool s_legacy)
 {
     if (s_capture == t_capture)
         return FAN_CAPTURE_GO;

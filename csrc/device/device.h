@@ -1,7 +1,8 @@
 /* device: a device of a backend: its reference count, its lock, its name.
  *
- * Devices of one machine share one count: they are freed together, after the last drop of any. A device is initialized
- * here, and ended by fan_device_flush and fan_device_clear (memory.h), which need higher files. */
+ * Devices of one machine share one count: they are freed together, after the last drop of any. A
+ * device is initialized here, and ended by fan_device_flush and fan_device_clear (memory.h), which
+ * need higher files. */
 #ifndef FAN_DEVICE_DEVICE_H
 #define FAN_DEVICE_DEVICE_H
 
@@ -17,8 +18,9 @@ struct fan_device {
     void *self;  /* the backend's */
     int index;   /* ordinal within the backend */
     uint64_t id; /* never reused; 0: the CPU */
-    /* Guards the fields below: `clock` and `count` of this device's streams, its events, the users of its memory. No
-     * call is made while it is held, so for a scheduled thread locking it is no step (D30). */
+    /* Guards the fields below: `clock` and `count` of this device's streams, its events, the users
+     * of its memory. No call is made while it is held, so for a scheduled thread locking it is no
+     * step (D30). */
     pthread_mutex_t lock;
     fan_event *pool; /* free events */
     /* memory without references whose users have not passed yet; oldest first */
@@ -28,9 +30,11 @@ struct fan_device {
     fan_device *next; /* the next in the list of all devices; guarded by that list's lock */
 };
 
-/* fan_device_init: initializes a device in memory of the backend. It shares `holds`, without changing it. Returns 0 or
- * -1. fan_device_fini: ends it; it must have no holds, and its memory and events must be freed. */
-int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds);
+/* fan_device_init: initializes a device in memory of the backend. It shares `holds`, without
+ * changing it. Returns 0 or -1. fan_device_fini: ends it; it must have no holds, and its memory and
+ * events must be freed. */
+int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index,
+                    atomic_size_t *holds);
 void fan_device_fini(fan_device *d);
 fan_device *fan_device_hold(fan_device *d);
 void fan_device_drop(fan_device *d); /* d may be NULL */
@@ -38,14 +42,20 @@ void fan_device_drop(fan_device *d); /* d may be NULL */
 fan_device *fan_cpu(void);
 /* fan_device_text: writes "cpu", "sim:0". */
 char *fan_device_text(const fan_device *d, char *buf, size_t size);
-/* fan_device_of_another: for a message, after the text of a device: " of another machine" if that is how the two
- * differ, or "". */
+/* fan_device_of_another: for a message, after the text of a device: " of another machine" if that
+ * is how the two differ, or "". */
 static inline const char *fan_device_of_another(const fan_device *d, const fan_device *other)
 {
     return d->backend == other->backend && d->self != other->self ? " of another machine" : "";
 }
 
-static inline void fan__device_lock(fan_device *d) { (void)pthread_mutex_lock(&d->lock); }
-static inline void fan__device_unlock(fan_device *d) { (void)pthread_mutex_unlock(&d->lock); }
+static inline void fan__device_lock(fan_device *d)
+{
+    (void)pthread_mutex_lock(&d->lock);
+}
+static inline void fan__device_unlock(fan_device *d)
+{
+    (void)pthread_mutex_unlock(&d->lock);
+}
 
 #endif

@@ -8,7 +8,8 @@
 
 static atomic_uint_fast64_t last_event;
 
-/* event_make: makes an event that the backend has initialized, with one hold, and without one on the device. */
+/* event_make: makes an event that the backend has initialized, with one hold, and without one on
+ * the device. */
 static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_error *err)
 {
     fan_event *e = NULL;
@@ -60,9 +61,10 @@ static void event_to_pool(fan_event *e)
     fan__device_unlock(d);
 }
 
-/* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `clock` becomes the clock that a
- * waiter of the event acquires. FAN_ERR_NOMEM. */
-static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock, fan_error *err)
+/* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `clock` becomes
+ * the clock that a waiter of the event acquires. FAN_ERR_NOMEM. */
+static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock,
+                                     fan_error *err)
 {
     *first = UINT64_MAX;
     if (s->lane == FAN_NO_LANE)
@@ -74,8 +76,8 @@ static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *
     return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event") : FAN_OK;
 }
 
-/* event_ticket_end: takes the ticket `last`. Only later records have a `first` as large, or this one itself if no other
- * record began in between. The device's lock is held. */
+/* event_ticket_end: takes the ticket `last`. Only later records have a `first` as large, or this
+ * one itself if no other record began in between. The device's lock is held. */
 static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
 {
     return first == UINT64_MAX || first == s->count ? first : s->count + 1;
@@ -126,7 +128,8 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     if (s->device != d) {
         char mine[24], theirs[24];
         return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s%s",
-                        fan_device_text(d, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs),
+                        fan_device_text(d, mine, sizeof mine),
+                        fan_device_text(s->device, theirs, sizeof theirs),
                         fan_device_of_another(s->device, d));
     }
     fan_clock clock;
@@ -222,8 +225,9 @@ bool fan_event_covers(const fan_event *newer, const fan_event *e)
     if (newer->device != d)
         return false;
     fan__device_lock(d);
-    bool covers = newer->stream && newer->stream == e->stream && newer->recording == 0 && e->recording == 0 &&
-                  newer->capture == e->capture && fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
+    bool covers = newer->stream && newer->stream == e->stream && newer->recording == 0 &&
+                  e->recording == 0 && newer->capture == e->capture &&
+                  fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
     fan__device_unlock(d);
     return covers;
 }
@@ -241,8 +245,8 @@ typedef struct event_clock {
     fan_clock clock;
 } event_clock;
 
-/* event_across_captures: applies S7 to a wait of s for e before the driver is called. (The buffer decides whether
- * another stream replaces s.) */
+/* event_across_captures: applies S7 to a wait of s for e before the driver is called. (The buffer
+ * decides whether another stream replaces s.) */
 static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
     uint64_t mine, theirs;
@@ -257,18 +261,21 @@ static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *
     (void)fan_device_text(s->device, waiting, sizeof waiting);
     (void)fan_device_text(e->device, of, sizeof of);
     if (!mine)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 906,
-            "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream "
-            "that is captured "
-            "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)",
-            waiting, from, of);
-    return fan_fail_code(err, FAN_ERR_CAPTURE, theirs ? 902 : 905,
-                         "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that "
-                         "stream from the captured "
-                         "one before the work, or finish the work before the capture begins (CUDA's code %d)",
-                         (unsigned long long)s->handle, waiting, from, of, theirs ? "in another capture" : "in none",
-                         theirs ? 902 : 905);
+        return fan_fail_code(err, FAN_ERR_CAPTURE, 906,
+                             "the legacy default stream of %s cannot be pulled into the capture of "
+                             "stream %llu of %s; make the stream "
+                             "that is captured "
+                             "the current one, or pass it as stream=, where the buffer is made and "
+                             "taken from (CUDA's code 906)",
+                             waiting, from, of);
+    return fan_fail_code(
+        err, FAN_ERR_CAPTURE, theirs ? 902 : 905,
+        "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork "
+        "that "
+        "stream from the captured "
+        "one before the work, or finish the work before the capture begins (CUDA's code %d)",
+        (unsigned long long)s->handle, waiting, from, of, theirs ? "in another capture" : "in none",
+        theirs ? 902 : 905);
 }
 
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)
@@ -279,14 +286,15 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     if (d->backend != e->device->backend) {
         char mine[24], theirs[24];
         return fan_fail(err, FAN_ERR_TYPE, "a stream of %s cannot wait for an event of %s",
-                        fan_device_text(d, mine, sizeof mine), fan_device_text(e->device, theirs, sizeof theirs));
+                        fan_device_text(d, mine, sizeof mine),
+                        fan_device_text(e->device, theirs, sizeof theirs));
     }
     event_clock l;
     fan_clock_init(&l.clock);
     fan__device_lock(e->device);
     l.never = !e->stream && e->recording == 0;
-    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture leaves its earlier
-     * work behind. */
+    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture
+     * leaves its earlier work behind. */
     l.any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
             fan_clock_copy(&l.clock, &e->clock) == 0;
     l.number = e->records;
@@ -296,7 +304,8 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
         fan__device_lock(d);
-        elide = l.lane == s->lane || fan_clock_get(&s->clock, l.lane) >= l.count; /* waiting for itself needs no wait */
+        /* waiting for itself needs no wait */
+        elide = l.lane == s->lane || fan_clock_get(&s->clock, l.lane) >= l.count;
         fan__device_unlock(d);
     }
     if (elide) {
@@ -358,7 +367,8 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     if (status == FAN_OK) {
         fan__device_lock(d);
         if (first != UINT64_MAX)
-            (void)fan_clock_join(&s->clock, &e->clock); /* out of memory: s's clock stays behind, which is safe */
+            /* out of memory: s's clock stays behind, which is safe */
+            (void)fan_clock_join(&s->clock, &e->clock);
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         fan__device_trace(FAN_TRACE_WAIT, d, s, other, e->id, 0);
@@ -376,7 +386,10 @@ void fan__events_fini(fan_device *d)
     }
 }
 
-static bool event_shares_machine(const fan_device *a, const fan_device *b) { return a->holds == b->holds; }
+static bool event_shares_machine(const fan_device *a, const fan_device *b)
+{
+    return a->holds == b->holds;
+}
 
 fan_event *fan__event_note(fan_device *owner, fan_stream *s)
 {
@@ -413,8 +426,8 @@ void fan__event_note_end(fan_device *owner, fan_event *e)
 bool fan__event_passed(fan_event *e)
 {
     const fan_backend *b = e->device->backend;
-    /* Acquire: the memory is reused after this, and the thread whose query found that the event had passed may be
-     * another one. It pairs with the release below. */
+    /* Acquire: the memory is reused after this, and the thread whose query found that the event had
+     * passed may be another one. It pairs with the release below. */
     bool done = atomic_load_explicit(&e->passed, memory_order_acquire);
     if (done)
         return true;

@@ -29,8 +29,9 @@ static void job_write_stats(const fan_job *job, const fan_stats *s)
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_how how = {
-        .stats = job->stats_out ? &stats : job->stats, .first_suspect = job->first_suspect, .parallel = parallel};
+    fan_sum_how how = {.stats = job->stats_out ? &stats : job->stats,
+                       .first_suspect = job->first_suspect,
+                       .parallel = parallel};
     if (job->scale)
         how.scale = *job->scale;
     switch (job->kind) {
@@ -70,7 +71,10 @@ void fan_job_run(const fan_job *job, bool parallel)
     }
 }
 
-static uint64_t bytes_of(const fan_array *a) { return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0; }
+static uint64_t bytes_of(const fan_array *a)
+{
+    return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0;
+}
 
 uint64_t fan_job_bytes(const fan_job *job)
 {
@@ -78,7 +82,8 @@ uint64_t fan_job_bytes(const fan_job *job)
     for (size_t i = 0; i < job->n; i++)
         bytes += bytes_of(job->in[i].array);
     if (job->sparse) /* each entry's elements are read and written */
-        bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) + 3 * bytes_of(job->sparse->values);
+        bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) +
+                3 * bytes_of(job->sparse->values);
     return bytes;
 }
 
@@ -95,7 +100,8 @@ char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
 {
     snprintf(buf, size, "%zu slots:", n);
     for (size_t i = 0; i < n && i < 3; i++)
-        fan_append(buf, size, "%s %s", i ? "," : "", jobs[i].label ? jobs[i].label : fan_job_word(jobs[i].kind));
+        fan_append(buf, size, "%s %s", i ? "," : "",
+                   jobs[i].label ? jobs[i].label : fan_job_word(jobs[i].kind));
     if (n > 3)
         fan_append(buf, size, " ..");
     return buf;
@@ -149,7 +155,8 @@ static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out,
 {
     fan_stats_out *copy = fan__pack(p, sizeof *copy);
     int64_t *keys = fan__pack(p, n * sizeof *keys);
-    const fan_array *words = pack_array(p, stats_out->words, false), *before = pack_array(p, stats_out->before, false);
+    const fan_array *words = pack_array(p, stats_out->words, false),
+                    *before = pack_array(p, stats_out->before, false);
     if (copy) {
         *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
         memcpy(keys, stats_out->keys, n * sizeof *keys);

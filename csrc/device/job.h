@@ -11,8 +11,9 @@
 typedef struct fan_device fan_device;
 typedef struct fan_stream fan_stream;
 
-/* Work that a stream orders. Arrays in a job belong to the caller: a backend that runs later copies geometry and
- * addresses, and does not hold the storages (the rules keep memory alive until the work has run: Lifetime). */
+/* Work that a stream orders. Arrays in a job belong to the caller: a backend that runs later copies
+ * geometry and addresses, and does not hold the storages (the rules keep memory alive until the
+ * work has run: Lifetime). */
 typedef enum fan_job_kind {
     FAN_JOB_SUM,     /* out = fold of in[0..n) with scale (fan_sum) */
     FAN_JOB_EXACT,   /* out = their exact sum in in[0].acc, with scale (fan_exact_fold) */
@@ -21,15 +22,16 @@ typedef enum fan_job_kind {
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
     FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
-    /* the statistics of in[0], and the first of in[first_suspect..n) with an inf or a NaN. No out */
+    /* the statistics of in[0], and the first of in[first_suspect..n) with an inf or a NaN. No
+     * out */
     FAN_JOB_STATS
 } fan_job_kind;
 
 /* Statistics that a job writes on its device (array/device_stats.h), for fan_stats_out_read. */
 typedef struct fan_stats_out {
     const fan_array *words; /* of fan_stats_out_new; written in the order of the stream */
-    /* NULL, or the words of an earlier job (perhaps the same memory): if they name a first inf or NaN, it stays the
-     * first */
+    /* NULL, or the words of an earlier job (perhaps the same memory): if they name a first inf or
+     * NaN, it stays the first */
     const fan_array *before;
     const int64_t *keys; /* the key of each operand; -1: none */
 } fan_stats_out;
@@ -41,14 +43,15 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;   /* NULL: none */
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
-    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result (fan_sum_how). NULL: not
-     * wanted. */
+    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result (fan_sum_how).
+     * NULL: not wanted. */
     fan_stats *stats;
-    /* FAN_JOB_SUM and FAN_JOB_STATS on a device with streams: the same, for n >= 1 operands; never under capture. NULL:
-     * not wanted. */
+    /* FAN_JOB_SUM and FAN_JOB_STATS on a device with streams: the same, for n >= 1 operands; never
+     * under capture. NULL: not wanted. */
     const fan_stats_out *stats_out;
-    size_t first_suspect; /* with statistics: earlier operands are not reported as the first non-finite one */
-    const char *label;    /* for traces and reports; copied */
+    /* with statistics: earlier operands are not reported as the first non-finite one */
+    size_t first_suspect;
+    const char *label; /* for traces and reports; copied */
 } fan_job;
 
 /* The state of a job that was queued together with others. */
@@ -58,7 +61,8 @@ typedef enum fan_job_state {
     FAN_JOB_FAILED /* as after a `run` that failed with the same status */
 } fan_job_state;
 
-/* fan_job_run: runs a job at once on memory that the host can access; parallel: other threads may help. */
+/* fan_job_run: runs a job at once on memory that the host can access; parallel: other threads may
+ * help. */
 void fan_job_run(const fan_job *job, bool parallel);
 /* fan_job_check: calls fan_storage_check for all its memory. */
 fan_status fan_job_check(const fan_job *job, fan_error *err);
@@ -66,14 +70,14 @@ fan_status fan_job_check(const fan_job *job, fan_error *err);
 uint64_t fan_job_bytes(const fan_job *job);
 /* fan_job_word: returns "sum", "copy": the default label. */
 const char *fan_job_word(fan_job_kind kind);
-/* fan_jobs_label: writes "3 slots: sum grads[0], sum grads[1], .." for n jobs in one launch. Returns buf.
- * fan_jobs_trace: writes their one line. */
+/* fan_jobs_label: writes "3 slots: sum grads[0], sum grads[1], .." for n jobs in one launch.
+ * Returns buf. fan_jobs_trace: writes their one line. */
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);
 
-/* pack: copies of jobs that outlive their callers: with the geometry of their arrays, and their uploads, in one
- * block. */
-/* The copy of a waiting job is followed by its arrays' geometry, and its uploads, in one block. In a first pass `to` is
- * NULL and the room is counted. */
+/* pack: copies of jobs that outlive their callers: with the geometry of their arrays, and their
+ * uploads, in one block. */
+/* The copy of a waiting job is followed by its arrays' geometry, and its uploads, in one block. In
+ * a first pass `to` is NULL and the room is counted. */
 typedef struct fan__packer {
     char *to;
     size_t used;

@@ -12,15 +12,18 @@
 
 typedef struct fan_memory fan_memory;
 
-/* Device memory. streams[0] is its owner (NULL: none); the others have used it. Without references it is pending:
- * events[i] represents all that streams[i] had queued at its last use, and streams[i] is dropped. A stream that is
- * still present has no event because none could be recorded yet; a later record is just as good. */
+/* Device memory. streams[0] is its owner (NULL: none); the others have used it. Without references
+ * it is pending: events[i] represents all that streams[i] had queued at its last use, and
+ * streams[i] is dropped. A stream that is still present has no event because none could be recorded
+ * yet; a later record is just as good. */
 struct fan_memory {
-    fan_memory *next;   /* the next in the device's list of pending memory */
-    fan_device *device; /* held, but not while pending: the device's list would then hold the device */
+    fan_memory *next; /* the next in the device's list of pending memory */
+    /* held, but not while pending: the device's list would then hold the device */
+    fan_device *device;
     void *data;
     size_t bytes;
-    void (*release)(void *ctx); /* returns memory to another allocator; NULL: memory of the device itself */
+    /* returns memory to another allocator; NULL: memory of the device itself */
+    void (*release)(void *ctx);
     void *ctx;
     bool immediate; /* released by the last drop at once */
     bool lost;      /* pending, with unknown users: it stays until its device is freed */
@@ -31,7 +34,8 @@ struct fan_memory {
     fan_event *few_events[USERS];
 };
 
-/* memory_record_users: records an event on every stream that used pending memory. A failed record is repeated later. */
+/* memory_record_users: records an event on every stream that used pending memory. A failed record
+ * is repeated later. */
 static void memory_record_users(fan_memory *m)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -49,8 +53,8 @@ static void memory_record_users(fan_memory *m)
 
 #define BEHIND 8
 
-/* The streams with an event that has not passed, and the earliest such: later ones of theirs need no query. (Memory is
- * examined in turns, not always oldest first.) */
+/* The streams with an event that has not passed, and the earliest such: later ones of theirs need
+ * no query. (Memory is examined in turns, not always oldest first.) */
 typedef struct memory_behind {
     struct {
         uint64_t stream, event;
@@ -73,7 +77,8 @@ static bool memory_passed(fan_memory *m, memory_behind *behind)
         while (k < behind->n && behind->of[k].stream != e->noted)
             k++;
         bool known = k < behind->n;
-        if (known && e->id >= behind->of[k].event && !atomic_load_explicit(&e->passed, memory_order_relaxed))
+        if (known && e->id >= behind->of[k].event &&
+            !atomic_load_explicit(&e->passed, memory_order_relaxed))
             return false;
         if (!fan__event_passed(e)) {
             if (k < BEHIND) {
@@ -114,8 +119,8 @@ static fan_memory *pending_take(fan_device *d)
     return list;
 }
 
-/* memory_poll: frees pending memory whose users have passed. Checks the oldest first, until `most` were found that have
- * not passed. The caller holds the device. */
+/* memory_poll: frees pending memory whose users have passed. Checks the oldest first, until `most`
+ * were found that have not passed. The caller holds the device. */
 static void memory_poll(fan_device *d, size_t most)
 {
     fan_memory *list = pending_take(d), *stay = NULL, **end = &stay;
@@ -133,7 +138,8 @@ static void memory_poll(fan_device *d, size_t most)
             most--;
         }
     }
-    /* The new list: first the unchecked ones, then the checked ones, then those that became pending in the meantime. */
+    /* The new list: first the unchecked ones, then the checked ones, then those that became pending
+     * in the meantime. */
     fan_memory **last = &list;
     while (*last)
         last = &(*last)->next;
@@ -152,7 +158,10 @@ static void memory_poll(fan_device *d, size_t most)
 
 #define GLANCE 16
 
-void fan_device_poll(fan_device *d) { memory_poll(d, SIZE_MAX); }
+void fan_device_poll(fan_device *d)
+{
+    memory_poll(d, SIZE_MAX);
+}
 
 static void memory_defer(fan_memory *m)
 {
@@ -206,8 +215,8 @@ void fan_device_clear(fan_device *d)
     fan_device_fini(d);
 }
 
-/* memory_is_captured: returns whether one of the streams is in a capture: then the memory causes no query and no wait
- * (K2). */
+/* memory_is_captured: returns whether one of the streams is in a capture: then the memory causes no
+ * query and no wait (K2). */
 static bool memory_is_captured(fan_stream *const *streams, size_t n)
 {
     uint64_t id = 0;
@@ -217,7 +226,8 @@ static bool memory_is_captured(fan_stream *const *streams, size_t n)
     return id != 0;
 }
 
-/* Memory freed during the current call of this thread. Its device references are kept until it is processed. */
+/* Memory freed during the current call of this thread. Its device references are kept until it is
+ * processed. */
 static _Thread_local struct memory_leaving {
     size_t depth;
     bool polled;
@@ -243,7 +253,8 @@ typedef struct memory_notes {
 static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_stream *s)
 {
     for (size_t i = 0; i < notes->n; i++)
-        if ((notes->all[i].stream == s || FAN_FAULT(SHARE_ANY_EVENT)) && notes->all[i].owner == owner)
+        if ((notes->all[i].stream == s || FAN_FAULT(SHARE_ANY_EVENT)) &&
+            notes->all[i].owner == owner)
             return &notes->all[i];
     if (notes->n == NOTES)
         return NULL;
@@ -254,11 +265,13 @@ static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_s
     return note;
 }
 
-/* memory_share_notes: gives freed memory the events of its users. False: one of them is captured (K2). */
+/* memory_share_notes: gives freed memory the events of its users. False: one of them is captured
+ * (K2). */
 static bool memory_share_notes(fan_memory *m, memory_notes *notes)
 {
     for (size_t i = 0; i < m->n; i++) {
-        const memory_note *note = m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
+        const memory_note *note =
+            m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
         if (note ? note->captured : m->streams[i] && memory_is_captured(&m->streams[i], 1))
             return false;
     }
@@ -321,8 +334,8 @@ void fan_memory_leave_end(void)
         memory_leave_all();
 }
 
-/* memory_release: called by the last drop: frees the memory, or makes it pending. It does not allocate, so nothing is
- * lost if memory is short. */
+/* memory_release: called by the last drop: frees the memory, or makes it pending. It does not
+ * allocate, so nothing is lost if memory is short. */
 static void memory_release(fan_storage *st)
 {
     fan_memory *m = st->ctx;
@@ -359,7 +372,8 @@ static void memory_release(fan_storage *st)
     fan_device_drop(d);
 }
 
-/* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: none. */
+/* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False:
+ * none. */
 static bool memory_reclaim(fan_device *d)
 {
     size_t n = 0;
@@ -382,10 +396,12 @@ static bool memory_reclaim(fan_device *d)
         bool can = true; /* false: a stream cannot be waited for, because it is captured or freed */
         for (size_t i = 0; i < m->n && can; i++) {
             fan_stream *s = m->streams[i];
-            can = !m->events[i] || m->events[i]->device->backend->event_sync(m->events[i], NULL) == FAN_OK;
+            can = !m->events[i] ||
+                  m->events[i]->device->backend->event_sync(m->events[i], NULL) == FAN_OK;
             if (!s || !can)
                 continue;
-            can = s->device->backend->sync(s, NULL) == FAN_OK; /* the whole stream: no event can be recorded on it */
+            /* the whole stream: no event can be recorded on it */
+            can = s->device->backend->sync(s, NULL) == FAN_OK;
             if (can) {
                 m->streams[i] = NULL;
                 fan_stream_drop(s);
@@ -456,9 +472,11 @@ fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err)
     return !in || !in->recording
                ? FAN_OK
                : fan_fail(err, FAN_ERR_CAPTURE,
-                          "%s: work on stream %llu of %s is not part of the recording: let the stream wait for "
+                          "%s: work on stream %llu of %s is not part of the recording: let the "
+                          "stream wait for "
                           "fanin.current_stream(\"%s\") first, and that one for it at the end",
-                          in->who, (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text), text);
+                          in->who, (unsigned long long)s->handle,
+                          fan_device_text(s->device, text, sizeof text), text);
 }
 
 fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
@@ -466,15 +484,17 @@ fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
     char text[32];
     const fan_memory_scope *in = memory_scope_of(d);
     return in ? fan_fail(err, FAN_ERR_CAPTURE,
-                         "%s: a copy from the host to %s would run once, and not at each replay: make the array "
+                         "%s: a copy from the host to %s would run once, and not at each replay: "
+                         "make the array "
                          "before, and pass it as an operand",
                          in->who, fan_device_text(d, text, sizeof text))
               : FAN_OK;
 }
 
-/* memory_new: allocates `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release
- * follows Lifetime. On the CPU: fan_storage_new. */
-static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
+/* memory_new: allocates `bytes` of device memory owned by stream `owner` (may be NULL), as a
+ * storage whose release follows Lifetime. On the CPU: fan_storage_new. */
+static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out,
+                             fan_error *err)
 {
     *out = NULL;
     fan_memory_scope *in = memory_scope_of(d);
@@ -484,13 +504,16 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
         return FAN_OK;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
-        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+        return *out ? FAN_OK
+                    : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
+                               FAN_PLURAL(bytes));
     }
     fan_memory *m = fan_calloc(sizeof *m);
     fan_storage *st = m ? fan_storage_wrap(NULL, bytes, memory_release, m) : NULL;
     if (!st) {
         fan_free(m);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes,
+                        FAN_PLURAL(bytes));
     }
     m->device = d;
     m->bytes = bytes ? bytes : 1; /* empty memory needs an address of its own */
@@ -535,16 +558,20 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     return FAN_OK;
 }
 
-static fan_memory *memory_of(const fan_storage *st) { return st && st->release == memory_release ? st->ctx : NULL; }
+static fan_memory *memory_of(const fan_storage *st)
+{
+    return st && st->release == memory_release ? st->ctx : NULL;
+}
 
-fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out,
-                           fan_error *err)
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx,
+                           fan_storage **out, fan_error *err)
 {
     fan_memory *m = fan_calloc(sizeof *m);
     *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
     if (!*out) {
         fan_free(m);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of an array's memory");
+        return fan_fail(err, FAN_ERR_NOMEM,
+                        "out of memory for the block table of an array's memory");
     }
     m->device = fan_device_hold(d);
     m->data = data;
@@ -557,8 +584,8 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
     return FAN_OK;
 }
 
-fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t bytes, void (*release)(void *ctx),
-                           void *ctx, fan_storage **out, fan_error *err)
+fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t bytes,
+                           void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err)
 {
     FAN_TRY(fan_memory_wrap(d, data, release, ctx, out, err));
     fan_memory *m = (*out)->ctx;
@@ -568,7 +595,8 @@ fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t 
     return FAN_OK;
 }
 
-fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done, fan_error *err)
+fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done,
+                                 fan_error *err)
 {
     fan_memory *m = memory_of(st);
     while (m) {
@@ -621,8 +649,8 @@ void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
     return m && m->release == release ? m->ctx : NULL;
 }
 
-/* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed. The device's lock is
- * held. */
+/* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed.
+ * The device's lock is held. */
 static int memory_add_user(fan_memory *m, fan_stream *s)
 {
     for (size_t i = 0; i < m->n; i++)
@@ -651,22 +679,24 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
         return FAN_OK;
     if (m->device->holds != s->device->holds && !FAN_FAULT(USER_OF_ANOTHER_MACHINE)) {
         char text[32];
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "record_stream: stream %llu of %s belongs to another machine than the memory",
-                        (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
+        return fan_fail(
+            err, FAN_ERR_VALUE,
+            "record_stream: stream %llu of %s belongs to another machine than the memory",
+            (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
     }
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
     if (added < 0)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
-                        FAN_PLURAL(m->bytes));
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s",
+                        m->bytes, FAN_PLURAL(m->bytes));
     if (added)
         fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
     return FAN_OK;
 }
 
-fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err)
+fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s,
+                                        fan_error *err)
 {
     for (size_t i = 0; s && i < n; i++) {
         /* to the first array whose memory does not have s as a user */
@@ -738,8 +768,9 @@ fan_device *fan_memory_device(const fan_storage *st)
     return m ? m->device : NULL;
 }
 
-fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
-                            const fan_array *like, fan_array **out, fan_error *err)
+fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim,
+                            const int64_t *shape, const fan_array *like, fan_array **out,
+                            fan_error *err)
 {
     *out = NULL;
     if (!d->backend->has_streams && !memory_scope_of(d))
@@ -755,13 +786,15 @@ fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, i
     return status;
 }
 
-fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
+fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words,
+                             fan_error *err)
 {
     int64_t n = FAN_STATS_WORDS + FAN_STATS_PARTIAL_WORDS * fan_stats_partials(size);
     return fan_device_array(d, owner, FAN_DT_UINT64, 1, &n, NULL, words, err);
 }
 
-fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err)
+fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out,
+                              fan_error *err)
 {
     int64_t n = FAN_STATS_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
     fan_array host = {.data = (char *)out,

@@ -13,8 +13,9 @@
 
 static atomic_uint_fast64_t last_device;
 
-/* A forked child inherits its parent's locks without the threads that held them. So fork acquires these locks first: no
- * call is made while one is held, and no other is acquired. Inherited objects can be dropped in the child. */
+/* A forked child inherits its parent's locks without the threads that held them. So fork acquires
+ * these locks first: no call is made while one is held, and no other is acquired. Inherited objects
+ * can be dropped in the child. */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fan_device *devices;
@@ -35,7 +36,8 @@ static void device_unlock_all(void)
 
 static fan_fork device_fork = {.lock = device_lock_all, .unlock = device_unlock_all};
 
-int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds)
+int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index,
+                    atomic_size_t *holds)
 {
     memset(d, 0, sizeof *d);
     if (pthread_mutex_init(&d->lock, NULL))
@@ -92,8 +94,9 @@ char *fan_device_text(const fan_device *d, char *buf, size_t size)
 
 static atomic_uint_fast64_t last_stream;
 
-/* A freed stream's lane goes to the next new stream, which continues its count: clocks that contain the lane stay
- * valid, because they hold smaller counts. The lowest free lane is reused first, so that clocks stay short. */
+/* A freed stream's lane goes to the next new stream, which continues its count: clocks that contain
+ * the lane stay valid, because they hold smaller counts. The lowest free lane is reused first, so
+ * that clocks stay short. */
 #define LANES 1024
 
 static pthread_mutex_t lanes_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -102,9 +105,15 @@ static bool lane_taken[LANES];
 
 static uint64_t lane_count[LANES];
 
-static void stream_lock_lanes(void) { (void)pthread_mutex_lock(&lanes_lock); }
+static void stream_lock_lanes(void)
+{
+    (void)pthread_mutex_lock(&lanes_lock);
+}
 
-static void stream_unlock_lanes(void) { (void)pthread_mutex_unlock(&lanes_lock); }
+static void stream_unlock_lanes(void)
+{
+    (void)pthread_mutex_unlock(&lanes_lock);
+}
 
 static fan_fork stream_fork = {.lock = stream_lock_lanes, .unlock = stream_unlock_lanes};
 
@@ -174,7 +183,8 @@ void fan_stream_drop(fan_stream *s)
 typedef struct fan_pushed_stream {
     struct fan_pushed_stream *outer;
     fan_stream *stream;
-    fan_stream_set *set; /* the current streams with this one as the last; held; NULL: not made yet */
+    /* the current streams with this one as the last; held; NULL: not made yet */
+    fan_stream_set *set;
 } fan_pushed_stream;
 
 static _Thread_local fan_pushed_stream *pushed; /* the last */
@@ -260,7 +270,8 @@ fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out, fan_error *err)
+fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out,
+                               fan_error *err)
 {
     if (set && set->all[0] == s) {
         *out = fan_stream_set_hold(set);
@@ -350,10 +361,12 @@ void fan_streams_leave(const fan_streams_outer *outer)
 fan_status fan_stream_check_open(const fan_stream *s, fan_error *err)
 {
     char text[32];
-    if (!s || !s->device->backend->closed || !s->device->backend->closed(s->device) || FAN_FAULT(STREAM_STAYS_OPEN))
+    if (!s || !s->device->backend->closed || !s->device->backend->closed(s->device) ||
+        FAN_FAULT(STREAM_STAYS_OPEN))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
-                    "stream %llu of %s is closed: the block of its machine has ended; use it within the block, as in "
+                    "stream %llu of %s is closed: the block of its machine has ended; use it "
+                    "within the block, as in "
                     "with machine: ..",
                     (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
 }
@@ -378,8 +391,8 @@ fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     return d->backend->run(d, s, job, err);
 }
 
-void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s, const fan_stream *other,
-                       uint64_t event, uint64_t bytes)
+void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s,
+                       const fan_stream *other, uint64_t event, uint64_t bytes)
 {
     if (!fan_trace_on())
         return;
@@ -395,14 +408,15 @@ void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_strea
                            .end_us = -1};
     if (other) {
         char text[24];
-        snprintf(line.label, sizeof line.label, "stream %llu of %s", (unsigned long long)other->handle,
+        snprintf(line.label, sizeof line.label, "stream %llu of %s",
+                 (unsigned long long)other->handle,
                  fan_device_text(other->device, text, sizeof text));
     }
     fan_trace_put(&line);
 }
 
-void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, uint64_t begin_ns, double start_us,
-                   double end_us)
+void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, uint64_t begin_ns,
+                   double start_us, double end_us)
 {
     if (!fan_trace_on())
         return;
@@ -419,12 +433,13 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
                            .end_us = end_us};
     for (size_t i = 0; i < job->n; i++)
         line.in_place |= job->kind == FAN_JOB_SUM && job->in[i].array->data == job->out->data;
-    snprintf(line.label, sizeof line.label, "%s", job->label ? job->label : fan_job_word(job->kind));
+    snprintf(line.label, sizeof line.label, "%s",
+             job->label ? job->label : fan_job_word(job->kind));
     fan_trace_put(&line);
 }
 
-void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label,
-                    double start_us, double end_us)
+void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n,
+                    const char *label, double start_us, double end_us)
 {
     if (!fan_trace_on())
         return;

@@ -1,11 +1,12 @@
-/* A pass, from bottom to top: a gradient is delivered, a node runs, a worker takes one node after another, the pass
- * begins and ends.
+/* A pass, from bottom to top: a gradient is delivered, a node runs, a worker takes one node after
+ * another, the pass begins and ends.
  *
- *   deliver     an only producer's gradient that matches the slot is kept as it is; others go into the node's buffer by
- *               key. Then, and not before, the node has one dependency less (E1); after the last it is ready
- *   sums        what was forwarded, or a take of the buffer; then the hooks of the slots; captured sums (E8)
- *   run         the function with its other hooks; release (E10); its gradients are delivered
- */
+ *   deliver     an only producer's gradient that matches the slot is kept as it is; others go into
+ * the node's buffer by key. Then, and not before, the node has one dependency less (E1); after the
+ * last it is ready sums        what was forwarded, or a take of the buffer; then the hooks of the
+ * slots; captured sums (E8) run         the function with its other hooks; release (E10); its
+ * gradients are
+ * delivered */
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
@@ -29,34 +30,39 @@ static void drop_all(const fan_backward *p, void **objects, size_t n)
 
 /* ---- streams (E4, S20) ---- */
 
-/* Title: Streams. On which streams does a pass run, and which streams wait at its end (docs/rules.md)?
+/* Title: Streams. On which streams does a pass run, and which streams wait at its end
+ * (docs/rules.md)?
  *
- * The buffers do the other waits: a gradient is added with its producer's stream as P, a buffer has its consumer's as
- * C, so S4 to S19 order a take, or a single gradient that is handed through. This is left for the pass:
+ * The buffers do the other waits: a gradient is added with its producer's stream as P, a buffer has
+ * its consumer's as C, so S4 to S19 order a take, or a single gradient that is handed through. This
+ * is left for the pass:
  *
- *   the streams that are current while a node runs       those of where it was made; its own is the first of them
- *   a leaf's first write in a pass                       its stream waits for the caller's
- *   the end                                              the caller's stream of each device waits for those of leaves,
- *                                                        of nodes that delivered no gradient, and of captured inputs
- *   a pass inside a capture                              any stream but the legacy default joins the capture (K1);
- *                                                        with redirection the caller's replaces that one (S7)
+ *   the streams that are current while a node runs       those of where it was made; its own is the
+ * first of them a leaf's first write in a pass                       its stream waits for the
+ * caller's the end                                              the caller's stream of each device
+ * waits for those of leaves, of nodes that delivered no gradient, and of captured inputs a pass
+ * inside a capture                              any stream but the legacy default joins the capture
+ * (K1); with redirection the caller's replaces that one (S7)
  *
  * A worked case. A leaf of stream w gets a gradient of a node on s; the caller is on c:
  *
  *   c  ==zero .grad==*1                      ^3 [step]     S20   c waits for w
  *   s      ==g==*2
- *   w              ^1^2 [.grad += g]*3                     S18   w waits for s, and before it writes for c
+ *   w              ^1^2 [.grad += g]*3                     S18   w waits for s, and before it
+ * writes for c
  *
- * What can go wrong: a hook runs before the wait; a node made on the legacy stream runs on the caller's; a failed pass
- * ends without a wait, and the caller reads a `.grad` that is still being written.
+ * What can go wrong: a hook runs before the wait; a node made on the legacy stream runs on the
+ * caller's; a failed pass ends without a wait, and the caller reads a `.grad` that is still being
+ * written.
  *
- * A process that never made a stream current pays one load per call.
- */
+ * A process that never made a stream current pays one load per
+ * call. */
 
 /* The streams of a node while it runs. Borrowed. */
 typedef struct fan_run_streams {
     fan_stream_set *set; /* current; NULL: none is pushed */
-    fan_stream *own;     /* P of its gradients, C of its sums; NULL: the current stream of a gradient's device */
+    /* P of its gradients, C of its sums; NULL: the current stream of a gradient's device */
+    fan_stream *own;
 } fan_run_streams;
 
 static fan_run_streams run_streams(const fan_backward *p, const fan_node *n)
@@ -66,8 +72,9 @@ static fan_run_streams run_streams(const fan_backward *p, const fan_node *n)
     fan_run_streams on = {n->streams, fan_node_stream(n)};
     if (!p->streams.captured || !fan_get_capture_redirect())
         return on;
-    fan_stream *instead =
-        on.own && on.own->handle == FAN_LEGACY ? fan_stream_set_find(p->streams.caller, on.own->device) : NULL;
+    fan_stream *instead = on.own && on.own->handle == FAN_LEGACY
+                              ? fan_stream_set_find(p->streams.caller, on.own->device)
+                              : NULL;
     if (instead || !on.set)
         on = (fan_run_streams){p->streams.caller, instead};
     return on;
@@ -112,9 +119,10 @@ static fan_task_tail *tail_of(fan_backward *p, fan_stream *caller)
     return &s->tails[s->n++];
 }
 
-/* place_for_caller: a gradient's value, and the caller's stream on its device; called with other streams current. */
-static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v, fan_stream **caller,
-                                   fan_error *err)
+/* place_for_caller: a gradient's value, and the caller's stream on its device; called with other
+ * streams current. */
+static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v,
+                                   fan_stream **caller, fan_error *err)
 {
     fan_streams_outer outer;
     fan_streams_enter(p->streams.caller, &outer);
@@ -139,9 +147,11 @@ static fan_status tail_add(fan_backward *p, fan_stream *caller, fan_stream *on, 
     return t ? list_add(&t->streams, on, err) : fan__task_no_memory(err);
 }
 
-/* leaf_begin: before a leaf accumulates `sum`: *on: a hold on the stream that writes; NULL: on the CPU. It waits for
- * the caller's, once in a pass, and is listed after the wait, since another worker may be here too. */
-static fan_status leaf_begin(fan_backward *p, void *sum, const fan_run_streams *where, fan_stream **on, fan_error *err)
+/* leaf_begin: before a leaf accumulates `sum`: *on: a hold on the stream that writes; NULL: on the
+ * CPU. It waits for the caller's, once in a pass, and is listed after the wait, since another
+ * worker may be here too. */
+static fan_status leaf_begin(fan_backward *p, void *sum, const fan_run_streams *where,
+                             fan_stream **on, fan_error *err)
 {
     fan_stream *current = NULL, *caller = NULL;
     fan_value v, same;
@@ -167,8 +177,8 @@ static fan_status leaf_begin(fan_backward *p, void *sum, const fan_run_streams *
     return status;
 }
 
-/* keep: at the end the caller's stream waits for `on` (NULL: the one that is current now), which makes the gradient
- * (NULL: none), and uses it from then on. */
+/* keep: at the end the caller's stream waits for `on` (NULL: the one that is current now), which
+ * makes the gradient (NULL: none), and uses it from then on. */
 static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_error *err)
 {
     fan_stream *current = NULL, *caller = NULL;
@@ -216,8 +226,8 @@ static fan_status end_tails(fan_backward *p, fan_error *err)
         const fan_task_tail *t = &p->streams.tails[i];
         if (FAN_FAULT(END_WITHOUT_WAIT))
             continue;
-        one =
-            fan_pass_end(t->caller, t->streams.all, t->streams.n, t->values, t->nvalues, status == FAN_OK ? err : NULL);
+        one = fan_pass_end(t->caller, t->streams.all, t->streams.n, t->values, t->nvalues,
+                           status == FAN_OK ? err : NULL);
         status = status == FAN_OK ? one : status;
     }
     while (p->streams.n > 0) {
@@ -254,14 +264,17 @@ static fan_status join_capture(fan_backward *p, fan_stream *on, fan_error *err)
 
 /* ---- traces (E18) ---- */
 
-static inline bool is_traced(void) { return atomic_load_explicit(&fan_traces, memory_order_relaxed) != 0; }
+static inline bool is_traced(void)
+{
+    return atomic_load_explicit(&fan_traces, memory_order_relaxed) != 0;
+}
 
 /* timeline_begin: what this thread records from now on belongs to the worker's node. */
 static void timeline_begin(fan_task_timeline *t, const fan_task_worker *w)
 {
     const fan_trace_work work = {w->pass->id, w->pass->nodes[w->now].node->number, w->number};
-    *t =
-        (fan_task_timeline){.thread = fan_thread_id(), .begin_ns = fan_trace_ns(), .outer = fan_trace_work_begin(work)};
+    *t = (fan_task_timeline){
+        .thread = fan_thread_id(), .begin_ns = fan_trace_ns(), .outer = fan_trace_work_begin(work)};
 }
 
 /* timeline_end: writes the node's line; on any thread. */
@@ -291,7 +304,8 @@ static void timeline_end(fan_task_timeline *t, const fan_task_worker *w)
 
 /* ---- running nodes ---- */
 
-static fan_task_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
+/* of all threads, the newest first (node.h, One thread at a time) */
+static fan_task_running *running;
 
 static void running_begin(fan_task_running *r, const fan_task_worker *w, uint64_t thread)
 {
@@ -334,9 +348,10 @@ static void dependency_done(fan_backward *p, uint32_t at)
         fan__queue_push(&p->queue, p->nodes, at);
 }
 
-/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own. The acquire without
- * the lock pairs with the release of the worker that made it. */
-static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on, void *gradient, fan_error *err)
+/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own.
+ * The acquire without the lock pairs with the release of the worker that made it. */
+static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on, void *gradient,
+                              fan_error *err)
 {
     void *made = NULL, *other;
     if (p->workers && fan_sched_active())
@@ -345,7 +360,8 @@ static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on
         return FAN_OK;
     FAN_TRY(p->config.frontend->buffer_new(&p->config, to->node, on, gradient, &made, err));
     fan__task_lock(p);
-    other = FAN_FAULT(BUFFER_TWICE) ? NULL : atomic_load_explicit(&to->buffer, memory_order_relaxed);
+    other =
+        FAN_FAULT(BUFFER_TWICE) ? NULL : atomic_load_explicit(&to->buffer, memory_order_relaxed);
     if (!other)
         atomic_store_explicit(&to->buffer, made, memory_order_release);
     fan__task_unlock(p);
@@ -354,8 +370,10 @@ static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on
     return FAN_OK;
 }
 
-/* deliver: along an edge that leads somewhere. The hold on *gradient stays the caller's, or is taken and it is NULL. */
-static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient, fan_producer *producer, fan_error *err)
+/* deliver: along an edge that leads somewhere. The hold on *gradient stays the caller's, or is
+ * taken and it is NULL. */
+static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient,
+                          fan_producer *producer, fan_error *err)
 {
     fan_task_node *to = &p->nodes[edge->to];
     fan_task_slot *s = &p->slots[to->slots + edge->slot];
@@ -368,8 +386,10 @@ static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient,
     } else {
         fan_run_streams there = run_streams(p, to->node);
         producer->to = there.set;
-        FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own, *gradient, err));
-        FAN_TRY(p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
+        FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own,
+                            *gradient, err));
+        FAN_TRY(p->config.frontend->add(to->buffer, edge->slot,
+                                        FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
                                         *gradient, producer, err));
     }
     edge->delivered = true;
@@ -396,7 +416,8 @@ static void node_ran(fan_task_worker *w)
 }
 
 /* node_deliver: see fan_backward_give. */
-static fan_status node_deliver(fan_task_worker *w, void **gradients, const void *node_hooks, fan_error *err)
+static fan_status node_deliver(fan_task_worker *w, void **gradients, const void *node_hooks,
+                               fan_error *err)
 {
     fan_backward *p = w->pass;
     const fan_task_node *tn = &p->nodes[w->now];
@@ -448,7 +469,8 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
         sums[i] = p->slots[tn->slots + i].forwarded;
         p->slots[tn->slots + i].forwarded = NULL;
     }
-    buffer = atomic_load_explicit(&tn->buffer, memory_order_relaxed); /* the lock that counted the dependencies */
+    /* the lock that counted the dependencies */
+    buffer = atomic_load_explicit(&tn->buffer, memory_order_relaxed);
     for (uint32_t i = 0; buffer && i < tn->node->inputs && status == FAN_OK; i++)
         if (!sums[i] && p->slots[tn->slots + i].producers) {
             status = f->take(tn->node, buffer, i, &sums[i], err);
@@ -461,9 +483,12 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
     }
     FAN_TRY(status);
     fan_run_streams on = run_streams(p, tn->node);
-    if (buffer) { /* K1; and S20 for a node without edges or a stream: its sums alone show which streams it uses */
+    /* K1; and S20 for a node without edges or a stream: its sums alone show which streams it
+     * uses */
+    if (buffer) {
         FAN_TRY(join_capture(p, on.own, err));
-        for (uint32_t i = 0; !on.own && !tn->nedges && tn->runs && !tn->leaf && i < tn->node->inputs; i++)
+        for (uint32_t i = 0;
+             !on.own && !tn->nedges && tn->runs && !tn->leaf && i < tn->node->inputs; i++)
             FAN_TRY(keep(p, sums[i], on.own, err));
     }
     fan_streams_outer outer;
@@ -485,14 +510,16 @@ static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, 
 
 /* ---- a leaf, a node ---- */
 
-/* end_node: of a node that does not run: a leaf accumulates a defined sum (L1), wanted sums are captured. */
+/* end_node: of a node that does not run: a leaf accumulates a defined sum (L1), wanted sums are
+ * captured. */
 static fan_status end_node(fan_task_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
     const fan_task_node *tn = &p->nodes[w->now];
     void *on_stack[FAN_SUMS_ON_STACK] = {NULL}, **sums = on_stack, *node_hooks = NULL;
     fan_status status;
-    if (tn->node->inputs > FAN_SUMS_ON_STACK && !(sums = fan_calloc(tn->node->inputs * sizeof *sums)))
+    if (tn->node->inputs > FAN_SUMS_ON_STACK &&
+        !(sums = fan_calloc(tn->node->inputs * sizeof *sums)))
         return fan__task_no_memory(err);
     status = node_sums(w, sums, &node_hooks, err);
     if (status == FAN_OK && tn->runs && sums[0]) { /* L, with S20 before and after it */
@@ -500,7 +527,8 @@ static fan_status end_node(fan_task_worker *w, fan_error *err)
         fan_stream *on;
         status = leaf_begin(p, sums[0], &where, &on, err);
         if (status == FAN_OK)
-            status = p->config.frontend->accumulate(&p->config, tn->node, &sums[0], node_hooks, err);
+            status =
+                p->config.frontend->accumulate(&p->config, tn->node, &sums[0], node_hooks, err);
         if (status == FAN_OK) {
             void *grad = on ? p->config.frontend->leaf_grad(tn->node) : NULL;
             status = keep(p, grad, on, err);
@@ -547,8 +575,10 @@ static fan_status run_node(fan_task_worker *w, fan_error *err)
     return status;
 }
 
-/* on_its_streams: run_node or end_node with the node's streams current (E4), in a span of the trace if one is on. */
-static fan_status on_its_streams(fan_task_worker *w, fan_status (*call)(fan_task_worker *w, fan_error *err),
+/* on_its_streams: run_node or end_node with the node's streams current (E4), in a span of the trace
+ * if one is on. */
+static fan_status on_its_streams(fan_task_worker *w,
+                                 fan_status (*call)(fan_task_worker *w, fan_error *err),
                                  fan_error *err)
 {
     fan_task_timeline t = {.begin_ns = 0};
@@ -564,12 +594,13 @@ static fan_status on_its_streams(fan_task_worker *w, fan_status (*call)(fan_task
 
 /* ---- a worker ---- */
 
-/* Graphs of at least this many nodes prefetch the next ones while a node runs: their memory is far away. */
+/* Graphs of at least this many nodes prefetch the next ones while a node runs: their memory is far
+ * away. */
 #define FETCH_FROM 4096
 #define AHEAD 4
 
-/* next_of_one: on one thread: a ready leaf, else the first ready node, or the schedule's choice; w->now FAN_NOWHERE:
- * none is left. */
+/* next_of_one: on one thread: a ready leaf, else the first ready node, or the schedule's choice;
+ * w->now FAN_NOWHERE: none is left. */
 static fan_status next_of_one(fan_task_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
@@ -598,7 +629,8 @@ static fan_status next_of_one(fan_task_worker *w, fan_error *err)
     return FAN_OK;
 }
 
-/* next_node: ends leaves and captured nodes, up to the next node that runs; w->now FAN_NOWHERE: none is left. */
+/* next_node: ends leaves and captured nodes, up to the next node that runs; w->now FAN_NOWHERE:
+ * none is left. */
 static fan_status next_node(fan_task_worker *w, fan_error *err)
 {
     const fan_backward *p = w->pass;
@@ -608,10 +640,12 @@ static fan_status next_node(fan_task_worker *w, fan_error *err)
             return FAN_OK;
         if (p->nodes[w->now].runs && !p->nodes[w->now].leaf)
             break;
-        FAN_TRY(is_traced() || fan_streams_in_use() ? on_its_streams(w, end_node, err) : end_node(w, err));
+        FAN_TRY(is_traced() || fan_streams_in_use() ? on_its_streams(w, end_node, err)
+                                                    : end_node(w, err));
     }
     const fan_node *n = p->nodes[w->now].node;
-    return n->freed_by ? fan_node_freed(n, err) : FAN_OK; /* by another pass, since this one began */
+    /* by another pass, since this one began */
+    return n->freed_by ? fan_node_freed(n, err) : FAN_OK;
 }
 
 /* run_nodes: until none is left. */
@@ -622,7 +656,8 @@ static fan_status run_nodes(fan_task_worker *w, fan_error *err)
     do {
         status = next_node(w, err);
         if (status == FAN_OK && w->now != FAN_NOWHERE)
-            status = is_traced() || fan_streams_in_use() ? on_its_streams(w, run_node, err) : run_node(w, err);
+            status = is_traced() || fan_streams_in_use() ? on_its_streams(w, run_node, err)
+                                                         : run_node(w, err);
     } while (status == FAN_OK && w->now != FAN_NOWHERE);
     return status;
 }
@@ -783,8 +818,9 @@ bool fan_backward_depth(int by)
 
 fan_status fan_backward_too_deep(fan_error *err)
 {
-    return fan_fail(err, FAN_ERR_STATE,
-                    "a pass inside a pass, %d deep: does a node start a pass of its own graph? (E7)", DEPTH);
+    return fan_fail(
+        err, FAN_ERR_STATE,
+        "a pass inside a pass, %d deep: does a node start a pass of its own graph? (E7)", DEPTH);
 }
 
 fan_status fan_backward_run(fan_backward *p, fan_error *err)
@@ -823,7 +859,8 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fa
     return node_sums(&p->caller, sums, node_hooks, err);
 }
 
-fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err)
+fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks,
+                             fan_error *err)
 {
     if (p->is_running)
         running_end(&p->running);
@@ -861,7 +898,10 @@ fan_node *fan_backward_ready(const fan_backward *p, size_t *place)
     return *place == FAN_READY_NONE ? NULL : p->nodes[*place].node;
 }
 
-uint32_t fan_backward_edges(const fan_backward *p) { return p->nodes[p->caller.now].nedges; }
+uint32_t fan_backward_edges(const fan_backward *p)
+{
+    return p->nodes[p->caller.now].nedges;
+}
 
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all)
 {
@@ -870,14 +910,23 @@ const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *
     return p->caller.now == FAN_NOWHERE ? NULL : p->nodes[p->caller.now].node;
 }
 
-bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
+bool fan_backward_seeded(const fan_backward *p)
+{
+    return p->seeded;
+}
 
-uint64_t fan_backward_id(const fan_backward *p) { return p->id; }
+uint64_t fan_backward_id(const fan_backward *p)
+{
+    return p->id;
+}
 
-bool fan_backward_error_has_location(const fan_backward *p) { return p->workers && p->workers->failed; }
+bool fan_backward_error_has_location(const fan_backward *p)
+{
+    return p->workers && p->workers->failed;
+}
 
-int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
-                       void *arg)
+int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg),
+                       int (*node)(fan_node *n, void *arg), void *arg)
 {
     int result = p->config.schedule ? object(p->config.schedule, arg) : 0;
     if (p->config.progress && !result)

@@ -9,11 +9,14 @@
 
 /* ---- memory ---- */
 
-/* Arrays of up to this many items keep their pages for the next pass (base/pool.h): new page faults cost as much as the
- * pass's own work. */
+/* Arrays of up to this many items keep their pages for the next pass (base/pool.h): new page faults
+ * cost as much as the pass's own work. */
 #define PAGES_KEPT ((size_t)1 << 17)
 
-static bool keeps_pages(size_t n, size_t size) { return n <= PAGES_KEPT && n * size >= FAN_POOL_FROM; }
+static bool keeps_pages(size_t n, size_t size)
+{
+    return n <= PAGES_KEPT && n * size >= FAN_POOL_FROM;
+}
 
 static void *memory_new(size_t n, size_t size)
 {
@@ -63,9 +66,11 @@ typedef struct reached {
 static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *err)
 {
     size_t nodes = p->nnodes + more, edges = p->nedges + more;
-    if ((nodes > p->cap_nodes && grow((void **)&p->nodes, &p->cap_nodes, nodes, sizeof *p->nodes) != 0) ||
+    if ((nodes > p->cap_nodes &&
+         grow((void **)&p->nodes, &p->cap_nodes, nodes, sizeof *p->nodes) != 0) ||
         (nodes > r->cap && grow((void **)&r->ages, &r->cap, nodes, sizeof *r->ages) != 0) ||
-        (edges > p->cap_edges && grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
+        (edges > p->cap_edges &&
+         grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
         return fan__task_no_memory(err);
     return FAN_OK;
 }
@@ -98,7 +103,8 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 {
     r->sorted = r->down = true;
     FAN_TRY(room_for(p, r, p->config.nroots, err));
-    /* The last root first if it is the newest, as roots in a list mostly are: then nothing needs sorting. */
+    /* The last root first if it is the newest, as roots in a list mostly are: then nothing needs
+     * sorting. */
     const fan_root *roots = p->config.roots;
     size_t nroots = p->config.nroots;
     bool back = nroots && roots[0].node->number < roots[nroots - 1].node->number;
@@ -119,16 +125,18 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
             r->down = r->down && (!next || next->number < n->number);
         }
         if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)
-            return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges", UINT32_MAX - 1);
+            return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges",
+                            UINT32_MAX - 1);
     }
     return FAN_OK;
 }
 
 /* ---- 2. sort by place ---- */
 
-/* move: copies nodes and edges to their places: place i gets node order[i]; `place` is the inverse of `order`. */
-static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edges, const uint32_t *order,
-                 const uint32_t *place)
+/* move: copies nodes and edges to their places: place i gets node order[i]; `place` is the inverse
+ * of `order`. */
+static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edges,
+                 const uint32_t *order, const uint32_t *place)
 {
     uint32_t at = 0;
     for (; at < p->config.nroots; at++)
@@ -151,10 +159,12 @@ static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edg
 /* sort_nodes: the newest first. */
 static fan_status sort_nodes(fan_backward *p, const reached *r, fan_error *err)
 {
-    uint32_t *order = fan_alloc(2 * p->nnodes * sizeof *order), *place = order ? order + p->nnodes : NULL;
+    uint32_t *order = fan_alloc(2 * p->nnodes * sizeof *order),
+             *place = order ? order + p->nnodes : NULL;
     fan_task_node *nodes = memory_new(p->nnodes, sizeof *nodes);
     fan_task_edge *edges = memory_new(p->nedges, sizeof *edges);
-    bool fits = order && nodes && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nnodes, order);
+    bool fits =
+        order && nodes && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nnodes, order);
     for (size_t i = 0; fits && i < p->nnodes; i++)
         place[order[i]] = (uint32_t)i;
     if (fits)
@@ -180,8 +190,8 @@ static void need_one(const fan_backward *p, fan_task_node *tn, const fan_task_ed
         tn->needed = tn->runs = true;
 }
 
-/* need_by_depth: depth first, with a list for a stack; of a node on the list `dependencies` counts the edges that were
- * followed. */
+/* need_by_depth: depth first, with a list for a stack; of a node on the list `dependencies` counts
+ * the edges that were followed. */
 static fan_status need_by_depth(fan_backward *p, fan_error *err)
 {
     uint32_t *path = fan_alloc(p->nnodes * sizeof *path);
@@ -197,7 +207,8 @@ static fan_status need_by_depth(fan_backward *p, fan_error *err)
         seen[path[0]] = true;
         while (n) {
             fan_task_node *tn = &p->nodes[path[n - 1]];
-            const fan_task_edge *e = tn->dependencies < tn->nedges ? &p->edges[tn->edges + tn->dependencies] : NULL;
+            const fan_task_edge *e =
+                tn->dependencies < tn->nedges ? &p->edges[tn->edges + tn->dependencies] : NULL;
             if (e && e->to != FAN_NOWHERE && !seen[e->to]) {
                 seen[e->to] = true;
                 path[n++] = e->to; /* this edge is visited again afterwards */

@@ -1,23 +1,25 @@
 /* engine: one pass backward over a graph (docs/engine.md, in its order).
  *
- *   begin   collects: counts what the roots reach and what is needed (E1, E8) and gives every edge its key
- *   seed    checks and adds the roots' gradients like any other
- *   run     accumulates ready leaves, else runs the ready node with the largest number (E2): takes its sums, calls its
+ *   begin   collects: counts what the roots reach and what is needed (E1, E8) and gives every edge
+ * its key seed    checks and adds the roots' gradients like any other run     accumulates ready
+ * leaves, else runs the ready node with the largest number (E2): takes its sums, calls its
  *           function, checks and adds its gradients (E4, V)
  *   end     releases all that the pass holds
  *
- * Gradients and sums are objects of the frontend, NULL where undefined. The frontend's buffer for a node's fan-ins is
- * an opaque pointer. One thread at a time calls these functions for one pass, inside the interpreter (node.h, One
- * thread at a time); the frontend's functions may leave it. With several workers (workers.h) all of them call the
- * frontend's functions, for different nodes at once where these leave the interpreter.
- */
+ * Gradients and sums are objects of the frontend, NULL where undefined. The frontend's buffer for a
+ * node's fan-ins is an opaque pointer. One thread at a time calls these functions for one pass,
+ * inside the interpreter (node.h, One thread at a time); the frontend's functions may leave it.
+ * With several workers (workers.h) all of them call the frontend's functions, for different nodes
+ * at once where these leave the
+ * interpreter. */
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
 
 #include "buffer/value.h"
 #include "engine/node.h"
 
-typedef struct fan_backward fan_backward; /* one pass; PyTorch's GraphTask. Its parts are fan_task_.. (task.h) */
+/* one pass; PyTorch's GraphTask. Its parts are fan_task_.. (task.h) */
+typedef struct fan_backward fan_backward;
 typedef struct fan_backward_config fan_backward_config;
 
 /* The source of a gradient, for messages (V3) and streams. */
@@ -27,7 +29,8 @@ typedef struct fan_producer {
     uint32_t index;       /* of the edge, or of the root */
     bool from_hook;       /* a post-hook of the node returned it */
     fan_stream *stream;   /* P; NULL: the current stream where it is added */
-    fan_stream_set *to;   /* streams current at the consumer; C is one of them if it has no stream of its own (S5) */
+    /* streams current at the consumer; C is one of them if it has no stream of its own (S5) */
+    fan_stream_set *to;
 } fan_producer;
 
 /* A sum that is not finite (E11). */
@@ -36,7 +39,8 @@ typedef struct fan_nonfinite {
     uint32_t slot;
     uint64_t elements; /* of the sum that are inf or NaN; 0: none */
     uint64_t total;    /* elements of the sum */
-    uint32_t key;      /* of the first gradient that has one; UINT32_MAX: none has, the sum overflowed */
+    /* of the first gradient that has one; UINT32_MAX: none has, the sum overflowed */
+    uint32_t key;
 } fan_nonfinite;
 
 /* A sink for text. */
@@ -49,66 +53,74 @@ typedef struct fan_text {
 typedef struct fan_engine_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
-    /* can_forward: whether a slot's only gradient may be forwarded as it is (A14): it matches the slot's declaration
-     * and needs no conversion. Otherwise it goes through a buffer, which converts it or raises. */
+    /* can_forward: whether a slot's only gradient may be forwarded as it is (A14): it matches the
+     * slot's declaration and needs no conversion. Otherwise it goes through a buffer, which
+     * converts it or raises. */
     bool (*can_forward)(const fan_node *to, uint32_t slot, void *gradient);
-    /* place: the value of a gradient (or NULL) on a device with streams, with holds for place_drop, and the stream
-     * that is current there (S4). Both NULL on the CPU, at almost no cost. */
+    /* place: the value of a gradient (or NULL) on a device with streams, with holds for place_drop,
+     * and the stream that is current there (S4). Both NULL on the CPU, at almost no cost. */
     fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
     void (*place_drop)(fan_value *value);
-    /* buffer_new: for the fan-ins of a node; `consumer`: C; `gradient`: the first one. buffer_free: with its contents.
-     */
-    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
-                             void **buffer, fan_error *err);
+    /* buffer_new: for the fan-ins of a node; `consumer`: C; `gradient`: the first one. buffer_free:
+     * with its
+     * contents. */
+    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
+                             void *gradient, void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
-    /* add: one gradient, NULL for undefined; the buffer takes its own hold. take: *sum is a hold. */
-    fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
-                      fan_error *err);
+    /* add: one gradient, NULL for undefined; the buffer takes its own hold. take: *sum is a
+     * hold. */
+    fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient,
+                      const fan_producer *producer, fan_error *err);
     fan_status (*take)(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err);
-    /* read_stats: after a take in a pass with detect: fills *found's elements and key. nonfinite: raises the error for
-     * it; producer NULL: every gradient was finite. */
+    /* read_stats: after a take in a pass with detect: fills *found's elements and key. nonfinite:
+     * raises the error for it; producer NULL: every gradient was finite. */
     fan_status (*read_stats)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
-    fan_status (*nonfinite)(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
-    /* hooks: runs those of the slots, which may replace sums (E9). *node_hooks: a hold on the node's other hooks as
-     * they are now, for `run`; NULL: none. */
+    fan_status (*nonfinite)(const fan_nonfinite *found, const fan_producer *producer,
+                            fan_error *err);
+    /* hooks: runs those of the slots, which may replace sums (E9). *node_hooks: a hold on the
+     * node's other hooks as they are now, for `run`; NULL: none. */
     fan_status (*hooks)(fan_node *n, void **sums, void **node_hooks, fan_error *err);
-    /* run: the node's function with its other hooks. Fills `gradients`, all NULL before, with holds, also on failure.
-     * The sums, which hooks may replace, stay the caller's. */
-    fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients,
-                      fan_error *err);
+    /* run: the node's function with its other hooks. Fills `gradients`, all NULL before, with
+     * holds, also on failure. The sums, which hooks may replace, stay the caller's. */
+    fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients,
+                      uint32_t ngradients, fan_error *err);
     /* is_from_hook: after run: whether one of these post-hooks returned the gradient. */
     bool (*is_from_hook)(const void *node_hooks, uint32_t index);
-    /* fetch: prefetches three nodes that are likely to run next, the nearest first: of the farthest the node itself, of
-     * the second its function, of the nearest what that function reads. Calls nothing. */
+    /* fetch: prefetches three nodes that are likely to run next, the nearest first: of the farthest
+     * the node itself, of the second its function, of the nearest what that function reads. Calls
+     * nothing. */
     void (*fetch)(const fan_node *const ahead[3]);
-    /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and set to NULL. */
-    fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks,
-                             fan_error *err);
+    /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and set
+     * to NULL. */
+    fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum,
+                             void *node_hooks, fan_error *err);
     /* leaf_grad: a hold on the leaf's gradient; NULL: none, or it cannot be read. */
     void *(*leaf_grad)(fan_node *leaf);
     /* release: drops the node's function (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: between nodes (E14); any error ends the pass. */
     fan_status (*check_signals)(fan_error *err);
-    /* The rest of this block: with several workers. group: nodes with the same pointer do not run at once; NULL: no
-     * group. allow_threads_begin, _end: around a wait, so that other threads can enter the interpreter. */
+    /* The rest of this block: with several workers. group: nodes with the same pointer do not run
+     * at once; NULL: no group. allow_threads_begin, _end: around a wait, so that other threads can
+     * enter the interpreter. */
     const void *(*group)(const fan_node *n);
     void *(*allow_threads_begin)(void);
     void (*allow_threads_end)(void *left);
-    /* worker_new: an object with the context that a thread needs to run nodes for this one. worker_enter: such a thread
-     * enters the interpreter; false: the interpreter is gone. worker_leave: it leaves. */
+    /* worker_new: an object with the context that a thread needs to run nodes for this one.
+     * worker_enter: such a thread enters the interpreter; false: the interpreter is gone.
+     * worker_leave: it leaves. */
     fan_status (*worker_new)(void **worker, fan_error *err);
     bool (*worker_enter)(void *worker);
     void (*worker_leave)(void *worker);
-    /* error_take: the error of this thread as an object that has its location: node `n` (NULL: between nodes), after
-     * `ran` nodes. error_both: the more important of two, with a note of the other: takes both holds, returns one.
-     * error_put: sets it as this thread's error. */
+    /* error_take: the error of this thread as an object that has its location: node `n` (NULL:
+     * between nodes), after `ran` nodes. error_both: the more important of two, with a note of the
+     * other: takes both holds, returns one. error_put: sets it as this thread's error. */
     void *(*error_take)(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
                         const fan_error *err);
     void *(*error_both)(void *first, void *second);
     void (*error_put)(void *error);
-    /* orphaned: a worker forked: the child has only that thread and no caller to raise to. Prints the error and ends
-     * the process. Does not return. */
+    /* orphaned: a worker forked: the child has only that thread and no caller to raise to. Prints
+     * the error and ends the process. Does not return. */
     void (*orphaned)(void *error);
     /* pick: the user's schedule: one of the ready nodes, by its place. */
     fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
@@ -147,55 +159,63 @@ struct fan_backward_config {
 };
 
 /* fan_backward_begin: collects. On failure nothing has changed; otherwise call fan_backward_end. */
-fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err);
+fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out,
+                              fan_error *err);
 fan_status fan_backward_seed(fan_backward *p, fan_error *err);
 fan_status fan_backward_run(fan_backward *p, fan_error *err);
-/* fan_backward_join: at the end of every pass, also a failed one: the caller's streams wait (S20). A no-op on the CPU.
- */
+/* fan_backward_join: at the end of every pass, also a failed one: the caller's streams wait (S20).
+ * A no-op on the
+ * CPU. */
 fan_status fan_backward_join(fan_backward *p, fan_error *err);
 void fan_backward_end(fan_backward *p); /* accepts NULL */
 /* fan_backward_result: the sum of the i-th wanted slot; the caller gets the hold. NULL: none. */
 void *fan_backward_result(fan_backward *p, size_t i);
 
-/* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes; false: too deep. Undo it also then.
- * fan_backward_too_deep: the error for it (E7). */
+/* fan_backward_depth: adds `by` (1 or -1) to this thread's depth of nested passes; false: too deep.
+ * Undo it also then. fan_backward_too_deep: the error for it (E7). */
 bool fan_backward_depth(int by);
 fan_status fan_backward_too_deep(fan_error *err);
 
-/* walk(), instead of fan_backward_run. fan_backward_next: accumulates leaves, then makes the next ready node current;
- * NULL: the pass is done. fan_backward_sums: holds of its sums, after the hooks of its slots, and of `node_hooks`.
- * fan_backward_give: its gradients, after `node_hooks`; takes the holds, also on failure. */
+/* walk(), instead of fan_backward_run. fan_backward_next: accumulates leaves, then makes the next
+ * ready node current; NULL: the pass is done. fan_backward_sums: holds of its sums, after the hooks
+ * of its slots, and of `node_hooks`. fan_backward_give: its gradients, after `node_hooks`; takes
+ * the holds, also on failure. */
 fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
 fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err);
-fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err);
+fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks,
+                             fan_error *err);
 
-/* fan_backward_walk_runs: marks the current node as running until `give`: inside a call on this thread, between calls
- * on any. */
+/* fan_backward_walk_runs: marks the current node as running until `give`: inside a call on this
+ * thread, between calls on any. */
 void fan_backward_walk_runs(fan_backward *p, bool inside);
-/* fan_backward_enter: makes the current node's streams current on this thread (E4), until fan_streams_leave. Use around
- * user code that runs between `next` and `give`. */
+/* fan_backward_enter: makes the current node's streams current on this thread (E4), until
+ * fan_streams_leave. Use around user code that runs between `next` and `give`. */
 void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer);
 /* fan_backward_ready: the first ready node at *place or later, and its place; NULL: none. */
 fan_node *fan_backward_ready(const fan_backward *p, size_t *place);
 /* fan_backward_edges: how many gradients the current node returns. */
 uint32_t fan_backward_edges(const fan_backward *p);
-/* fan_backward_at: the current node, or the one that failed; NULL: none. *ran of *all nodes have run. */
+/* fan_backward_at: the current node, or the one that failed; NULL: none. *ran of *all nodes have
+ * run. */
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
 bool fan_backward_seeded(const fan_backward *p);
 /* fan_backward_id: a mark (fan_mark_new) that was new when the pass began. */
 uint64_t fan_backward_id(const fan_backward *p);
-/* fan_backward_explain: for each node that has not run, or for `only`: the edges that it waits for, and the gradients
- * that it holds (E17). fan_backward_lost: the gradients that a pass which ends early loses. Both may write nothing. */
+/* fan_backward_explain: for each node that has not run, or for `only`: the edges that it waits for,
+ * and the gradients that it holds (E17). fan_backward_lost: the gradients that a pass which ends
+ * early loses. Both may write nothing. */
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);
 void fan_backward_lost(const fan_backward *p, const fan_text *out);
-/* fan_backward_error_has_location: whether error_take has already added the location to the pass's error. */
+/* fan_backward_error_has_location: whether error_take has already added the location to the pass's
+ * error. */
 bool fan_backward_error_has_location(const fan_backward *p);
-/* fan_backward_needs: whether the gradient of an edge is used: by the innermost pass in which this thread runs the
- * node, else by the latest walk that waits for it, else whether the edge leads to a node at all. */
+/* fan_backward_needs: whether the gradient of an edge is used: by the innermost pass in which this
+ * thread runs the node, else by the latest walk that waits for it, else whether the edge leads to a
+ * node at all. */
 bool fan_backward_needs(const fan_node *n, uint32_t edge);
-/* fan_backward_visit: for garbage collection: calls `object` for every object and `node` for every node that the pass
- * holds; stops at the first result that is not 0 and returns it. */
-int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
-                       void *arg);
+/* fan_backward_visit: for garbage collection: calls `object` for every object and `node` for every
+ * node that the pass holds; stops at the first result that is not 0 and returns it. */
+int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg),
+                       int (*node)(fan_node *n, void *arg), void *arg);
 
 #endif

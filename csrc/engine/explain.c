@@ -1,5 +1,6 @@
-/* The producers of gradients, for messages: of one that is not finite (E11), and which have come, which are lost (E17).
- */
+/* The producers of gradients, for messages: of one that is not finite (E11), and which have come,
+ * which are lost
+ * (E17). */
 #include "engine/task.h"
 
 #include <stdio.h>
@@ -8,14 +9,16 @@
 #define NODES 16 /* listed at most */
 #define EDGES 8  /* .. of those that lead to each */
 
-/* An edge that leads to a node: its producer (NULL: the caller, by a root), the index of the producer's edge. */
+/* An edge that leads to a node: its producer (NULL: the caller, by a root), the index of the
+ * producer's edge. */
 typedef struct in_edge {
     const fan_node *from;
     uint32_t index, slot;
     const fan_task_edge *edge;
 } in_edge;
 
-/* next_in_edge: the next edge that leads to a place. *at counts the pass's edges and *of its nodes; both start at 0. */
+/* next_in_edge: the next edge that leads to a place. *at counts the pass's edges and *of its nodes;
+ * both start at 0. */
 static bool next_in_edge(const fan_backward *p, uint32_t to, size_t *at, size_t *of, in_edge *out)
 {
     for (; *at < p->nedges; ++*at) {
@@ -49,8 +52,10 @@ fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffe
         return FAN_OK;
     while (found.key != FAN_NOWHERE && next_in_edge(p, w->now, &at, &of, &e))
         if (e.slot == slot && e.edge->key == found.key) {
-            const fan_producer producer = {
-                .node = e.from, .call = p->config.call, .index = e.index, .from_hook = e.edge->from_hook};
+            const fan_producer producer = {.node = e.from,
+                                           .call = p->config.call,
+                                           .index = e.index,
+                                           .from_hook = e.edge->from_hook};
             return p->config.frontend->nonfinite(&found, &producer, err);
         }
     return p->config.frontend->nonfinite(&found, NULL, err);
@@ -62,7 +67,8 @@ static void write_node(const fan_text *out, const fan_node *n)
 {
     char name[128], number[40];
     n->ops->text(n, name, sizeof name);
-    snprintf(number, sizeof number, "%s %llu", n->ops->leaf ? "leaf" : "node", (unsigned long long)n->number);
+    snprintf(number, sizeof number, "%s %llu", n->ops->leaf ? "leaf" : "node",
+             (unsigned long long)n->number);
     out->write(out->to, name);
     if (strcmp(name, number) == 0) /* the node has no name */
         return;
@@ -80,7 +86,8 @@ static void write_in_edge(const fan_text *out, const in_edge *e)
         write_node(out, e->from);
 }
 
-/* write_in_edges: of the edges that lead to a place, those that have delivered, or those that have not. */
+/* write_in_edges: of the edges that lead to a place, those that have delivered, or those that have
+ * not. */
 static void write_in_edges(const fan_backward *p, uint32_t to, bool delivered, const fan_text *out)
 {
     size_t at = 0, of = 0, n = 0;
@@ -115,7 +122,9 @@ void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan
             out->write(out->to, "\n");
         write_node(out, tn->node);
         if (!tn->needed || tn->ran || i == p->caller.now) {
-            out->write(out->to, !tn->needed ? " is not needed" : tn->ran ? " has run" : " is at work");
+            out->write(out->to, !tn->needed ? " is not needed"
+                                : tn->ran   ? " has run"
+                                            : " is at work");
             continue;
         }
         out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
@@ -147,8 +156,8 @@ void fan_backward_lost(const fan_backward *p, const fan_text *out)
         const fan_task_node *to = e->to == FAN_NOWHERE ? NULL : &p->nodes[e->to];
         size_t at = i;
         in_edge found;
-        if (!to || !e->delivered || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
-            !next_in_edge(p, e->to, &at, &of, &found))
+        if (!to || !e->delivered || !e->defined || to->ran || to->begun || e->to == p->caller.now ||
+            n++ >= EDGES || !next_in_edge(p, e->to, &at, &of, &found))
             continue;
         out->write(out->to, n > 1 ? ", " : "lost with the pass: ");
         write_in_edge(out, &found);

@@ -12,7 +12,8 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
         return (fan_leaf_plan){FAN_LEAF_WIDE, 0};
     if (f->grad == FAN_LEAF_ABSENT) {
         if (f->sum == FAN_LEAF_SPARSE)
-            return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3} : (fan_leaf_plan){FAN_LEAF_COPY, 4};
+            return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3}
+                               : (fan_leaf_plan){FAN_LEAF_COPY, 4};
         if (f->sum == FAN_LEAF_OTHER)
             return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* cannot be copied, or needs no copy */
         return f->unshared && f->same_layout && !f->recording ? (fan_leaf_plan){FAN_LEAF_STEAL, 2}
@@ -20,7 +21,8 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
     }
     if (f->recording)
         return (fan_leaf_plan){FAN_LEAF_REPLACE, 6};
-    return (fan_leaf_plan){f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
+    return (fan_leaf_plan){
+        f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
 }
 
 /* ---- circles of waits ---- */
@@ -40,9 +42,15 @@ static unsigned waits_generation;
 static uint64_t claims;
 static _Thread_local const fan_leaf_caller *works_for;
 
-fan_leaf_caller fan_leaf_caller_here(void) { return (fan_leaf_caller){fan_thread_id(), claims, works_for}; }
+fan_leaf_caller fan_leaf_caller_here(void)
+{
+    return (fan_leaf_caller){fan_thread_id(), claims, works_for};
+}
 
-void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
+void fan_leaf_work_for(const fan_leaf_caller *caller)
+{
+    works_for = caller;
+}
 
 /* is_kept: whether a claim is not released before w has what it waits for. */
 static bool is_kept(const fan_leaf_claim *c, const waiting *w)
@@ -55,7 +63,8 @@ static bool is_kept(const fan_leaf_claim *c, const waiting *w)
     return false;
 }
 
-/* find_circle: the one that `me` waits for, at the end, and whose claim `me` keeps; NULL: there is no circle. */
+/* find_circle: the one that `me` waits for, at the end, and whose claim `me` keeps; NULL: there is
+ * no circle. */
 static const waiting *find_circle(waiting *me)
 {
     waiting *last = me;
@@ -91,12 +100,14 @@ static fan_status check_circle(waiting *me, fan_error *err)
     if (!x)
         return FAN_OK;
     if (x == me)
-        return fan_fail(err, FAN_ERR_STATE,
-                        "a gradient comes to this leaf from within its own accumulation, on another worker");
+        return fan_fail(
+            err, FAN_ERR_STATE,
+            "a gradient comes to this leaf from within its own accumulation, on another worker");
     (void)fan_fail(err, FAN_ERR_STATE, "this gradient comes from within the accumulation of %s",
                    leaf_name(x->claim, name, sizeof name));
     for (x = x->from; x && err; x = x->from)
-        fan_append(err->text, sizeof err->text, ", for which that of %s waits", leaf_name(x->claim, name, sizeof name));
+        fan_append(err->text, sizeof err->text, ", for which that of %s waits",
+                   leaf_name(x->claim, name, sizeof name));
     if (err)
         fan_append(err->text, sizeof err->text, ": none of them would end");
     return FAN_ERR_STATE;
@@ -130,7 +141,8 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_er
 {
     waiting here = {.claim = NULL};
     fan_status status = FAN_OK;
-    if (c->owner_generation != fan_fork_generation() + 1) { /* threads that a forked child lacks hold nothing */
+    /* threads that a forked child lacks hold nothing */
+    if (c->owner_generation != fan_fork_generation() + 1) {
         c->owner_generation = fan_fork_generation() + 1;
         (void)fan_mutex_adopt(&c->lock);
         fan_cond_adopt(&c->changed);
@@ -140,12 +152,15 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_er
     fan_mutex_lock(&c->lock);
     while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED)) {
         if (c->thread == fan_thread_id()) {
-            status = fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
+            status = fan_fail(err, FAN_ERR_STATE,
+                              "a gradient comes to this leaf from within its own accumulation");
         } else if (!here.claim) {
-            if (waits_generation != fan_fork_generation()) /* in a forked child the other threads are missing */
+            /* in a forked child the other threads are missing */
+            if (waits_generation != fan_fork_generation())
                 waits = NULL;
             waits_generation = fan_fork_generation();
-            here = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
+            here = (waiting){
+                .claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
             waits = &here;
             if (fan_sched_active())
                 fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);

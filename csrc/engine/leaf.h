@@ -1,7 +1,7 @@
 /* leaf: how does a leaf accumulate a sum into `.grad`? (rules L, docs/rules.md)
  *
- * The question: a pass has the sum g for a leaf, which may have a gradient of earlier passes. Is that one changed in
- * place, is g stolen, or is it copied?
+ * The question: a pass has the sum g for a leaf, which may have a gradient of earlier passes. Is
+ * that one changed in place, is g stolen, or is it copied?
  *
  *   `.grad`     g                                         action    rule
  *   absent      reusable, laid out like the leaf          STEAL     L2
@@ -13,18 +13,20 @@
  *   any         the owner's function accumulates          CALL
  *   wide        summed over passes in another dtype       WIDE
  *
- * A worked case. Two nodes deliver one array each: the buffer sums them into memory of its own, which nothing else
- * references: it becomes `.grad` (L2). One node hands through an array that its caller still holds: `.grad` is a copy
- * (L4), because a later pass writes into it.
+ * A worked case. Two nodes deliver one array each: the buffer sums them into memory of its own,
+ * which nothing else references: it becomes `.grad` (L2). One node hands through an array that its
+ * caller still holds: `.grad` is a copy (L4), because a later pass writes into it.
  *
- * What can go wrong: the next pass writes into memory that has other users (so L7 checks references to the memory, not
- * only to the object); `.grad` becomes another object while an optimizer keeps the old one (L5).
+ * What can go wrong: the next pass writes into memory that has other users (so L7 checks references
+ * to the memory, not only to the object); `.grad` becomes another object while an optimizer keeps
+ * the old one (L5).
  *
- * Two passes may have sums for a leaf at once (E15): each claims the leaf while its gradient changes. The claim is no
- * lock: its holder may run Python, and a pass inside that to the same leaf is an error, on every worker. So is a circle
- * of waits: the holder of one leaf waits for another, whose holder waits for the first. Each thread that begins to wait
- * searches the waits that exist; the last one of a circle finds it.
- */
+ * Two passes may have sums for a leaf at once (E15): each claims the leaf while its gradient
+ * changes. The claim is no lock: its holder may run Python, and a pass inside that to the same leaf
+ * is an error, on every worker. So is a circle of waits: the holder of one leaf waits for another,
+ * whose holder waits for the first. Each thread that begins to wait searches the waits that exist;
+ * the last one of a circle finds
+ * it. */
 #ifndef FAN_ENGINE_LEAF_H
 #define FAN_ENGINE_LEAF_H
 
@@ -42,14 +44,20 @@ typedef enum fan_leaf_action {
     FAN_LEAF_WIDE
 } fan_leaf_action;
 
-typedef enum fan_leaf_form { FAN_LEAF_ABSENT, FAN_LEAF_DENSE, FAN_LEAF_SPARSE, FAN_LEAF_OTHER } fan_leaf_form;
+typedef enum fan_leaf_form {
+    FAN_LEAF_ABSENT,
+    FAN_LEAF_DENSE,
+    FAN_LEAF_SPARSE,
+    FAN_LEAF_OTHER
+} fan_leaf_form;
 
 typedef struct fan_leaf_facts {
     fan_leaf_form grad, sum; /* OTHER: numbers, objects. `sum` ABSENT: undefined */
     bool recording;          /* L6 */
-    bool unshared;           /* the sum's memory has no other user, and will not be overwritten (L7, L8) */
-    bool same_layout;        /* the sum has the leaf's type and layout */
-    bool calls;              /* the owner has a function that accumulates */
+    /* the sum's memory has no other user, and will not be overwritten (L7, L8) */
+    bool unshared;
+    bool same_layout; /* the sum has the leaf's type and layout */
+    bool calls;       /* the owner has a function that accumulates */
     bool wide;
 } fan_leaf_facts;
 
@@ -71,8 +79,8 @@ typedef struct fan_leaf_claim {
     const fan_node *leaf;      /* for messages; NULL: unknown */
 } fan_leaf_claim;
 
-/* The thread that a worker runs nodes for, which called the pass, and the newest claim then: the caller keeps the
- * claims that it had by then until the pass has ended. */
+/* The thread that a worker runs nodes for, which called the pass, and the newest claim then: the
+ * caller keeps the claims that it had by then until the pass has ended. */
 typedef struct fan_leaf_caller {
     uint64_t thread, claim;
     const struct fan_leaf_caller *outer; /* the one that the caller runs nodes for */
@@ -80,15 +88,17 @@ typedef struct fan_leaf_caller {
 
 fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err);
 void fan_leaf_claim_fini(fan_leaf_claim *c); /* accepts a zeroed one */
-/* fan_leaf_claim_begin: waits, outside of the interpreter, until no thread has the leaf. FAN_ERR_STATE if this thread
- * has it, or if its holder waits for this thread, directly or not. fan_leaf_claim_end: releases it. */
+/* fan_leaf_claim_begin: waits, outside of the interpreter, until no thread has the leaf.
+ * FAN_ERR_STATE if this thread has it, or if its holder waits for this thread, directly or not.
+ * fan_leaf_claim_end: releases it. */
 fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err);
 void fan_leaf_claim_end(fan_leaf_claim *c);
-/* fan_leaf_caller_here: for a pass that this thread begins. fan_leaf_work_for: this thread runs nodes for `caller`,
- * which must live until a call with NULL. */
+/* fan_leaf_caller_here: for a pass that this thread begins. fan_leaf_work_for: this thread runs
+ * nodes for `caller`, which must live until a call with NULL. */
 fan_leaf_caller fan_leaf_caller_here(void);
 void fan_leaf_work_for(const fan_leaf_caller *caller);
-/* fan_leaf_touch: reports a read or write of the leaf's gradient to the search of host orders (base/thread.h). */
+/* fan_leaf_touch: reports a read or write of the leaf's gradient to the search of host orders
+ * (base/thread.h). */
 void fan_leaf_touch(const fan_leaf_claim *c, fan_sched_mode access);
 
 #endif

@@ -8,21 +8,26 @@
 
 static atomic_uint_fast64_t numbers, marks;
 
-/* Of all edges ever added that lead to a newer node: the smallest number of a source, and the largest of a target.
- * Outside this range the numbers alone rule out a cycle. */
+/* Of all edges ever added that lead to a newer node: the smallest number of a source, and the
+ * largest of a target. Outside this range the numbers alone rule out a cycle. */
 static uint64_t lowest = UINT64_MAX, highest;
 
-uint64_t fan_mark_new(void) { return atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1; }
+uint64_t fan_mark_new(void)
+{
+    return atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1;
+}
 
 fan_status fan_node_freed(const fan_node *n, fan_error *err)
 {
     char name[128];
     n->ops->text(n, name, sizeof name);
     if (n->freed_by == FAN_FREED_BY_USER)
-        return fan_fail(err, FAN_ERR_STATE, "%s was freed by fanin.free(): its function is gone (E10)", name);
-    return fan_fail(err, FAN_ERR_STATE,
-                    "%s was freed by pass %llu: its function is gone; give that pass keep_graph=True (E10)", name,
-                    (unsigned long long)n->freed_by);
+        return fan_fail(err, FAN_ERR_STATE,
+                        "%s was freed by fanin.free(): its function is gone (E10)", name);
+    return fan_fail(
+        err, FAN_ERR_STATE,
+        "%s was freed by pass %llu: its function is gone; give that pass keep_graph=True (E10)",
+        name, (unsigned long long)n->freed_by);
 }
 
 void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs)
@@ -100,7 +105,8 @@ fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error
     char one[128], two[128];
     bool cycle = false;
     FAN_TRY(fan_node_room(n, 1, err));
-    /* Paths go to older nodes, but for the edges to newer ones: mostly the numbers alone rule out a cycle. */
+    /* Paths go to older nodes, but for the edges to newer ones: mostly the numbers alone rule out a
+     * cycle. */
     if (next && (next->number >= n->number || (next->number >= lowest && n->number <= highest)))
         FAN_TRY(reaches(next, n, &cycle, err));
     if (cycle) {

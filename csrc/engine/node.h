@@ -1,14 +1,16 @@
 /* node: the nodes of a graph, and their edges.
  *
- * A node stands for an operation of the forward computation. It receives gradients in its slots, one for each output of
- * the operation, and returns one along each edge, one for each input. It holds the nodes after it, never those before.
+ * A node stands for an operation of the forward computation. It receives gradients in its slots,
+ * one for each output of the operation, and returns one along each edge, one for each input. It
+ * holds the nodes after it, never those before.
  *
- * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's interpreter, which runs
- * one thread at a time (buffer/plain.h). No lock is needed.
+ * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's
+ * interpreter, which runs one thread at a time (buffer/plain.h). No lock is needed.
  *
- * Title: Without recursion. The last reference to a node may be an edge of the node before it, and so on for a million
- * nodes: fan_node_end puts a node on a list of its thread, and the outermost call frees the list.
- */
+ * Title: Without recursion. The last reference to a node may be an edge of the node before it, and
+ * so on for a million nodes: fan_node_end puts a node on a list of its thread, and the outermost
+ * call frees the
+ * list. */
 #ifndef FAN_ENGINE_NODE_H
 #define FAN_ENGINE_NODE_H
 
@@ -25,7 +27,8 @@ typedef struct fan_node_ops {
     bool leaf;
     void (*hold)(fan_node *n);
     void (*drop)(fan_node *n);
-    /* free: after the last reference and the edges are gone: the rest, and the node itself. May run arbitrary code. */
+    /* free: after the last reference and the edges are gone: the rest, and the node itself. May run
+     * arbitrary code. */
     void (*free)(fan_node *n);
     /* text: the node's name, for messages. */
     void (*text)(const fan_node *n, char *buf, size_t size);
@@ -45,13 +48,14 @@ struct fan_node {
         uint64_t number; /* from 0, in the order of creation */
         fan_node *after; /* of a node that ends: the next of the list (Without recursion) */
     };
-    uint64_t mark;           /* the search or pass that reached it last (fan_mark_new); 0: none */
-    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_USER; 0: none */
-    fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
-    bool host;               /* it runs on the CPU, without a stream */
-    bool begun, made;        /* the frontend's: construction has begun, is complete */
-    uint32_t at;             /* its place in the pass `mark` */
-    uint32_t inputs;         /* slots; at least 1 */
+    uint64_t mark;     /* the search or pass that reached it last (fan_mark_new); 0: none */
+    uint64_t freed_by; /* the pass that freed it (E10), or FAN_FREED_BY_USER; 0: none */
+    /* current where it was made, its own first (E4); held; NULL: none was pushed */
+    fan_stream_set *streams;
+    bool host;        /* it runs on the CPU, without a stream */
+    bool begun, made; /* the frontend's: construction has begun, is complete */
+    uint32_t at;      /* its place in the pass `mark` */
+    uint32_t inputs;  /* slots; at least 1 */
     uint32_t nedges, cap;
     fan_edge *edges; /* `inline_edges`, or on the heap */
     fan_edge inline_edges[FAN_INLINE_EDGES];
@@ -60,17 +64,19 @@ struct fan_node {
 /* fan_node_init: of zeroed memory; cannot fail. fan_node_room: room for `edges` more. */
 void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs);
 fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
-/* fan_node_link: adds an edge to a new node, to which no edge leads and which has room. Holds `next`, which may be
- * NULL; the node's number becomes larger than that of `next`. fan_node_append: adds an edge to any node; FAN_ERR_VALUE
- * if it closes a cycle. `slot` is one of next's. */
+/* fan_node_link: adds an edge to a new node, to which no edge leads and which has room. Holds
+ * `next`, which may be NULL; the node's number becomes larger than that of `next`. fan_node_append:
+ * adds an edge to any node; FAN_ERR_VALUE if it closes a cycle. `slot` is one of next's. */
 void fan_node_link(fan_node *n, fan_node *next, uint32_t slot);
 fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err);
 /* fan_node_unlink: drops all its edges. */
 void fan_node_unlink(fan_node *n);
-/* fan_node_end: the last reference is gone: unlinks and frees the node, or, inside another fan_node_end, queues it. */
+/* fan_node_end: the last reference is gone: unlinks and frees the node, or, inside another
+ * fan_node_end, queues it. */
 void fan_node_end(fan_node *n);
 
-/* fan_node_stream: its own stream; NULL: none. fan_node_device: where it runs (E3). Both borrowed. */
+/* fan_node_stream: its own stream; NULL: none. fan_node_device: where it runs (E3). Both
+ * borrowed. */
 static inline fan_stream *fan_node_stream(const fan_node *n)
 {
     return n->streams && !n->host ? n->streams->all[0] : NULL;

@@ -57,7 +57,8 @@ static unsigned first_bit(uint64_t word, size_t from)
 
 size_t fan__ready_first_set(const fan_ready *r, size_t from)
 {
-    for (unsigned i = 0; i < r->levels; i++, from = from / 64 + 1) { /* up, to a level with a larger element */
+    /* up, to a level with a larger element */
+    for (unsigned i = 0; i < r->levels; i++, from = from / 64 + 1) {
         unsigned bit;
         if (i + 1 == r->levels && from / 64 > 0)
             break;

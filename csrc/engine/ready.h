@@ -1,6 +1,6 @@
-/* ready: a set of integers from 0 to n - 1 that finds its smallest quickly: a bit set, with levels of bits above that
- * mark words which are not 0. An element smaller than all of these may be kept apart, so that a set of one, as along a
- * chain, uses no bits. */
+/* ready: a set of integers from 0 to n - 1 that finds its smallest quickly: a bit set, with levels
+ * of bits above that mark words which are not 0. An element smaller than all of these may be kept
+ * apart, so that a set of one, as along a chain, uses no bits. */
 #ifndef FAN_ENGINE_READY_H
 #define FAN_ENGINE_READY_H
 
@@ -12,7 +12,8 @@
 
 /* A zeroed one has no places. */
 typedef struct fan_ready {
-    uint64_t *level[FAN_READY_LEVELS]; /* 64 words of a level are one word of the next; the last level is one word */
+    /* 64 words of a level are one word of the next; the last level is one word */
+    uint64_t *level[FAN_READY_LEVELS];
     unsigned levels;
     size_t front; /* 1 + the element that is kept apart; 0: none */
 } fan_ready;

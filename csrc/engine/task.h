@@ -1,17 +1,17 @@
 /* task: the state of one pass (PyTorch: GraphTask), and what the engine's files share.
  *
- * collect.c fills four arrays once. From then on the pass does not write into the graph's nodes, so several passes may
- * use one graph at once (E15). The nodes of a pass have places 0, 1, .. by their numbers, the newest first: of the
- * ready nodes the one with the smallest place runs next (E2).
+ * collect.c fills four arrays once. From then on the pass does not write into the graph's nodes, so
+ * several passes may use one graph at once (E15). The nodes of a pass have places 0, 1, .. by their
+ * numbers, the newest first: of the ready nodes the one with the smallest place runs next (E2).
  *
  *   nodes    of each node: its dependencies, and where its slots and edges begin below
- *   slots    of each slot: its number of producers, and the gradient that an only producer forwarded (A14)
- *   edges    of each root, then of each edge: the place and slot where it leads, and its key there (A15)
- *   wanted   what inputs= names (E8)
+ *   slots    of each slot: its number of producers, and the gradient that an only producer
+ * forwarded (A14) edges    of each root, then of each edge: the place and slot where it leads, and
+ * its key there (A15) wanted   what inputs= names (E8)
  *
- * A key counts the edges into a slot: the roots in their order, then the producers by place, then by edge. A pass on
- * one thread runs them in that order, so keys mostly come as 0, 1, 2 ..
- */
+ * A key counts the edges into a slot: the roots in their order, then the producers by place, then
+ * by edge. A pass on one thread runs them in that order, so keys mostly come as 0, 1, 2
+ * .. */
 #ifndef FAN_ENGINE_TASK_H
 #define FAN_ENGINE_TASK_H
 
@@ -35,8 +35,9 @@ typedef struct fan_task_node {
     uint32_t nedges;        /* .. and how many it had when the pass began */
     uint32_t after;         /* the next in a list of ready leaves, or of nodes of its group */
     /* Set by collect.c: */
-    bool needed : 1;   /* it, or a node after it, is wanted; without inputs=: true */
-    bool runs : 1;     /* its function runs, or its leaf accumulates; else its sums are only captured */
+    bool needed : 1; /* it, or a node after it, is wanted; without inputs=: true */
+    /* its function runs, or its leaf accumulates; else its sums are only captured */
+    bool runs : 1;
     bool captured : 1; /* a sum of one of its slots is a result */
     bool leaf : 1;
     bool freed : 1; /* by an earlier pass */
@@ -46,7 +47,8 @@ typedef struct fan_task_node {
 } fan_task_node;
 
 typedef struct fan_task_slot {
-    void *forwarded;    /* a hold on the only producer's gradient; NULL: none, or it went into the buffer */
+    /* a hold on the only producer's gradient; NULL: none, or it went into the buffer */
+    void *forwarded;
     uint32_t producers; /* edges that lead here */
     uint32_t wanted;    /* 1 + the first index into `wanted` that names it; 0: none */
 } fan_task_slot;
@@ -124,8 +126,9 @@ struct fan_backward {
     uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
     void **results; /* of each wanted: a hold on the sum; NULL: none */
     fan_task_queue queue;
-    uint32_t ran, to_run;             /* nodes and leaves */
-    struct fan_task_workers *workers; /* NULL: one thread; else their lock guards dependencies, queue and ran */
+    uint32_t ran, to_run; /* nodes and leaves */
+    /* NULL: one thread; else their lock guards dependencies, queue and ran */
+    struct fan_task_workers *workers;
     fan_task_worker caller;
     fan_task_running running; /* of a walk: between a node's sums and its gradients */
     bool is_running;
@@ -138,7 +141,10 @@ struct fan_backward {
     uint32_t arrivals; /* of a planted fault alone */
 };
 
-static inline fan_status fan__task_no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
+static inline fan_status fan__task_no_memory(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+}
 
 /* fan__dependency_done: counts one gradient; true: it was the node's last, so the node is ready. */
 static inline bool fan__dependency_done(fan_task_node *tn)
@@ -147,7 +153,8 @@ static inline bool fan__dependency_done(fan_task_node *tn)
     return --tn->dependencies <= (FAN_FAULT(TAKEN_BEFORE_LAST) ? 1u : 0u);
 }
 
-/* fan__queue_push: a ready node. Leaves have a list of their own (E2). fan__queue_pop_leaf: the list is not empty. */
+/* fan__queue_push: a ready node. Leaves have a list of their own (E2). fan__queue_pop_leaf: the
+ * list is not empty. */
 static inline void fan__queue_push(fan_task_queue *q, fan_task_node *nodes, uint32_t at)
 {
     if (!nodes[at].leaf) {
@@ -168,14 +175,15 @@ static inline uint32_t fan__queue_pop_leaf(fan_task_queue *q, fan_task_node *nod
     return at;
 }
 
-/* fan__collect (collect.c): counts, in loops, what the roots reach (E1, E8, E13): fills nodes, slots, edges, same and
- * results. Their memory is the pass's, also on failure. FAN_ERR_STATE: a node that is to run was freed.
- * fan__collect_free: the memory of nodes, slots or edges with room for n items. */
+/* fan__collect (collect.c): counts, in loops, what the roots reach (E1, E8, E13): fills nodes,
+ * slots, edges, same and results. Their memory is the pass's, also on failure. FAN_ERR_STATE: a
+ * node that is to run was freed. fan__collect_free: the memory of nodes, slots or edges with room
+ * for n items. */
 fan_status fan__collect(fan_backward *p, fan_error *err);
 void fan__collect_free(void *memory, size_t n, size_t size);
 
-/* fan__explain_sum (explain.c): checks a sum that was just taken: an error names the producer of the first gradient
- * that is not finite (E11). */
+/* fan__explain_sum (explain.c): checks a sum that was just taken: an error names the producer of
+ * the first gradient that is not finite (E11). */
 fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err);
 
 #endif

@@ -14,7 +14,8 @@ typedef struct member {
 
 static int by_group(const void *a, const void *b)
 {
-    uintptr_t one = (uintptr_t)((const member *)a)->group, two = (uintptr_t)((const member *)b)->group;
+    uintptr_t one = (uintptr_t)((const member *)a)->group,
+              two = (uintptr_t)((const member *)b)->group;
     return (one > two) - (one < two);
 }
 
@@ -31,7 +32,8 @@ static fan_task_device *device_of(const fan_task_workers *ws, const fan_node *n)
 }
 
 /* device_is_own: whether this worker runs the device's nodes. */
-static bool device_is_own(const fan_task_workers *ws, const fan_task_device *d, const fan_task_worker *w)
+static bool device_is_own(const fan_task_workers *ws, const fan_task_device *d,
+                          const fan_task_worker *w)
 {
     bool gone = d->worker && ws->helpers[d->worker - 1].state == FAN_HELPER_GONE;
     return w->number == (gone ? 0 : d->worker);
@@ -74,8 +76,9 @@ fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), 
         if (fan_grow((void **)&ws->devices, &cap, ws->ndevices + 1, sizeof *ws->devices) != 0)
             return fan__task_no_memory(err);
         fan_task_device *d = &ws->devices[ws->ndevices];
-        *d = (fan_task_device){
-            .device = fan_node_device(node), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
+        *d = (fan_task_device){.device = fan_node_device(node),
+                               .queue.leaves = FAN_NOWHERE,
+                               .queue.leaves_last = FAN_NOWHERE};
         d->worker = p->streams.captured ? 0 : ws->ndevices % (ws->nhelpers + 1);
         if (fan_ready_init(&d->queue.nodes, p->nnodes) != 0)
             return fan__task_no_memory(err);
@@ -225,7 +228,8 @@ static fan_task_helper *idle_helper(fan_task_workers *ws)
     return NULL;
 }
 
-/* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without the lock. */
+/* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without
+ * the lock. */
 static bool wake_others(const fan_task_worker *w)
 {
     fan_task_workers *ws = w->pass->workers;
@@ -260,7 +264,8 @@ static void start_helpers(fan_task_workers *ws)
         if (!started)
             ws->inside--;
         if (ws->over || !started)
-            fan_cond_broadcast(&ws->changed); /* the caller waits for this helper, or takes over its device */
+            /* the caller waits for this helper, or takes over its device */
+            fan_cond_broadcast(&ws->changed);
         others = ws->ready_there != 0;
         fan_mutex_unlock(&ws->lock);
     }
@@ -274,7 +279,8 @@ fan_status fan__task_progress(fan_backward *p, fan_error *err)
     fan__task_lock(p);
     if (!p->progress_busy) {
         p->progress_busy = true;
-        while (status == FAN_OK && p->progress_ran != p->ran + 1 && !(p->workers && p->workers->failed)) {
+        while (status == FAN_OK && p->progress_ran != p->ran + 1 &&
+               !(p->workers && p->workers->failed)) {
             uint32_t ran = p->ran;
             p->progress_ran = ran + 1;
             fan__task_unlock(p);
@@ -315,8 +321,10 @@ fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
         ws->busy--;
     }
     if (status == FAN_OK && p->config.progress) {
-        /* First wake others for the nodes that this worker cannot begin meanwhile; of a chain there are none. */
-        bool others = (ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there) && wake_others(w);
+        /* First wake others for the nodes that this worker cannot begin meanwhile; of a chain there
+         * are none. */
+        bool others =
+            (ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there) && wake_others(w);
         w->now = FAN_NOWHERE;
         fan_mutex_unlock(&ws->lock);
         if (others)
@@ -325,13 +333,15 @@ fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
         fan__task_workers_lock(ws);
     }
     w->now = FAN_NOWHERE;
-    while (status == FAN_OK && !ws->over) { /* waits while other workers run nodes that may make one ready */
+    /* waits while other workers run nodes that may make one ready */
+    while (status == FAN_OK && !ws->over) {
         for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && w->now == FAN_NOWHERE; i++) {
             fan_task_device *d = &ws->devices[i];
             uint32_t before = d->ready;
             if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
                 continue;
-            w->now = pop(p, &d->queue, &d->ready); /* first these: they work while the CPU's nodes run */
+            /* first these: they work while the CPU's nodes run */
+            w->now = pop(p, &d->queue, &d->ready);
             ws->ready_there -= before - d->ready;
         }
         if (w->now == FAN_NOWHERE)
@@ -358,7 +368,8 @@ fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
     }
     if (status == FAN_OK && ws->forked && w->now == FAN_NOWHERE)
         status = fan_fail(err, FAN_ERR_STATE,
-                          "a fork inside of a pass of several workers: the child process has only the thread that "
+                          "a fork inside of a pass of several workers: the child process has only "
+                          "the thread that "
                           "forked, so the pass cannot continue here");
     if (ws->ready || ws->ready_there)
         start = wake_others(w);

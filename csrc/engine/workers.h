@@ -1,22 +1,24 @@
-/* workers: the threads of a pass that has several (E12): their lock, their queues, waiting and waking.
+/* workers: the threads of a pass that has several (E12): their lock, their queues, waiting and
+ * waking.
  *
- *   caller    collects, seeds | nodes ..  waits for a node .. nodes | over: cancels helpers, waits for the others
- *   a helper                  starts: nodes .. waits for a node ..   .. leaves
+ *   caller    collects, seeds | nodes ..  waits for a node .. nodes | over: cancels helpers, waits
+ * for the others a helper                  starts: nodes .. waits for a node ..   .. leaves
  *
- * Title: One lock of the pass. It guards the counts (dependencies, ready, leaves, ran) and the state of the workers. It
- * is held for a few instructions and never during a call out of the engine. A slot's sum is guarded by the lock of its
- * buffer, a leaf by its claim (leaf.h).
+ * Title: One lock of the pass. It guards the counts (dependencies, ready, leaves, ran) and the
+ * state of the workers. It is held for a few instructions and never during a call out of the
+ * engine. A slot's sum is guarded by the lock of its buffer, a leaf by its claim (leaf.h).
  *
- * Title: On demand. A worker that takes a node while another one is ready wakes a waiting worker or starts a helper. So
- * a chain never has a second thread, whatever `workers` says.
+ * Title: On demand. A worker that takes a node while another one is ready wakes a waiting worker or
+ * starts a helper. So a chain never has a second thread, whatever `workers` says.
  *
- * Title: A device's worker. The caller runs the nodes of the first device, helper 1 those of the second, and so on,
- * round robin; devices are ordered by their nodes. Captured work is the caller's, which began the capture.
+ * Title: A device's worker. The caller runs the nodes of the first device, helper 1 those of the
+ * second, and so on, round robin; devices are ordered by their nodes. Captured work is the
+ * caller's, which began the capture.
  *
- * What can go wrong: the pass ends while a helper is still running: so the caller waits for all that have started. An
- * error: no worker begins another node, and the caller raises it once all have stopped. A fork inside a node: the child
- * has none of the other threads, and its pass fails.
- */
+ * What can go wrong: the pass ends while a helper is still running: so the caller waits for all
+ * that have started. An error: no worker begins another node, and the caller raises it once all
+ * have stopped. A fork inside a node: the child has none of the other threads, and its pass
+ * fails. */
 #ifndef FAN_ENGINE_WORKERS_H
 #define FAN_ENGINE_WORKERS_H
 
@@ -28,7 +30,12 @@ typedef struct fan_task_helper {
     fan_task_worker worker;
     fan_thread_job job;
     void *around; /* the frontend's (worker_new) */
-    enum { FAN_HELPER_NONE, FAN_HELPER_STARTS, FAN_HELPER_STARTED, FAN_HELPER_GONE } state;
+    enum {
+        FAN_HELPER_NONE,
+        FAN_HELPER_STARTS,
+        FAN_HELPER_STARTED,
+        FAN_HELPER_GONE
+    } state;
 } fan_task_helper;
 
 /* Nodes of which one runs at a time. */
@@ -37,7 +44,8 @@ typedef struct fan_task_group {
     uint32_t first, last; /* a list of its ready nodes that wait; FAN_NOWHERE: none */
 } fan_task_group;
 
-/* A device of the pass. One worker runs all its nodes, so its streams get their work in one order (E3). */
+/* A device of the pass. One worker runs all its nodes, so its streams get their work in one order
+ * (E3). */
 typedef struct fan_task_device {
     const fan_device *device;
     uint32_t worker; /* its number; the caller takes over once that helper has gone */
@@ -67,13 +75,14 @@ typedef struct fan_task_workers {
     fan_task_helper helpers[];
 } fan_task_workers;
 
-/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper. fan__task_workers_free:
- * all of them have ended.
- */
+/* fan__task_workers_begin: for a collected pass; work: a helper's part, of a fan_task_helper.
+ * fan__task_workers_free: all of them have
+ * ended. */
 fan_status fan__task_workers_begin(fan_backward *p, void (*work)(void *helper), fan_error *err);
 void fan__task_workers_free(fan_backward *p);
 
-/* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the pass. */
+/* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the
+ * pass. */
 void fan__task_workers_lock(fan_task_workers *ws);
 
 static inline void fan__task_lock(const fan_backward *p)
@@ -88,16 +97,19 @@ static inline void fan__task_unlock(const fan_backward *p)
         fan_mutex_unlock(&p->workers->lock);
 }
 
-/* fan__task_workers_push: with the lock: a ready node goes into the queue of its device (E3), or into the pass's. */
+/* fan__task_workers_push: with the lock: a ready node goes into the queue of its device (E3), or
+ * into the pass's. */
 void fan__task_workers_push(fan_backward *p, uint32_t at);
-/* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that others ran meanwhile. */
+/* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that
+ * others ran meanwhile. */
 fan_status fan__task_progress(fan_backward *p, fan_error *err);
-/* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits while other workers may
- * make one ready. w->now FAN_NOWHERE: none is left. */
+/* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits
+ * while other workers may make one ready. w->now FAN_NOWHERE: none is left. */
 fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err);
 /* fan__task_workers_failed: a worker ends with an error; the first one is the pass's. */
 void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err);
-/* fan__task_workers_end: on the caller's thread: waits for all helpers. FAN_ERR_EXTERN: the frontend has the error. */
+/* fan__task_workers_end: on the caller's thread: waits for all helpers. FAN_ERR_EXTERN: the
+ * frontend has the error. */
 fan_status fan__task_workers_end(fan_backward *p);
 
 #endif

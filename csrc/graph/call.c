@@ -13,8 +13,8 @@ const char *fan_tree_fit_words(fan_tree_fit fit)
 /* begin: the path that the call continues; NONE: it begins at the root. */
 static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
 {
-    static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)}, dead[] = {0, FAN_T(4), FAN_T(2), 0},
-                          stays[] = {0, FAN_T(4), FAN_T(3), 0};
+    static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)},
+                          dead[] = {0, FAN_T(4), FAN_T(2), 0}, stays[] = {0, FAN_T(4), FAN_T(3), 0};
     if (c->path == FAN_TREE_NONE)
         return FAN_TREE_NONE;
     if (c->new_step || (c->all_dead && dead[c->path])) {
@@ -80,11 +80,14 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *c)
     if (!c->warm || path == FAN_TREE_WARMUP) {
         p.restore = path == FAN_TREE_EXECUTION;
         p.outcome = FAN_TREE_WARM;
-        p.rules |= path == FAN_TREE_EXECUTION ? FAN_T(8) : path == FAN_TREE_WARMUP ? FAN_T(10) : FAN_T(9);
+        p.rules |= path == FAN_TREE_EXECUTION ? FAN_T(8)
+                   : path == FAN_TREE_WARMUP  ? FAN_T(10)
+                                              : FAN_T(9);
         return p;
     }
     if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {
-        /* T12, T15: the path can end; then the function continues at the root, where it may have a recording. */
+        /* T12, T15: the path can end; then the function continues at the root, where it may have a
+         * recording. */
         p.end_path = true;
         p.rules |= c->root.fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
         path = FAN_TREE_NONE;

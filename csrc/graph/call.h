@@ -4,20 +4,25 @@
  *   none                  warm up      T9    replay   T11    record                 T16
  *   warm-up               warm up      T10   warm up  T10    warm up                T10
  *   recording             warm up      T9    replay   T11    record                 T16
- *   execution             warm up*     T8    replay   T11    at the root T12, else record*   T15, T16
+ *   execution             warm up*     T8    replay   T11    at the root T12, else record*   T15,
+ * T16
  *
- *   * the pool's block table is put back first, because a replay does not update it (pool.h, Checkpoints)
+ *   * the pool's block table is put back first, because a replay does not update it (pool.h,
+ * Checkpoints)
  *
- * Before that, in any state: a path of an earlier step has ended (T1, T4, T12), and so has one without live outputs
- * (T2, T4). A function runs eagerly if it writes into an operand that is neither static nor added to (T6), if it was
- * recorded too often after one node and no operand can be demoted, or too often altogether (T7).
+ * Before that, in any state: a path of an earlier step has ended (T1, T4, T12), and so has one
+ * without live outputs (T2, T4). A function runs eagerly if it writes into an operand that is
+ * neither static nor added to (T6), if it was recorded too often after one node and no operand can
+ * be demoted, or too often altogether (T7).
  *
- * A worked case: A and B were recorded one after the other; the next step begins with A, which is replayed, then C is
- * called, which was never recorded after A. The block table is still that of the end of B: it is put back to the end of
- * A's recording, without what died since, and C is recorded at B's place: both together need the memory of the longer.
+ * A worked case: A and B were recorded one after the other; the next step begins with A, which is
+ * replayed, then C is called, which was never recorded after A. The block table is still that of
+ * the end of B: it is put back to the end of A's recording, without what died since, and C is
+ * recorded at B's place: both together need the memory of the longer.
  *
- * What can go wrong: live memory is given to the next recording (without the restore); a replay writes into memory that
- * has references (the fit checks too little); a function is recorded again at every call (without the limit).
+ * What can go wrong: live memory is given to the next recording (without the restore); a replay
+ * writes into memory that has references (the fit checks too little); a function is recorded again
+ * at every call (without the limit).
  *
  * Everything here is a pure function of its arguments. */
 #ifndef FAN_GRAPH_CALL_H
@@ -30,8 +35,9 @@
 #define FAN_T(n) (UINT32_C(1) << ((n) - 1))
 
 typedef enum fan_tree_path {
-    FAN_TREE_NONE,      /* empty */
-    FAN_TREE_WARMUP,    /* the last call was a warm-up: the block table is accurate, addresses are not final */
+    FAN_TREE_NONE, /* empty */
+    /* the last call was a warm-up: the block table is accurate, addresses are not final */
+    FAN_TREE_WARMUP,
     FAN_TREE_RECORDING, /* the last call recorded: the block table is accurate */
     FAN_TREE_EXECUTION  /* the last call was a replay: the block table is older */
 } fan_tree_path;
@@ -54,7 +60,8 @@ const char *fan_tree_fit_words(fan_tree_fit fit);
 
 /* The facts of a function after one node, or at the root. */
 typedef struct fan_tree_place {
-    bool known;       /* whether its writes are known; else its owner was not warned of them yet (T5) */
+    /* whether its writes are known; else its owner was not warned of them yet (T5) */
+    bool known;
     bool writes;      /* it writes into an operand that this call copies */
     bool over_limit;  /* it has the maximum of recordings here for operands that moved */
     bool can_demote;  /* the operand that moved may be copied from now on */
@@ -63,14 +70,15 @@ typedef struct fan_tree_place {
 
 typedef struct fan_tree_call {
     fan_tree_path path;
-    bool new_step;             /* the path is of a step that has ended */
-    bool all_dead;             /* none of the path's outputs is alive */
-    bool warm;                 /* the function was warmed up */
-    bool strict;               /* static operands must not move */
-    bool full;                 /* the function has the maximum of recordings */
-    bool repeats;              /* this path has the function twice after the same function .. */
-    bool warned;               /* .. and its owner was warned */
-    fan_tree_place here, root; /* `here`: after the path's last node; not read if the path is empty */
+    bool new_step; /* the path is of a step that has ended */
+    bool all_dead; /* none of the path's outputs is alive */
+    bool warm;     /* the function was warmed up */
+    bool strict;   /* static operands must not move */
+    bool full;     /* the function has the maximum of recordings */
+    bool repeats;  /* this path has the function twice after the same function .. */
+    bool warned;   /* .. and its owner was warned */
+    /* `here`: after the path's last node; not read if the path is empty */
+    fan_tree_place here, root;
 } fan_tree_call;
 
 typedef enum fan_tree_outcome {

@@ -1,4 +1,5 @@
-/* internal: what a tree is made of. Callers hold the tree's lock unless the comment says otherwise. */
+/* internal: what a tree is made of. Callers hold the tree's lock unless the comment says
+ * otherwise. */
 #ifndef FAN_GRAPH_INTERNAL_H
 #define FAN_GRAPH_INTERNAL_H
 
@@ -36,8 +37,11 @@ typedef struct fan_tree_output {
     fan_array *array; /* held; handed out. After the end of the storage only its geometry is used */
 } fan_tree_output;
 
-#define FAN_TREE_SIGNATURES 64   /* per function; one more evicts the one that was not called for longest */
-#define FAN_TREE_RECORDINGS 2048 /* per function; with these, a call that fits none runs eagerly */
+/* per function; one more evicts the one that was not called for longest */
+#define FAN_TREE_SIGNATURES 64
+#define FAN_TREE_RECORDINGS                                              \
+    2048 /* per function; with these, a call that fits none runs eagerly \
+          */
 
 /* The type of a call's operands: their number, dtypes, shapes, strides, and the key. */
 typedef struct fan_tree_signature {
@@ -48,10 +52,12 @@ typedef struct fan_tree_signature {
     size_t nwords, n;
     bool warm, known;
     bool warned_writes;
-    bool evicted;                    /* the function no longer lists it: freed with its last recording */
-    unsigned full;                   /* calls in which the tree's memory ran out */
-    bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
-    int form;                        /* of the result; meaningless before it is warm */
+    /* the function no longer lists it: freed with its last recording */
+    bool evicted;
+    unsigned full; /* calls in which the tree's memory ran out */
+    /* of each operand; shown: an output is a view of a part of it */
+    bool *demoted, *written, *shown;
+    int form; /* of the result; meaningless before it is warm */
     size_t nout;
 } fan_tree_signature;
 
@@ -75,7 +81,8 @@ struct fan_tree_function {
     unsigned warned; /* FAN_TREE_WARN bits */
     size_t recordings;
     fan_tree_signature *signatures; /* the one used last comes first */
-    size_t nsignatures, kept;       /* listed; with the evicted ones, whose last frees a dropped function */
+    /* listed; with the evicted ones, whose last frees a dropped function */
+    size_t nsignatures, kept;
 };
 
 /* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
@@ -105,7 +112,8 @@ typedef struct fan_tree_children {
     fan_tree_signature *signature;
     fan_tree_node **children;
     size_t n, cap;
-    unsigned moved, alive; /* recordings made because an operand moved; because an output was alive */
+    /* recordings made because an operand moved; because an output was alive */
+    unsigned moved, alive;
 } fan_tree_children;
 
 struct fan_tree_node {
@@ -122,7 +130,8 @@ struct fan_tree_node {
     size_t nblocks, blocks_cap;
     fan_tree_output *outputs;
     size_t nout;
-    fan_tree_block **dead; /* blocks of the path that were alive after the parent and dead before this */
+    /* blocks of the path that were alive after the parent and dead before this */
+    fan_tree_block **dead;
     size_t ndead, dead_cap;
     fan_graph_ranges block_table; /* after the recording */
     fan_graph_ranges used;        /* of the arena, by it alone: its outputs and temporaries */
@@ -169,18 +178,20 @@ static inline fan_status fan__tree_no_memory(fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
 }
 
-/* fan__tree_is_mine: whether this thread has the lock, so is in a call of the tree. Without the lock: relaxed, since
- * only this thread stores its own id. */
+/* fan__tree_is_mine: whether this thread has the lock, so is in a call of the tree. Without the
+ * lock: relaxed, since only this thread stores its own id. */
 static inline bool fan__tree_is_mine(fan_tree *t)
 {
     return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
 }
 
-/* fan__tree_after_fork: remakes the lock in a forked child, where its holder may be missing. Without the lock. */
+/* fan__tree_after_fork: remakes the lock in a forked child, where its holder may be missing.
+ * Without the lock. */
 void fan__tree_after_fork(fan_tree *t);
 
-/* fan__tree_lock: unless this thread has it already, as inside a function's body. Pass the result to fan__tree_unlock.
- */
+/* fan__tree_lock: unless this thread has it already, as inside a function's body. Pass the result
+ * to
+ * fan__tree_unlock. */
 static inline bool fan__tree_lock(fan_tree *t)
 {
     if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_fork_generation())
@@ -200,18 +211,19 @@ static inline void fan__tree_unlock(fan_tree *t, bool locked)
     fan_mutex_unlock(&t->lock);
 }
 
-/* fan__tree_check_fork: FAN_ERR_STATE if a fork left the tree's state incomplete in this process. */
+/* fan__tree_check_fork: FAN_ERR_STATE if a fork left the tree's state incomplete in this
+ * process. */
 fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err);
 
 /* ---- path.c ---- */
 
 /* fan__tree_block_lend: makes a storage for a block that has none. */
-fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
-                                fan_error *err);
+fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner,
+                                const char *call_site, fan_error *err);
 /* fan__tree_block_end: marks the block's storage as ended, with a text; later calls do nothing. */
 void fan__tree_block_end(fan_tree_block *b, const char *why);
-/* fan__tree_block_free: a storage with other references ends with the text `why` (NULL: there are none). Does not
- * change the block table. */
+/* fan__tree_block_free: a storage with other references ends with the text `why` (NULL: there are
+ * none). Does not change the block table. */
 void fan__tree_block_free(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);
 /* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
@@ -224,29 +236,32 @@ static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
 
 void fan__tree_signature_free(fan_tree_signature *sig);
 void fan__tree_function_free(fan_tree_function *f);
-/* fan__tree_signature_drop: frees an evicted one, and its function with the last one if that was dropped. */
+/* fan__tree_signature_drop: frees an evicted one, and its function with the last one if that was
+ * dropped. */
 void fan__tree_signature_drop(fan_tree_signature *sig);
 /* fan__tree_launch: replays n's recording, with a line in the traces; number: n's. */
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
 void fan__tree_node_free(fan_tree_node *n, const char *why);
-/* fan__tree_evict: removes the function's signature that was not called for longest from its list. */
+/* fan__tree_evict: removes the function's signature that was not called for longest from its
+ * list. */
 void fan__tree_evict(fan_tree_function *f);
-/* fan__tree_give_back: frees the recordings of evicted signatures, and all recordings after them, except on the path;
- * then such signatures without recordings. */
+/* fan__tree_give_back: frees the recordings of evicted signatures, and all recordings after them,
+ * except on the path; then such signatures without recordings. */
 void fan__tree_give_back(fan_tree *t);
 /* fan__tree_step_ended: ends the outputs that the path handed out. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);
-/* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The tree's stream must
- * wait for `caller` already (NULL: there is none). */
+/* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The
+ * tree's stream must wait for `caller` already (NULL: there is none). */
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
-/* fan__tree_sweep: removes dead blocks from the block table, after the tree's stream waits for their users, and lists
- * them in *node (NULL: nowhere). `restore`: first puts the block table back to the end of the current node.
- * `keep_dead`: dead blocks stay in the block table. */
-fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
-                           fan_error *err);
+/* fan__tree_sweep: removes dead blocks from the block table, after the tree's stream waits for
+ * their users, and lists them in *node (NULL: nowhere). `restore`: first puts the block table back
+ * to the end of the current node. `keep_dead`: dead blocks stay in the block table. */
+fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller,
+                           fan_tree_node *node, fan_error *err);
 /* fan__tree_relist: updates `listed` of the path's blocks after a change of the block table. */
 void fan__tree_relist(fan_tree *t);
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature); /* NULL: there is none */
+/* NULL: there is none */
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature);
 
 /* ---- replay.c, record.c, verify.c ---- */
 
@@ -263,7 +278,8 @@ typedef struct fan_tree_run {
     fan_tree_result *result;
     char call_site[64];
     bool restore;
-    bool keep_dead; /* of a recording: dead blocks stay in the block table, so that it fits whichever are alive */
+    /* of a recording: dead blocks stay in the block table, so that it fits whichever are alive */
+    bool keep_dead;
     bool ran;       /* a body ran */
     bool entered;   /* the tree's stream waits for the caller's */
     char full[256]; /* why it was not recorded: the arena is full; "": it is not */
@@ -274,20 +290,22 @@ typedef struct fan_tree_run {
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
-/* fan__tree_verify (verify.c): a replay of n beside the eager function: FAN_ERR_CAPTURE where one array differs; then
- * the operands are as before. */
+/* fan__tree_verify (verify.c): a replay of n beside the eager function: FAN_ERR_CAPTURE where one
+ * array differs; then the operands are as before. */
 fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err);
-/* fan__tree_check_overlap: FAN_ERR_VALUE if an operand shares memory with one that is added into, or a copied one with
- * one that the function is known to write. */
+/* fan__tree_check_overlap: FAN_ERR_VALUE if an operand shares memory with one that is added into,
+ * or a copied one with one that the function is known to write. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
-/* fan__tree_enter: the tree's stream waits for the caller's, once per call. fan__tree_leave: the reverse. */
+/* fan__tree_enter: the tree's stream waits for the caller's, once per call. fan__tree_leave: the
+ * reverse. */
 fan_status fan__tree_enter(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
-/* fan__tree_stage: copies operands into the arena. fan__tree_hand_out: the node's outputs become the result. */
+/* fan__tree_stage: copies operands into the arena. fan__tree_hand_out: the node's outputs become
+ * the result. */
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
-/* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them, where keep= names
- * them. */
+/* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them,
+ * where keep= names them. */
 fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);
 
 #endif

@@ -8,13 +8,15 @@
 
 /* ---- trees and functions ---- */
 
-fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out, fan_error *err)
+fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out,
+                        fan_error *err)
 {
     char text[32];
     fan_status status;
     *out = NULL;
     if (!d->backend->recorder)
-        return fan_fail(err, FAN_ERR_TYPE, "GraphTree: %s cannot record", fan_device_text(d, text, sizeof text));
+        return fan_fail(err, FAN_ERR_TYPE, "GraphTree: %s cannot record",
+                        fan_device_text(d, text, sizeof text));
     fan_tree *t = fan_calloc(sizeof *t);
     if (!t)
         return fan__tree_no_memory(err);
@@ -101,13 +103,15 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
     char why[128];
     fan_status status = FAN_OK;
     if (fan__tree_is_mine(t))
-        return fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while one of its functions runs");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "the graph tree cannot be closed while one of its functions runs");
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
     bool locked = fan__tree_lock(t);
     if (t->fork_invalid)
         t->closed = true; /* nothing can be freed */
     else if (t->depth)
-        status = fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while a step is open");
+        status =
+            fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while a step is open");
     else if (!t->closed)
         close_all(t, why);
     fan__tree_unlock(t, locked);
@@ -115,8 +119,9 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
     return status;
 }
 
-fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles, const bool *keep,
-                                 size_t nkeep, fan_tree_function **out, fan_error *err)
+fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles,
+                                 const bool *keep, size_t nkeep, fan_tree_function **out,
+                                 fan_error *err)
 {
     fan_tree_function *f = fan_calloc(sizeof *f);
     size_t some = nkeep == SIZE_MAX ? 0 : nkeep;
@@ -163,7 +168,8 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
-    bool replayed = t->path == FAN_TREE_EXECUTION && !t->fork_invalid; /* which does not update the block table */
+    /* which does not update the block table */
+    bool replayed = t->path == FAN_TREE_EXECUTION && !t->fork_invalid;
     out->in_use = replayed ? 0 : t->pool.in_use;
     for (const fan_tree_node *n = t->current; replayed && n != &t->root; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++) {
@@ -173,12 +179,14 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
         }
     out->high_water = t->pool.high_water;
     out->closed = t->closed;
-    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
+    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes;
+         n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);
 }
 
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx)
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s),
+                    void *ctx)
 {
     bool locked = fan__tree_lock(t);
     for (int number = 0; number < t->numbers && !t->fork_invalid; number++)
@@ -199,7 +207,8 @@ void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recordi
     fan__tree_unlock(t, locked);
 }
 
-void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
+void fan_tree_visit_memory(fan_tree *t,
+                           void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx)
 {
     bool locked = fan__tree_lock(t);

@@ -1,5 +1,5 @@
-/* The memory of a tree: blocks of the arena that are lent as storages; on the path some live and some die; a path ends,
- * and recordings that cannot be called any more are freed. */
+/* The memory of a tree: blocks of the arena that are lent as storages; on the path some live and
+ * some die; a path ends, and recordings that cannot be called any more are freed. */
 #include "graph/internal.h"
 
 #include "base/fault.h"
@@ -21,14 +21,14 @@ static void lease_release(void *ctx)
     fan_free(l);
 }
 
-fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
-                                fan_error *err)
+fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner,
+                                const char *call_site, fan_error *err)
 {
     fan_tree_lease *l = fan_calloc(sizeof *l);
     if (!l)
         return fan__tree_no_memory(err);
-    fan_status status = fan_memory_lend(t->device, owner, t->arena->data + b->offset, (size_t)b->bytes, lease_release,
-                                        l, &b->storage, err);
+    fan_status status = fan_memory_lend(t->device, owner, t->arena->data + b->offset,
+                                        (size_t)b->bytes, lease_release, l, &b->storage, err);
     if (status != FAN_OK) {
         fan_free(l);
         return status;
@@ -116,7 +116,8 @@ void fan__tree_signature_drop(fan_tree_signature *k)
         fan__tree_function_free(f);
 }
 
-#define TAKEOVER 0x80000000u /* added to owner_generation while one thread of the child remakes the lock */
+/* added to owner_generation while one thread of the child remakes the lock */
+#define TAKEOVER 0x80000000u
 
 void fan__tree_after_fork(fan_tree *t)
 {
@@ -130,7 +131,8 @@ void fan__tree_after_fork(fan_tree *t)
         if (!atomic_compare_exchange_strong(&t->owner_generation, &was, here | TAKEOVER))
             continue;
         uint64_t holder = atomic_load(&t->thread);
-        if (!holder || !fan_thread_survived(holder)) { /* else a function forked, and continues in the child */
+        /* else a function forked, and continues in the child */
+        if (!holder || !fan_thread_survived(holder)) {
             t->fork_invalid |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
             atomic_store(&t->thread, 0);
         }
@@ -143,7 +145,8 @@ fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err)
 {
     return t->fork_invalid
                ? fan_fail(err, FAN_ERR_STATE,
-                          "another thread was in a call of this graph tree when the process was forked, so the "
+                          "another thread was in a call of this graph tree when the process was "
+                          "forked, so the "
                           "tree's state is incomplete in the child: make a new GraphTree here")
                : FAN_OK;
 }
@@ -175,13 +178,16 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     fan_free(n);
 }
 
-static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b, const char *call_site)
+static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b,
+                       const char *call_site)
 {
     char why[256];
     snprintf(why, sizeof why,
-             "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may have other contents "
+             "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may "
+             "have other contents "
              "now; keep=True copies outputs out of the graph tree",
-             n->signature->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
+             n->signature->function->name, b->lease->made, (unsigned long long)t->path_step,
+             call_site);
     fan__tree_block_end(b, why);
 }
 
@@ -251,7 +257,8 @@ void fan__tree_give_back(fan_tree *t)
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
             fan_tree_node *n = *at;
-            const fan_tree_node *gone = n; /* an evicted signature, its own or of one before it: no call finds it */
+            /* an evicted signature, its own or of one before it: no call finds it */
+            const fan_tree_node *gone = n;
             while (gone->signature && !gone->signature->evicted)
                 gone = gone->parent;
             bool stays = !gone->signature || FAN_FAULT(TREE_GONE_STAYS);
@@ -317,7 +324,8 @@ fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *
     return FAN_OK;
 }
 
-/* newer_at: whether a later block of the path begins at the same offset: then the block table lists that one. */
+/* newer_at: whether a later block of the path begins at the same offset: then the block table lists
+ * that one. */
 static bool newer_at(const fan_tree *t, const fan_tree_block *b)
 {
     for (const fan_tree_node *n = t->current; n != b->node; n = n->parent)
@@ -336,8 +344,8 @@ void fan__tree_relist(fan_tree *t)
         }
 }
 
-fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
-                           fan_error *err)
+fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller,
+                           fan_tree_node *node, fan_error *err)
 {
     if (restore && !FAN_FAULT(TREE_NO_RESTORE)) {
         FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->block_table, err));
@@ -349,7 +357,8 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
         for (size_t i = 0; i < n->nblocks; i++) {
             fan_tree_block *b = n->blocks[i];
             if (b->listed && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT))) {
-                if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1, sizeof(fan_tree_block *)))
+                if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1,
+                                     sizeof(fan_tree_block *)))
                     return fan__tree_no_memory(err);
                 if (b->storage)
                     FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));

@@ -41,7 +41,8 @@ fan_status fan_graph_pool_alloc(fan_graph_pool *p, uint64_t bytes, uint64_t *off
     if (need > p->bytes - lo)
         return fan_fail(err, FAN_ERR_DEVICE_NOMEM,
                         "no room for %llu bytes in the graph tree's %llu, of which %llu are in use",
-                        (unsigned long long)bytes, (unsigned long long)p->bytes, (unsigned long long)p->in_use);
+                        (unsigned long long)bytes, (unsigned long long)p->bytes,
+                        (unsigned long long)p->in_use);
     if (fan_grow((void **)&r->at, &r->cap, r->n + 1, sizeof *r->at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     memmove(&r->at[i + 1], &r->at[i], (r->n - i) * sizeof *r->at);

@@ -19,15 +19,17 @@ typedef struct fan_tree_scope {
     fan_tree_block **blocks;
     size_t n, cap;
     fan_graph_ranges used; /* all that it ever allocated */
-    char full[256];        /* why some memory came from the device: the arena is full; "": none did */
-    /* While recording: memory from the device, held until the launch, which is the first time that the work runs. */
+    /* why some memory came from the device: the arena is full; "": none did */
+    char full[256];
+    /* While recording: memory from the device, held until the launch, which is the first time that
+     * the work runs. */
     fan_storage **outside;
     size_t noutside, outside_cap;
 } fan_tree_scope;
 
 /* block_new: new memory of the arena, listed, which `owner` uses first; it holds its storage. */
-static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site, fan_tree_block **out,
-                            fan_error *err)
+static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site,
+                            fan_tree_block **out, fan_error *err)
 {
     fan_tree_block *b = fan_calloc(sizeof *b);
     if (!b)
@@ -49,16 +51,18 @@ static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const 
     return FAN_OK;
 }
 
-static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
-                              fan_error *err)
+static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes,
+                              fan_storage **out, fan_error *err)
 {
     fan_tree_scope *s = (fan_tree_scope *)scope;
     fan_tree_block *b = NULL;
     size_t n = 0;
-    /* Frees dead blocks that only `owner` used: its queue orders that use before the next. Without streams any. */
+    /* Frees dead blocks that only `owner` used: its queue orders that use before the next. Without
+     * streams any. */
     for (size_t i = 0; i < s->n; i++) {
         b = s->blocks[i];
-        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
+        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) ||
+            !fan_memory_used_by(b->storage, owner)) {
             s->blocks[n++] = b;
             continue;
         }
@@ -73,8 +77,8 @@ static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t
     fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
     if (status == FAN_ERR_DEVICE_NOMEM) {
         s->full[0] = '\0';
-        fan_append(s->full, sizeof s->full, "%s; delete outputs, end the step, or give the tree more (memory=)",
-                   why.text);
+        fan_append(s->full, sizeof s->full,
+                   "%s; delete outputs, end the step, or give the tree more (memory=)", why.text);
         return FAN_OK;
     }
     if (status != FAN_OK) {
@@ -90,8 +94,8 @@ static fan_status scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t
     return FAN_OK;
 }
 
-/* While recording, memory that the body frees would be reused before the launch writes into it, so it is held. On a
- * device it is reclaimed after the tree's stream, which runs the launch. */
+/* While recording, memory that the body frees would be reused before the launch writes into it, so
+ * it is held. On a device it is reclaimed after the tree's stream, which runs the launch. */
 static fan_status scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
 {
     fan_tree_scope *s = (fan_tree_scope *)scope;
@@ -126,13 +130,15 @@ static fan_status check_form(const fan_tree_run *r, fan_error *err)
     const fan_tree_signature *k = r->signature;
     size_t nkeep = r->function->nkeep;
     if (nkeep && nkeep != SIZE_MAX && nkeep != r->result->n)
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "%s returned %zu output%s, but keep= has %zu: give one for each, or one bool for all",
-                        r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
+        return fan_fail(
+            err, FAN_ERR_VALUE,
+            "%s returned %zu output%s, but keep= has %zu: give one for each, or one bool for all",
+            r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
     if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE,
-                    "%s returned %zu output%s, and %zu before with operands of the same dtypes and shapes: a replay "
+                    "%s returned %zu output%s, and %zu before with operands of the same dtypes and "
+                    "shapes: a replay "
                     "always returns the same number; pass what it depends on as key=",
                     r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
 }
@@ -146,8 +152,10 @@ static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *cons
     return -1;
 }
 
-/* check_own: is_full: some memory came from the device, so an output may lie outside of the arena. */
-static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool is_full, fan_error *err)
+/* check_own: is_full: some memory came from the device, so an output may lie outside of the
+ * arena. */
+static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool is_full,
+                            fan_error *err)
 {
     for (size_t i = 0; i < r->result->n; i++) {
         const fan_array *a = r->result->at[i];
@@ -157,12 +165,15 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
             continue;
         if (operand < 0)
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: output %zu is not its own: the function did not allocate it in this call, and it is "
+                            "%s: output %zu is not its own: the function did not allocate it in "
+                            "this call, and it is "
                             "no operand; pass the array as an operand",
                             r->function->name, i);
-        if (r->operands[operand].placement == FAN_PLACE_COPY && !fan_array_same_view(a, given[operand]))
+        if (r->operands[operand].placement == FAN_PLACE_COPY &&
+            !fan_array_same_view(a, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: output %zu is a view of operand %d, which is copied: return a copy, or give the "
+                            "%s: output %zu is a view of operand %d, which is copied: return a "
+                            "copy, or give the "
                             "operand the role static",
                             r->function->name, i, operand);
     }
@@ -170,14 +181,17 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
 }
 
 /* escaped: a block with other references that is no output of the body; NULL: none. */
-static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n)
+static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s,
+                                     const fan_tree_node *n)
 {
     for (size_t i = 0; i < s->n; i++) {
         const fan_tree_block *b = s->blocks[i];
         bool given = false;
-        for (size_t k = 0; k < n->n; k++) { /* a staged operand: referenced by the scope and the node alone */
+        /* a staged operand: referenced by the scope and the node alone */
+        for (size_t k = 0; k < n->n; k++) {
             const fan_array *a = n->operands[k].staged;
-            given |= a && a->storage == b->storage && atomic_load(&a->refs) == 1 && atomic_load(&b->storage->refs) == 2;
+            given |= a && a->storage == b->storage && atomic_load(&a->refs) == 1 &&
+                     atomic_load(&b->storage->refs) == 2;
         }
         for (size_t k = 0; k < r->result->n; k++)
             given |= r->result->at[k] && r->result->at[k]->storage == b->storage;
@@ -187,7 +201,8 @@ static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope
     return NULL;
 }
 
-static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n, fan_error *err)
+static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s,
+                               const fan_tree_node *n, fan_error *err)
 {
     const fan_tree_block *b = escaped(r, s, n);
     if (b && r->args->body.collect) {
@@ -195,13 +210,15 @@ static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, c
         b = escaped(r, s, n);
     }
     return b && !FAN_FAULT(TREE_ADOPTED)
-               ? fan_fail(
-                     err, FAN_ERR_STATE,
-                     "%s: a reference keeps %llu byte%s that the function allocated and did not return, or the "
-                     "copy of an operand that it was given, and the next replay overwrites them: return the array, "
-                     "or add into an operand with the role accumulate (a leaf without a gradient keeps the array: "
-                     "pass its gradient)",
-                     r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
+               ? fan_fail(err, FAN_ERR_STATE,
+                          "%s: a reference keeps %llu byte%s that the function allocated and did "
+                          "not return, or the "
+                          "copy of an operand that it was given, and the next replay overwrites "
+                          "them: return the array, "
+                          "or add into an operand with the role accumulate (a leaf without a "
+                          "gradient keeps the array: "
+                          "pass its gradient)",
+                          r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
                : FAN_OK;
 }
 
@@ -249,7 +266,8 @@ static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
     fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
     if (!st)
         return fan__tree_no_memory(err);
-    fan_status status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, a->writable, out, err);
+    fan_status status =
+        fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, a->writable, out, err);
     fan_storage_drop(st);
     return status;
 }
@@ -260,7 +278,8 @@ static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error
     size_t room = r->args->n + 1;
     *out = n;
     if (!n || !(n->operands = fan_calloc(room * sizeof *n->operands)) ||
-        !(n->copied = fan_alloc(room * sizeof *n->copied)) || !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
+        !(n->copied = fan_alloc(room * sizeof *n->copied)) ||
+        !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
         !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
         return fan__tree_no_memory(err);
     n->signature = r->signature;
@@ -273,13 +292,15 @@ static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error
     return FAN_OK;
 }
 
-/* node_outputs: moves the outputs and their blocks to the node; the scope keeps the other blocks. */
-static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given,
-                               fan_error *err)
+/* node_outputs: moves the outputs and their blocks to the node; the scope keeps the other
+ * blocks. */
+static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
+                               fan_array *const *given, fan_error *err)
 {
     fan_tree_result *res = r->result;
     n->outputs = fan_calloc((res->n + 1) * sizeof *n->outputs);
-    if (!n->outputs || fan_grow((void **)&n->blocks, &n->blocks_cap, res->n + 1, sizeof(fan_tree_block *)))
+    if (!n->outputs ||
+        fan_grow((void **)&n->blocks, &n->blocks_cap, res->n + 1, sizeof(fan_tree_block *)))
         return fan__tree_no_memory(err);
     for (; n->nout < res->n; n->nout++) {
         fan_tree_output *o = &n->outputs[n->nout];
@@ -312,7 +333,8 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
 
 /* ---- run a body ---- */
 
-static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
+static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given,
+                           fan_error *err)
 {
     fan_tree *t = r->tree;
     if (t->origin)
@@ -337,7 +359,8 @@ static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
                             .call_site = r->args->call_site};
 }
 
-static const char failed_words[] = "this was made by a function of a graph tree in a call that failed";
+static const char failed_words[] =
+    "this was made by a function of a graph tree in a call that failed";
 
 /* wait_scope: the tree's stream waits for all users of what the body allocated. */
 static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan_error *err)
@@ -347,7 +370,8 @@ static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan
     return FAN_OK;
 }
 
-/* undo: after a failure: the tree is as before the call. `saved`: the block table of then; NULL: it has not changed. */
+/* undo: after a failure: the tree is as before the call. `saved`: the block table of then; NULL: it
+ * has not changed. */
 static void undo(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_graph_ranges *saved)
 {
     (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
@@ -362,8 +386,8 @@ static void undo(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_graph
     }
 }
 
-/* commit_warm: the path continues with a node that ends with it. A call that did not fit into the arena is warmed up
- * again, so it runs eagerly until it fits. */
+/* commit_warm: the path continues with a node that ends with it. A call that did not fit into the
+ * arena is warmed up again, so it runs eagerly until it fits. */
 static void commit_warm(fan_tree_run *r, fan_tree_node *n, const fan_tree_scope *s)
 {
     fan_tree *t = r->tree;
@@ -408,9 +432,10 @@ done:
     return status;
 }
 
-/* staged_strides: the strides of an operand's copy. It keeps the order of axes, signs, zero strides and gaps, since a
- * library chooses the order of its sums by these; gaps shrink to one element. If axes interleave, or strides are no
- * multiples of the element size, the strides are the operand's own. false: no gaps, and all strides positive. */
+/* staged_strides: the strides of an operand's copy. It keeps the order of axes, signs, zero strides
+ * and gaps, since a library chooses the order of its sums by these; gaps shrink to one element. If
+ * axes interleave, or strides are no multiples of the element size, the strides are the operand's
+ * own. false: no gaps, and all strides positive. */
 static bool staged_strides(const fan_array *a, int64_t *strides)
 {
     int order[FAN_MAX_NDIM];
@@ -422,7 +447,8 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
             order[at] = order[at - 1];
         order[at] = k;
     }
-    for (int i = a->ndim - 1; i >= 0; i--) { /* the smallest stride first; of equal ones the last axis */
+    /* the smallest stride first; of equal ones the last axis */
+    for (int i = a->ndim - 1; i >= 0; i--) {
         int k = order[i];
         int64_t step = llabs(a->strides[k]);
         strides[k] = step ? span : 0;
@@ -443,7 +469,8 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
 }
 
 /* stage_one: memory for the copy of an operand. */
-static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
+static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array **out,
+                            fan_error *err)
 {
     fan_tree *t = r->tree;
     int64_t strides[FAN_MAX_NDIM], lo = 0, bytes = (int64_t)fan_dtype_size(a->dtype);
@@ -456,15 +483,15 @@ static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array
         lo += reach < 0 ? reach : 0;
     }
     FAN_TRY(fan_device_array(t->device, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &flat, err));
-    fan_status status =
-        fan_array_view(flat->storage, flat->data - lo, a->dtype, a->ndim, a->shape, strides, true, out, err);
+    fan_status status = fan_array_view(flat->storage, flat->data - lo, a->dtype, a->ndim, a->shape,
+                                       strides, true, out, err);
     fan_array_drop(flat);
     return status;
 }
 
 /* stage_new: memory for all copied operands; given: the arguments of the body. */
-static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array **given,
-                            fan_error *err)
+static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
+                            fan_array **given, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_memory_scope_begin(&s->scope);
@@ -481,7 +508,8 @@ static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_sc
 }
 
 /* capture: records the body into n->recording. */
-static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given, fan_error *err)
+static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s,
+                          fan_array *const *given, fan_error *err)
 {
     fan_tree *t = r->tree;
     FAN_TRY(t->recorder->begin(t->device, t->origin, err));
@@ -494,7 +522,8 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
     fan_error why = {0};
     status = t->recorder->end(t->device, t->origin, &n->recording, &why);
     return status == FAN_ERR_CAPTURE
-               ? fan_fail_code(err, status, why.code, "%s cannot be recorded: %s", r->function->name, why.text)
+               ? fan_fail_code(err, status, why.code, "%s cannot be recorded: %s",
+                               r->function->name, why.text)
                : (err ? (void)(*err = why) : (void)0, status);
 }
 

@@ -1,4 +1,5 @@
-/* A replay, and what every call does around a function: overlap checks, stream order, staging, handing out. */
+/* A replay, and what every call does around a function: overlap checks, stream order, staging,
+ * handing out. */
 #include "graph/internal.h"
 
 #include "array/overlap.h"
@@ -16,17 +17,21 @@ static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_erro
 {
     fan_array *const *in = r->args->in;
     bool added = r->operands[i].placement == FAN_PLACE_ADD;
-    if (k == i || !in[k] || (!added && r->operands[k].placement != FAN_PLACE_COPY) || fan_array_disjoint(in[i], in[k]))
+    if (k == i || !in[k] || (!added && r->operands[k].placement != FAN_PLACE_COPY) ||
+        fan_array_disjoint(in[i], in[k]))
         return FAN_OK;
     if (added)
         return fan_fail(err, FAN_ERR_VALUE,
-                        "%s: operands %zu and %zu share memory, and operand %zu is added into (accumulate): pass a "
+                        "%s: operands %zu and %zu share memory, and operand %zu is added into "
+                        "(accumulate): pass a "
                         "copy of operand %zu",
                         r->function->name, i, k, i, k);
-    return fan_fail(err, FAN_ERR_VALUE,
-                    "%s: operands %zu and %zu share memory; the function writes into operand %zu, but operand %zu is a "
-                    "copy made before it runs: give operand %zu the role static, or pass a copy of it",
-                    r->function->name, i, k, i, k, k);
+    return fan_fail(
+        err, FAN_ERR_VALUE,
+        "%s: operands %zu and %zu share memory; the function writes into operand %zu, but operand "
+        "%zu is a "
+        "copy made before it runs: give operand %zu the role static, or pass a copy of it",
+        r->function->name, i, k, i, k, k);
 }
 
 /* is_written: whether operand i is added into, or written in place. */
@@ -72,15 +77,18 @@ static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
     return status;
 }
 
-/* The caller's stream waits for the tree's, and it, not the tree's, is recorded as a user of the memory: freeing memory
- * records events on its users, on any thread, and another call may be capturing the tree's stream just then. */
+/* The caller's stream waits for the tree's, and it, not the tree's, is recorded as a user of the
+ * memory: freeing memory records events on its users, on any thread, and another call may be
+ * capturing the tree's stream just then. */
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
 {
     fan_stream *origin = r->tree->origin;
     if (!origin)
-        return FAN_OK;                           /* without streams the work is done */
-    bool known = !r->ran && r->caller != origin; /* a body may have started a capture of the caller's stream */
-    fan_status status = known ? fan_stream_follow(r->caller, origin, err) : follow(r->caller, origin, err);
+        return FAN_OK; /* without streams the work is done */
+    /* a body may have started a capture of the caller's stream */
+    bool known = !r->ran && r->caller != origin;
+    fan_status status =
+        known ? fan_stream_follow(r->caller, origin, err) : follow(r->caller, origin, err);
     if (status == FAN_OK)
         status = use_on(r, r->caller, err);
     if (status != FAN_OK)
@@ -88,7 +96,8 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
     return status;
 }
 
-/* repeats: whether an array has more elements than its memory has room for, as broadcast ones and windows. */
+/* repeats: whether an array has more elements than its memory has room for, as broadcast ones and
+ * windows. */
 static bool repeats(const fan_array *a)
 {
     int64_t lo, hi;
@@ -96,8 +105,9 @@ static bool repeats(const fan_array *a)
     return a->size > 1 && (hi - lo) / (int64_t)fan_dtype_size(a->dtype) < a->size;
 }
 
-/* once: a view of an array that repeats itself, without the repetitions: of axes with a stride of 0 one element, or,
- * where the repetitions have another form, the bytes. `like`: the array that decides. */
+/* once: a view of an array that repeats itself, without the repetitions: of axes with a stride of 0
+ * one element, or, where the repetitions have another form, the bytes. `like`: the array that
+ * decides. */
 static fan_status once(const fan_array *a, const fan_array *like, fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM], lo, hi, step = 1;
@@ -109,13 +119,17 @@ static fan_status once(const fan_array *a, const fan_array *like, fan_array **ou
     fan_array_reach(like, &lo, &hi);
     bool by_bytes = (hi - lo) / (int64_t)fan_dtype_size(like->dtype) < count;
     if (!by_bytes)
-        return fan_array_view(a->storage, a->data, a->dtype, a->ndim, shape, a->strides, a->writable, out, err);
+        return fan_array_view(a->storage, a->data, a->dtype, a->ndim, shape, a->strides,
+                              a->writable, out, err);
     int64_t bytes = hi - lo;
-    return fan_array_view(a->storage, a->data + lo, FAN_DT_UINT8, 1, &bytes, &step, a->writable, out, err);
+    return fan_array_view(a->storage, a->data + lo, FAN_DT_UINT8, 1, &bytes, &step, a->writable,
+                          out, err);
 }
 
-/* stage_once: copies an operand that repeats itself. Its copy has the same strides where once() takes the bytes. */
-static fan_status stage_once(const fan_tree_run *r, const fan_array *a, const fan_array *staged, fan_error *err)
+/* stage_once: copies an operand that repeats itself. Its copy has the same strides where once()
+ * takes the bytes. */
+static fan_status stage_once(const fan_tree_run *r, const fan_array *a, const fan_array *staged,
+                             fan_error *err)
 {
     fan_array *from = NULL, *to = NULL;
     fan_status status = once(a, a, &from, err);
@@ -142,8 +156,11 @@ fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *e
             continue;
         }
         n->copy_in[count] = (fan_operand){.array = a, .acc = a->dtype};
-        n->copies[count] = (fan_job){
-            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[count], .n = 1, .label = "stage"};
+        n->copies[count] = (fan_job){.kind = FAN_JOB_COPY,
+                                     .out = n->operands[i].staged,
+                                     .in = &n->copy_in[count],
+                                     .n = 1,
+                                     .label = "stage"};
         count++;
     }
     for (size_t i = 0; i < count; i += FAN_STAGE_MANY) {
@@ -196,18 +213,22 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
                            .end_us = timed ? r->clock(t->device, t->origin) : -1};
     for (size_t i = 0; i < n->nblocks; i++)
         line.bytes += n->blocks[i]->bytes;
-    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->signature->function->name, number);
+    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d",
+             n->signature->function->name, number);
     fan_trace_put(&line);
     return FAN_OK;
 }
 
 /* view_on: a view like `like` on another storage over the same memory. */
-static fan_status view_on(fan_storage *st, const fan_array *like, char *data, fan_array **out, fan_error *err)
+static fan_status view_on(fan_storage *st, const fan_array *like, char *data, fan_array **out,
+                          fan_error *err)
 {
-    return fan_array_view(st, data, like->dtype, like->ndim, like->shape, like->strides, like->writable, out, err);
+    return fan_array_view(st, data, like->dtype, like->ndim, like->shape, like->strides,
+                          like->writable, out, err);
 }
 
-/* renew: a block whose storage ended with references to it gets a new one, and its outputs new arrays. */
+/* renew: a block whose storage ended with references to it gets a new one, and its outputs new
+ * arrays. */
 static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fan_error *err)
 {
     if (b->storage)
@@ -232,7 +253,8 @@ static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fa
 }
 
 /* keep_copy: a copy of an output in its own memory, made on `s`. */
-static fan_status keep_copy(const fan_tree_run *r, fan_stream *s, const fan_array *a, fan_array **out, fan_error *err)
+static fan_status keep_copy(const fan_tree_run *r, fan_stream *s, const fan_array *a,
+                            fan_array **out, fan_error *err)
 {
     fan_tree *t = r->tree;
     fan_operand in = {.array = a};
@@ -263,12 +285,14 @@ fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err)
 }
 
 /* output_of: a hold on one output. */
-static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan_array **out, fan_error *err)
+static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan_array **out,
+                            fan_error *err)
 {
     fan_array *a;
     *out = NULL;
     if (!o->block && o->operand < 0) {
-        *out = o->array ? fan_array_hold(o->array) : NULL; /* outside of the arena, which was full */
+        /* outside of the arena, which was full */
+        *out = o->array ? fan_array_hold(o->array) : NULL;
         return FAN_OK;
     }
     if (o->block)
@@ -277,7 +301,8 @@ static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan
         a = fan_array_hold(r->args->in[o->operand]);
     else {
         const fan_array *in = r->args->in[o->operand];
-        bool whole = r->operands[o->operand].placement == FAN_PLACE_COPY; /* check_own allows no other view of a copy */
+        /* check_own allows no other view of a copy */
+        bool whole = r->operands[o->operand].placement == FAN_PLACE_COPY;
         const fan_array *like = whole ? in : o->array;
         FAN_TRY(view_on(in->storage, like, like->data, &a, err));
     }
@@ -322,8 +347,8 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     for (size_t i = 0; i < n->ndead && t->origin; i++)
         if (n->dead[i]->storage)
             FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));
-    /* The storages are valid again; those that ended with references are replaced: no other thread reads `ended` of
-     * these. */
+    /* The storages are valid again; those that ended with references are replaced: no other thread
+     * reads `ended` of these. */
     for (size_t i = 0; i < n->nblocks; i++) {
         FAN_TRY(renew(r, n, n->blocks[i], err));
         atomic_store_explicit(&n->blocks[i]->storage->ended, NULL, memory_order_relaxed);
@@ -335,7 +360,8 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
         status = fan__tree_launch(t, n, n->number, err);
     if (status == FAN_OK)
         status = fan__tree_hand_out(r, n, err);
-    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL); /* also on failure: some work may be queued */
+    /* also on failure: some work may be queued */
+    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL);
     if (status == FAN_OK)
         status = left;
     if (status == FAN_OK && n->reaches > t->reach)

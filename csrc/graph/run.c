@@ -12,20 +12,24 @@
 
 static _Thread_local const fan_tree *step_tree; /* this thread's open step is of this tree */
 static _Thread_local unsigned step_depth;
-static _Thread_local bool is_calling; /* this thread has the lock of a tree, and must not wait for another tree's */
+/* this thread has the lock of a tree, and must not wait for another tree's */
+static _Thread_local bool is_calling;
 
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
 {
     fan_status status;
     if (step_depth && step_tree != t)
         return fan_fail(err, FAN_ERR_STATE,
-                        "a step of another graph tree is open on this thread: end it first, because outputs of one "
+                        "a step of another graph tree is open on this thread: end it first, "
+                        "because outputs of one "
                         "tree may end while the other still replays");
     if (fan__tree_is_mine(t))
-        return fan_fail(err, FAN_ERR_STATE,
-                        "a step cannot begin in a function of its graph tree: the function runs inside a step");
+        return fan_fail(
+            err, FAN_ERR_STATE,
+            "a step cannot begin in a function of its graph tree: the function runs inside a step");
     if (is_calling)
-        return fan_fail(err, FAN_ERR_STATE, "a step cannot begin in a function of another graph tree");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a step cannot begin in a function of another graph tree");
     bool locked = fan__tree_lock(t);
     status = fan__tree_check_fork(t, err);
     if (status == FAN_OK && t->closed)
@@ -52,17 +56,19 @@ void fan_tree_step_end(fan_tree *t, const char *call_site)
 
 /* ---- signatures ---- */
 
-/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an older one made
- * room.
- */
-static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, fan_tree_signature **out, bool *evicted,
-                                 fan_error *err)
+/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an
+ * older one made
+ * room. */
+static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a,
+                                 fan_tree_signature **out, bool *evicted, fan_error *err)
 {
     fan_tree *t = f->tree;
-    size_t n = 0; /* words: of each operand dtype (-1: no array), rank, and shape and stride of each axis */
+    /* words: of each operand dtype (-1: no array), rank, and shape and stride of each axis */
+    size_t n = 0;
     for (size_t i = 0; i < a->n; i++) {
         const fan_array *x = a->in[i];
-        if (fan_grow((void **)&t->words, &t->words_cap, n + 2 + 2 * (size_t)(x ? x->ndim : 0), sizeof *t->words))
+        if (fan_grow((void **)&t->words, &t->words_cap, n + 2 + 2 * (size_t)(x ? x->ndim : 0),
+                     sizeof *t->words))
             return fan__tree_no_memory(err);
         t->words[n++] = x ? (int64_t)x->dtype : -1;
         t->words[n++] = x ? x->ndim : 0;
@@ -82,8 +88,9 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, f
         return FAN_OK;
     }
     fan_tree_signature *sig = fan_calloc(sizeof *sig);
-    if (!sig || !(sig->words = fan_alloc((n + 1) * sizeof *sig->words)) || !(sig->demoted = fan_calloc(a->n + 1)) ||
-        !(sig->written = fan_calloc(a->n + 1)) || !(sig->shown = fan_calloc(a->n + 1))) {
+    if (!sig || !(sig->words = fan_alloc((n + 1) * sizeof *sig->words)) ||
+        !(sig->demoted = fan_calloc(a->n + 1)) || !(sig->written = fan_calloc(a->n + 1)) ||
+        !(sig->shown = fan_calloc(a->n + 1))) {
         if (sig)
             fan__tree_signature_free(sig);
         return fan__tree_no_memory(err);
@@ -107,31 +114,35 @@ static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, f
 
 /* ---- facts ---- */
 
-/* place_operands: the placement and address of each operand. A replay writes without a check, so an operand that is
- * written must be writable here. */
+/* place_operands: the placement and address of each operand. A replay writes without a check, so an
+ * operand that is written must be writable here. */
 static fan_status place_operands(fan_tree_run *r, fan_error *err)
 {
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
         fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
         bool ours = a && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a);
-        fan_tree_placement placement = !a                                                  ? FAN_PLACE_NONE
-                                       : role == FAN_TREE_ACCUMULATE                       ? FAN_PLACE_ADD
-                                       : r->signature->demoted[i] || role == FAN_TREE_COPY ? FAN_PLACE_COPY
-                                       : ours                                              ? FAN_PLACE_POOL
-                                       : role == FAN_TREE_STATIC                           ? FAN_PLACE_STATIC
-                                                                                           : FAN_PLACE_COPY;
+        fan_tree_placement placement = !a                            ? FAN_PLACE_NONE
+                                       : role == FAN_TREE_ACCUMULATE ? FAN_PLACE_ADD
+                                       : r->signature->demoted[i] || role == FAN_TREE_COPY
+                                           ? FAN_PLACE_COPY
+                                       : ours                    ? FAN_PLACE_POOL
+                                       : role == FAN_TREE_STATIC ? FAN_PLACE_STATIC
+                                                                 : FAN_PLACE_COPY;
         if (placement == FAN_PLACE_ADD && ours)
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: operand %zu is added into (accumulate), but it is memory of the graph tree, which the "
+                            "%s: operand %zu is added into (accumulate), but it is memory of the "
+                            "graph tree, which the "
                             "end of the step takes back: pass memory of your own",
                             r->function->name, i);
-        if (placement > FAN_PLACE_COPY && !a->writable && (placement == FAN_PLACE_ADD || r->signature->written[i]))
+        if (placement > FAN_PLACE_COPY && !a->writable &&
+            (placement == FAN_PLACE_ADD || r->signature->written[i]))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: operand %zu is read-only, and the function writes into it: pass a writable array",
+                            "%s: operand %zu is read-only, and the function writes into it: pass a "
+                            "writable array",
                             r->function->name, i);
-        r->operands[i] =
-            (fan_tree_operand){.placement = placement, .data = placement > FAN_PLACE_COPY ? a->data : NULL};
+        r->operands[i] = (fan_tree_operand){.placement = placement,
+                                            .data = placement > FAN_PLACE_COPY ? a->data : NULL};
     }
     return FAN_OK;
 }
@@ -143,11 +154,13 @@ typedef struct place_facts {
     size_t which;
 } place_facts;
 
-/* writes_copied: the first operand that the function is known to write and that this call copies; args->n: none. */
+/* writes_copied: the first operand that the function is known to write and that this call copies;
+ * args->n: none. */
 static size_t writes_copied(const fan_tree_run *r)
 {
     size_t i = 0;
-    while (i < r->args->n && !(r->signature->written[i] && r->operands[i].placement == FAN_PLACE_COPY))
+    while (i < r->args->n &&
+           !(r->signature->written[i] && r->operands[i].placement == FAN_PLACE_COPY))
         i++;
     return i;
 }
@@ -155,9 +168,10 @@ static size_t writes_copied(const fan_tree_run *r)
 static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
 {
     bool writes = writes_copied(r) < r->args->n;
-    place_facts p = {.facts = {.known = r->signature->known && (!writes || r->signature->warned_writes),
-                               .writes = writes,
-                               .fit = FAN_TREE_FIT_NEVER}};
+    place_facts p = {
+        .facts = {.known = r->signature->known && (!writes || r->signature->warned_writes),
+                  .writes = writes,
+                  .fit = FAN_TREE_FIT_NEVER}};
     const fan_tree_children *place = fan__tree_place(at, r->signature);
     for (size_t i = 0; place && i < place->n; i++) {
         fan_tree_node *n = place->children[i];
@@ -169,11 +183,13 @@ static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
         if (which < n->n) {
             if (p.facts.fit == FAN_TREE_FIT_ALIVE)
                 continue;
-            fit = r->operands[which].placement == FAN_PLACE_POOL || n->operands[which].placement == FAN_PLACE_POOL
+            fit = r->operands[which].placement == FAN_PLACE_POOL ||
+                          n->operands[which].placement == FAN_PLACE_POOL
                       ? FAN_TREE_FIT_OPERAND
                       : FAN_TREE_FIT_STATIC;
         }
-        for (size_t k = 0; k < n->ndead && fit == FAN_TREE_FIT_FITS && !FAN_FAULT(TREE_ALIVE_FITS); k++)
+        for (size_t k = 0; k < n->ndead && fit == FAN_TREE_FIT_FITS && !FAN_FAULT(TREE_ALIVE_FITS);
+             k++)
             fit = fan__tree_block_lives(n->dead[k]) ? FAN_TREE_FIT_ALIVE : fit;
         p.facts.fit = fit;
         p.child = n;
@@ -183,9 +199,11 @@ static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
     }
     if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
         p.facts.over_limit = place->moved >= r->tree->options.limit;
-        /* Foreign kernels may write an operand unseen, so devices that can record them do not demote. */
+        /* Foreign kernels may write an operand unseen, so devices that can record them do not
+         * demote. */
         p.facts.can_demote = r->tree->recorder->accesses_all && !r->signature->written[p.which] &&
-                             !r->signature->shown[p.which] && r->operands[p.which].placement != FAN_PLACE_ADD;
+                             !r->signature->shown[p.which] &&
+                             r->operands[p.which].placement != FAN_PLACE_ADD;
     }
     return p;
 }
@@ -195,22 +213,25 @@ static bool repeats(const fan_tree_run *r)
 {
     const fan_tree *t = r->tree;
     unsigned times = 0;
-    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) || r->function->warned & FAN_TREE_WARN_REPEATS)
+    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) ||
+        r->function->warned & FAN_TREE_WARN_REPEATS)
         return false;
     const fan_tree_function *last = t->current->signature->function;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        times +=
-            n->signature->function == r->function && n->parent->signature && n->parent->signature->function == last;
+        times += n->signature->function == r->function && n->parent->signature &&
+                 n->parent->signature->function == last;
     return times >= 2;
 }
 
 /* ---- reasons and warnings ---- */
 
-static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_report *o)
+static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p,
+                        fan_tree_report *o)
 {
-    static const char *const warm[] = {"it is warmed up after a replay, where the path branches",
-                                       "it had not run with operands of these dtypes and shapes",
-                                       "what ran before it was warmed up, so addresses are not final"};
+    static const char *const warm[] = {
+        "it is warmed up after a replay, where the path branches",
+        "it had not run with operands of these dtypes and shapes",
+        "what ran before it was warmed up, so addresses are not final"};
     o->outcome = plan->outcome;
     o->rules = plan->rules | FAN_T(17);
     o->node = -1;
@@ -219,35 +240,40 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
     if (plan->outcome == FAN_TREE_EAGER) {
         if (o->rules & FAN_T(6))
             snprintf(o->reason, sizeof o->reason,
-                     "it writes into operand %zu, which is copied: give it the role static or accumulate",
+                     "it writes into operand %zu, which is copied: give it the role static or "
+                     "accumulate",
                      writes_copied(r));
         else if (r->function->recordings >= FAN_TREE_RECORDINGS)
-            snprintf(
-                o->reason, sizeof o->reason,
-                "it has %d recordings, and none fits: call functions in the same order in each step, and do not let "
-                "steps of several threads overlap (a tree for each thread)",
-                FAN_TREE_RECORDINGS);
+            snprintf(o->reason, sizeof o->reason,
+                     "it has %d recordings, and none fits: call functions in the same order in "
+                     "each step, and do not let "
+                     "steps of several threads overlap (a tree for each thread)",
+                     FAN_TREE_RECORDINGS);
         else
-            snprintf(
-                o->reason, sizeof o->reason,
-                "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep the array where it "
-                "is%s",
-                p->which, r->tree->options.limit,
-                r->signature->shown[p->which]     ? "the function returns a view of it"
-                : r->signature->written[p->which] ? "the function writes into it"
-                                                  : "foreign kernels may write into it",
-                r->signature->shown[p->which] || r->signature->written[p->which]
-                    ? ""
-                    : ", or give the operand the role copy");
+            snprintf(o->reason, sizeof o->reason,
+                     "operand %zu lay elsewhere more than %u times, and %s, so it cannot be "
+                     "copied: keep the array where it "
+                     "is%s",
+                     p->which, r->tree->options.limit,
+                     r->signature->shown[p->which]     ? "the function returns a view of it"
+                     : r->signature->written[p->which] ? "the function writes into it"
+                                                       : "foreign kernels may write into it",
+                     r->signature->shown[p->which] || r->signature->written[p->which]
+                         ? ""
+                         : ", or give the operand the role copy");
     }
     if (plan->outcome == FAN_TREE_WARM)
-        snprintf(o->reason, sizeof o->reason, "%s", warm[plan->rules & FAN_T(8) ? 0 : plan->rules & FAN_T(10) ? 2 : 1]);
+        snprintf(o->reason, sizeof o->reason, "%s",
+                 warm[plan->rules & FAN_T(8)    ? 0
+                      : plan->rules & FAN_T(10) ? 2
+                                                : 1]);
     if (plan->outcome != FAN_TREE_RECORD)
         return;
     snprintf(o->reason, sizeof o->reason, "%s", fan_tree_fit_words(plan->why));
     if (plan->why == FAN_TREE_FIT_OPERAND || plan->why == FAN_TREE_FIT_STATIC)
         fan_append(o->reason, sizeof o->reason, ": operand %zu at %p, not %p%s", p->which,
-                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data, /* in the recording */
+                   /* in the recording */
+                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data,
                    plan->demote ? "; it keeps moving, and is copied from now on" : "");
 }
 
@@ -316,7 +342,8 @@ static void count_body(const fan_tree_run *r, fan_tree_report *o)
 static fan_status replay(fan_tree_run *r, fan_tree_node *n, fan_tree_report *o, fan_error *err)
 {
     fan_tree *t = r->tree;
-    FAN_TRY(n->verified < t->options.verify ? fan__tree_verify(r, n, err) : fan__tree_replay(r, n, err));
+    FAN_TRY(n->verified < t->options.verify ? fan__tree_verify(r, n, err)
+                                            : fan__tree_replay(r, n, err));
     o->node = n->number;
     t->current = n;
     t->path = FAN_TREE_EXECUTION;
@@ -325,8 +352,8 @@ static fan_status replay(fan_tree_run *r, fan_tree_node *n, fan_tree_report *o, 
 }
 
 /* make_recording: T16; a function that turns out to write into a copied operand runs eagerly. */
-static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o,
-                                 fan_error *err)
+static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p,
+                                 fan_tree_report *o, fan_error *err)
 {
     fan_tree *t = r->tree;
     fan_tree_node *made = NULL;
@@ -362,12 +389,14 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
     return run_eager(r, err);
 }
 
-static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o, fan_error *err)
+static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o,
+                           fan_error *err)
 {
     fan_tree *t = r->tree;
     switch (plan->outcome) {
     case FAN_TREE_FAIL:
-        return fan_fail(err, FAN_ERR_VALUE, "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
                         r->function->name, p->which, (void *)r->args->in[p->which]->data,
                         p->child->operands[p->which].data);
     case FAN_TREE_EAGER:
@@ -404,17 +433,19 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
         return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", r->function->name);
     if (r->function->tree->depth == 0)
         return fan_fail(err, FAN_ERR_STATE,
-                        "%s is called outside of a step, which ends the life of its outputs: use `with tree.step():` "
+                        "%s is called outside of a step, which ends the life of its outputs: use "
+                        "`with tree.step():` "
                         "around the calls of one iteration",
                         r->function->name);
     if (r->function->nroles && r->function->nroles != r->args->n)
-        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu", r->function->name, r->args->n,
-                        FAN_PLURAL(r->args->n), r->function->nroles);
+        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu",
+                        r->function->name, r->args->n, FAN_PLURAL(r->args->n), r->function->nroles);
     for (size_t i = 0; i < r->args->n; i++)
         if (r->args->in[i] && fan_storage_ended(r->args->in[i]->storage)) {
             fan_error why;
             (void)fan_storage_check(r->args->in[i]->storage, &why);
-            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", r->function->name, i, why.text);
+            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", r->function->name, i,
+                            why.text);
         }
     if (r->caller)
         FAN_TRY(fan_stream_capture(r->caller, &capture, err));
@@ -433,13 +464,14 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     }
     if (t->current == &t->root)
         t->path_step = t->steps;
-    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) && r->signature->full > t->options.limit) {
+    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) &&
+        r->signature->full > t->options.limit) {
         char reason[256];
-        snprintf(
-            reason, sizeof reason,
-            "runs without a recording: the tree's memory ran out in %u of its calls: give the tree more (memory=), or "
-            "delete outputs earlier",
-            r->signature->full);
+        snprintf(reason, sizeof reason,
+                 "runs without a recording: the tree's memory ran out in %u of its calls: give the "
+                 "tree more (memory=), or "
+                 "delete outputs earlier",
+                 r->signature->full);
         FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
         warn(r, FAN_TREE_WARN_ROOM, reason);
         return FAN_OK;
@@ -452,28 +484,34 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *er
     if (plan.warn_writes)
         warn(r, 0, text);
     else if (plan.outcome == FAN_TREE_EAGER && o->rules & FAN_T(7))
-        warn(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES, text);
+        warn(r,
+             r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS
+                                                            : FAN_TREE_WARN_MOVES,
+             text);
     if (plan.warn_repeats)
         warn(r, FAN_TREE_WARN_REPEATS,
-             "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
+             "runs again and again in one step while outputs of earlier calls are alive, so each "
+             "call is recorded "
              "anew: end the step, delete outputs, or copy them with keep=True");
     if (plan.demote) {
         snprintf(text, sizeof text,
-                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
+                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the "
+                 "array where it is, "
                  "or give the operand the role copy",
                  p.which, r->tree->options.limit);
         warn(r, FAN_TREE_WARN_DEMOTED, text);
     }
     if (r->evicted)
         warn(r, FAN_TREE_WARN_SIGNATURES,
-             "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
+             "is called with more combinations of shapes, dtypes and keys than are kept, and drops "
+             "the recordings "
              "of the "
              "least recently used one: pad to fewer shapes, and pass what changes as an array");
     return FAN_OK;
 }
 
-fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
-                                  fan_tree_report *report, fan_error *err)
+fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args,
+                                  fan_tree_result *out, fan_tree_report *report, fan_error *err)
 {
     fan_tree *t = f->tree;
     fan_tree_run r = {.tree = t, .function = f, .args = args, .result = out};

@@ -1,14 +1,16 @@
 /* tree: functions of arrays that are recorded once and replayed, by the path of calls before them.
  *
- * A tree has a device, an arena of its memory, a stream of its own, and recordings (nodes). A call gathers facts,
- * call.h makes the plan, and run.c carries it out. The work of a function is recorded on the tree's stream: it waits
- * for the caller's current stream before the call, and the caller's waits for it after.
+ * A tree has a device, an arena of its memory, a stream of its own, and recordings (nodes). A call
+ * gathers facts, call.h makes the plan, and run.c carries it out. The work of a function is
+ * recorded on the tree's stream: it waits for the caller's current stream before the call, and the
+ * caller's waits for it after.
  *
- * Title: Which blocks live. Outputs are views of blocks of the arena. The tree holds each block's storage and the
- * arrays that it hands out, so no leaf steals this memory (L8); a block lives while it has more references than the
- * tree's. At the end of its step or path the storage is marked as ended: later uses are errors (fan_storage_check). A
- * replay hands out the same storage and arrays again if they have no other references, else new ones: so a handle of an
- * earlier step never shows new data, and a steady call allocates nothing.
+ * Title: Which blocks live. Outputs are views of blocks of the arena. The tree holds each block's
+ * storage and the arrays that it hands out, so no leaf steals this memory (L8); a block lives while
+ * it has more references than the tree's. At the end of its step or path the storage is marked as
+ * ended: later uses are errors (fan_storage_check). A replay hands out the same storage and arrays
+ * again if they have no other references, else new ones: so a handle of an earlier step never shows
+ * new data, and a steady call allocates nothing.
  *
  * Any thread may call, one at a time. The tree's lock is held while a function's body runs. */
 #ifndef FAN_GRAPH_TREE_H
@@ -30,9 +32,11 @@ typedef enum fan_tree_role {
 
 typedef struct fan_tree_options {
     uint64_t memory; /* bytes of the arena */
-    unsigned limit;  /* recordings of one function after one node because an operand moved; then it is copied */
-    bool strict;     /* a static operand that moves is an error */
-    unsigned verify; /* the first so many replays of each recording also run the function (verify.c) */
+    /* recordings of one function after one node because an operand moved; then it is copied */
+    unsigned limit;
+    bool strict; /* a static operand that moves is an error */
+    /* the first so many replays of each recording also run the function (verify.c) */
+    unsigned verify;
 } fan_tree_options;
 
 /* The result of a body: held arrays (NULL: None), and their container (the frontend's). */
@@ -45,13 +49,14 @@ typedef struct fan_tree_result {
 void fan_tree_result_clear(fan_tree_result *r); /* drops the arrays; their room stays */
 void fan_tree_result_fini(fan_tree_result *r);
 
-/* The frontend's functions of a call. run: the function, with in[i] (NULL: the caller's argument) as the i-th operand;
- * fills *out. warn: warns its owner. collect: runs the garbage collector. */
+/* The frontend's functions of a call. run: the function, with in[i] (NULL: the caller's argument)
+ * as the i-th operand; fills *out. warn: warns its owner. collect: runs the garbage collector. */
 typedef struct fan_tree_body {
     fan_status (*run)(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err);
     void (*warn)(void *ctx, const char *text);
     void (*collect)(void *ctx);
-    /* cause: writes, if it is known, why the function differs from recording `node`: a clause. May be NULL. */
+    /* cause: writes, if it is known, why the function differs from recording `node`: a clause. May
+     * be NULL. */
     void (*cause)(void *ctx, int node, char *buf, size_t size);
     void *ctx;
 } fan_tree_body;
@@ -81,34 +86,39 @@ typedef struct fan_tree_stats {
     bool closed;
 } fan_tree_stats;
 
-/* fan_tree_new: reserves the arena; one hold. FAN_ERR_TYPE: the device cannot record; FAN_ERR_NOMEM,
- * FAN_ERR_DEVICE_NOMEM, FAN_ERR_DEVICE. */
-fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out, fan_error *err);
+/* fan_tree_new: reserves the arena; one hold. FAN_ERR_TYPE: the device cannot record;
+ * FAN_ERR_NOMEM, FAN_ERR_DEVICE_NOMEM, FAN_ERR_DEVICE. */
+fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out,
+                        fan_error *err);
 void fan_tree_drop(fan_tree *t); /* the last one closes it; accepts NULL */
-/* fan_tree_close: ends its outputs, frees its recordings and memory; later calls fail. FAN_ERR_STATE inside a step or a
- * call. */
+/* fan_tree_close: ends its outputs, frees its recordings and memory; later calls fail.
+ * FAN_ERR_STATE inside a step or a call. */
 fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err);
 
-/* fan_tree_function_new: one hold; it holds the tree. roles: of each operand; nroles 0: roles[0] of all. keep: outputs
- * that are copied out of the arena; nkeep 0: none, SIZE_MAX: all. FAN_ERR_NOMEM. */
-fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles, const bool *keep,
-                                 size_t nkeep, fan_tree_function **out, fan_error *err);
+/* fan_tree_function_new: one hold; it holds the tree. roles: of each operand; nroles 0: roles[0] of
+ * all. keep: outputs that are copied out of the arena; nkeep 0: none, SIZE_MAX: all.
+ * FAN_ERR_NOMEM. */
+fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles,
+                                 const bool *keep, size_t nkeep, fan_tree_function **out,
+                                 fan_error *err);
 void fan_tree_function_drop(fan_tree_function *f);
 
-/* fan_tree_step_begin, _end: functions are called between them. Nested steps of one tree are one step; inside a step of
- * another tree: FAN_ERR_STATE. */
+/* fan_tree_step_begin, _end: functions are called between them. Nested steps of one tree are one
+ * step; inside a step of another tree: FAN_ERR_STATE. */
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err);
 void fan_tree_step_end(fan_tree *t, const char *call_site);
 
-/* fan_tree_function_call: *out: the result, as of body.run. On failure the path is unchanged, nothing stays captured,
- * and the body's allocations are ended. */
-fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
-                                  fan_tree_report *report, fan_error *err);
+/* fan_tree_function_call: *out: the result, as of body.run. On failure the path is unchanged,
+ * nothing stays captured, and the body's allocations are ended. */
+fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args,
+                                  fan_tree_result *out, fan_tree_report *report, fan_error *err);
 
 /* FAN_TREE_FOREIGN: the message for an operation on other memory: the function, the operation. */
-#define FAN_TREE_FOREIGN                                                                                         \
-    "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay " \
-    "could not know where it lies then: pass the array as an operand (static, if it stays where it is)"
+#define FAN_TREE_FOREIGN                                                                          \
+    "%s: %s touches memory that is neither an operand nor allocated in the function's own "       \
+    "thread, and a replay "                                                                       \
+    "could not know where it lies then: pass the array as an operand (static, if it stays where " \
+    "it is)"
 
 /* fan_tree_memory_under: the arena that an array lies in, borrowed; NULL: it lies elsewhere. */
 fan_storage *fan_tree_memory_under(const fan_array *a);
@@ -124,10 +134,13 @@ typedef struct fan_tree_recording_info {
     uint64_t replays;
     bool current; /* it is on the path */
 } fan_tree_recording_info;
-/* fan_tree_visit_memory: calls `visit` with the lock for each range that a recording uses; `owns`: as an output. */
-void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
+/* fan_tree_visit_memory: calls `visit` with the lock for each range that a recording uses; `owns`:
+ * as an output. */
+void fan_tree_visit_memory(fan_tree *t,
+                           void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx);
 /* fan_tree_visit: calls `visit` with the lock for each recording, in the order of their numbers. */
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx);
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s),
+                    void *ctx);
 
 #endif

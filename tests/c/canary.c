@@ -1,8 +1,9 @@
 /* canary: planted bugs, one for each sanitizer.
  *
- * .ci/run builds this file into a copy of the library before it trusts a sanitizer: a job that does not find the bug
- * named by FANIN_CANARY would find none of ours either. It is no test program and no part of the library.
- */
+ * .ci/run builds this file into a copy of the library before it trusts a sanitizer: a job that does
+ * not find the bug named by FANIN_CANARY would find none of ours either. It is no test program and
+ * no part of the
+ * library. */
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,10 +1,11 @@
 /* check: a test program in C is a main() full of CHECKs.
  *
- * A check that fails prints its file and line and the program goes on; `return check_done();` prints the last line,
- * "ok N checks", and gives the exit status. tests/c/test_c.py runs every tests/c/test_*.c and wants to see that line.
- * A program of long loops has two sizes (check_is_full): tests/c/test_c.py runs its sample and, marked `full`, the
- * whole. Checks may be made from several threads.
- */
+ * A check that fails prints its file and line and the program goes on; `return check_done();`
+ * prints the last line, "ok N checks", and gives the exit status. tests/c/test_c.py runs every
+ * tests/c/test_*.c and wants to see that line. A program of long loops has two sizes
+ * (check_is_full): tests/c/test_c.py runs its sample and, marked `full`, the whole. Checks may be
+ * made from several
+ * threads. */
 #ifndef FAN_TESTS_CHECK_H
 #define FAN_TESTS_CHECK_H
 
@@ -18,7 +19,8 @@
 static _Atomic long check_count;
 static _Atomic long check_failed;
 
-__attribute__((unused)) static bool check_at(bool holds, const char *file, int line, const char *what)
+__attribute__((unused)) static bool check_at(bool holds, const char *file, int line,
+                                             const char *what)
 {
     check_count++;
     if (holds)
@@ -58,7 +60,8 @@ __attribute__((unused)) static bool check_at(bool holds, const char *file, int l
             fprintf(stderr, "    got \"%s\", looked for \"%s\"\n", check_a, check_b);            \
     } while (0)
 
-/* check_is_full: returns whether the program's arguments have the word "full"; without it, long loops take a sample. */
+/* check_is_full: returns whether the program's arguments have the word "full"; without it, long
+ * loops take a sample. */
 __attribute__((unused)) static bool check_is_full(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)

@@ -1,5 +1,5 @@
-/* deleters: a deleter that waits for a thread which enters the interpreter, and calls of the C API with an exception
- * set. */
+/* deleters: a deleter that waits for a thread which enters the interpreter, and calls of the C API
+ * with an exception set. */
 #include <Python.h>
 #include <fanin.h>
 
@@ -42,7 +42,8 @@ static PyObject *counts(PyObject *m, PyObject *none)
     return both;
 }
 
-/* drop_failing(value): drops a value while a KeyError is set, as code that cleans up does; returns what is set then. */
+/* drop_failing(value): drops a value while a KeyError is set, as code that cleans up does; returns
+ * what is set then. */
 static PyObject *drop_failing(PyObject *m, PyObject *value)
 {
     PyObject *type, *error, *trace;
@@ -62,7 +63,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "deleters", .m_size = -1, .m_methods = methods};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "deleters", .m_size = -1,
+                                    .m_methods = methods};
 
 PyMODINIT_FUNC PyInit_deleters(void);
 PyMODINIT_FUNC PyInit_deleters(void)

@@ -1,8 +1,9 @@
-/* inside: a library that only tests and benchmarks load (tests/kit/inside.py builds it): the pure rules, and single
- * functions of array/, as Python has them. It has a copy of its own of what it shows, built for tests (FAN_TEST).
+/* inside: a library that only tests and benchmarks load (tests/kit/inside.py builds it): the pure
+ * rules, and single functions of array/, as Python has them. It has a copy of its own of what it
+ * shows, built for tests (FAN_TEST).
  *
- * An array is (address, dtype's name, shape, strides in bytes); who calls keeps its memory.
- */
+ * An array is (address, dtype's name, shape, strides in bytes); who calls keeps its
+ * memory. */
 #include "inside.h"
 
 #include "array/exact.h"
@@ -14,7 +15,9 @@
 #include "base/fault.h"
 #include "base/mem.h"
 
-enum { MOST = 4096 };
+enum {
+    MOST = 4096
+};
 
 int inside_ints(PyObject *tuple, int64_t *out)
 {
@@ -42,8 +45,8 @@ static int view_arg(PyObject *o, void *out)
     PyObject *shape, *strides;
     int ndim;
     memset(v, 0, sizeof *v);
-    if (!PyArg_ParseTuple(o, "KsOO", &address, &name, &shape, &strides) || (ndim = inside_ints(shape, v->shape)) < 0 ||
-        inside_ints(strides, v->strides) != ndim) {
+    if (!PyArg_ParseTuple(o, "KsOO", &address, &name, &shape, &strides) ||
+        (ndim = inside_ints(shape, v->shape)) < 0 || inside_ints(strides, v->strides) != ndim) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "as many strides as extents");
         return 0;
@@ -64,7 +67,8 @@ static int view_arg(PyObject *o, void *out)
     return 1;
 }
 
-/* views_arg: 1 to MOST arrays of the shape of `like`, from a tuple; NULL with an exception. Free with PyMem_Free. */
+/* views_arg: 1 to MOST arrays of the shape of `like`, from a tuple; NULL with an exception. Free
+ * with PyMem_Free. */
 static view *views_arg(PyObject *tuple, const fan_array *like, size_t *n)
 {
     *n = (size_t)PyTuple_GET_SIZE(tuple);
@@ -109,13 +113,16 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
     size_t n;
     fan_operand terms[MOST];
     fan_stats stats;
-    if (!PyArg_ParseTuple(args, "O&O!|pp:sum", view_arg, &out, &PyTuple_Type, &tuple, &with_stats, &parallel) ||
+    if (!PyArg_ParseTuple(args, "O&O!|pp:sum", view_arg, &out, &PyTuple_Type, &tuple, &with_stats,
+                          &parallel) ||
         !(in = views_arg(tuple, &out.array, &n)))
         return NULL;
     for (size_t i = 0; i < n; i++)
-        terms[i] = (fan_operand){.array = &in[i].array, .acc = fan_dtype_accumulate(in[i].array.dtype)};
+        terms[i] =
+            (fan_operand){.array = &in[i].array, .acc = fan_dtype_accumulate(in[i].array.dtype)};
     Py_BEGIN_ALLOW_THREADS
-        fan_sum(&out.array, terms, n, &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
+        fan_sum(&out.array, terms, n,
+                &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
     Py_END_ALLOW_THREADS
     PyMem_Free(in);
     if (!with_stats)
@@ -154,22 +161,24 @@ static PyObject *exact(PyObject *Py_UNUSED(module), PyObject *args)
     const fan_array *terms[MOST];
     fan_dtype d = FAN_DT_NONE;
     fan_status status;
-    if (!PyArg_ParseTuple(args, "O&O!|pDni:exact", view_arg, &out, &PyTuple_Type, &tuple, &scaled, &factor, &step,
-                          &isa) ||
+    if (!PyArg_ParseTuple(args, "O&O!|pDni:exact", view_arg, &out, &PyTuple_Type, &tuple, &scaled,
+                          &factor, &step, &isa) ||
         !(in = views_arg(tuple, &out.array, &n)))
         return NULL;
     for (size_t i = 0; i < n; i++) {
         terms[i] = &in[i].array;
         d = i ? fan_dtype_promote(d, terms[i]->dtype) : terms[i]->dtype;
     }
-    if (d == FAN_DT_NONE || !fan_exact_fits(d) || fan_dtype_kind(d) != fan_dtype_kind(out.array.dtype)) {
+    if (d == FAN_DT_NONE || !fan_exact_fits(d) ||
+        fan_dtype_kind(d) != fan_dtype_kind(out.array.dtype)) {
         PyMem_Free(in);
         PyErr_SetString(PyExc_ValueError, "exact: expected floats");
         return NULL;
     }
     fan_exact_isa(isa);
-    status = exact_sum(&out.array, terms, n, d, &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag},
-                       (size_t)step);
+    status =
+        exact_sum(&out.array, terms, n, d,
+                  &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag}, (size_t)step);
     fan_exact_isa(-1);
     PyMem_Free(in);
     return status == FAN_OK ? PyLong_FromLongLong((long long)fan_exact_slow()) : PyErr_NoMemory();
@@ -204,17 +213,22 @@ static PyObject *fault(PyObject *Py_UNUSED(module), PyObject *o)
 static PyMethodDef functions[] = {
     {"read_all", read_all, METH_O, "read_all(buffer, /)\n--\n\nRead every byte once."},
     {"sum", sum, METH_VARARGS,
-     "sum(out, sources, stats=False, parallel=True, /)\n--\n\nfan_sum; its statistics if they are asked for."},
+     "sum(out, sources, stats=False, parallel=True, /)\n--\n\nfan_sum; its statistics if they are "
+     "asked for."},
     {"exact", exact, METH_VARARGS,
-     "exact(out, sources, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nThe exact sum into out; step: over states, "
+     "exact(out, sources, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nThe exact sum into out; "
+     "step: over states, "
      "so many arrays at a time. Returns how many elements went the integer path so far."},
     {"overlap", overlap, METH_VARARGS,
-     "overlap(a, b, times, /)\n--\n\nThe verdict's kind after a short search, asked for `times` times."},
-    {"fault", fault, METH_O, "fault(name, /)\n--\n\nPlants a fault of base/fault.h here; None: takes it away."},
+     "overlap(a, b, times, /)\n--\n\nThe verdict's kind after a short search, asked for `times` "
+     "times."},
+    {"fault", fault, METH_O,
+     "fault(name, /)\n--\n\nPlants a fault of base/fault.h here; None: takes it away."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "inside", .m_size = 0, .m_methods = functions};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "inside", .m_size = 0,
+                                    .m_methods = functions};
 
 PyMODINIT_FUNC PyInit_inside(void);
 

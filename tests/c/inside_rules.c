@@ -1,10 +1,10 @@
-/* inside_rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For
- * tests that enumerate them.
+/* inside_rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples
+ * and dicts out. For tests that enumerate them.
  *
- * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4",
- * "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the rules S, and of tests/reference for
- * the rules A.
- */
+ * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of
+ * strings: {"S4", "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the
+ * rules S, and of tests/reference for the rules
+ * A. */
 #include "inside.h"
 
 #include "array/sparse.h"
@@ -17,7 +17,8 @@ typedef unsigned long long ull;
 static int place_arg(PyObject *o, void *out)
 {
     ull device, stream;
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "KK;a place is (device, stream)", &device, &stream)) {
+    if (!PyTuple_Check(o) ||
+        !PyArg_ParseTuple(o, "KK;a place is (device, stream)", &device, &stream)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a place is (device, stream)");
         return 0;
@@ -31,8 +32,9 @@ static int slot_arg(PyObject *o, void *out)
     fan_sync_slot *s = out;
     int has_event;
     *s = (fan_sync_slot){0};
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->consumer,
-                                               place_arg, &s->accum, place_arg, &s->ready, &has_event)) {
+    if (!PyTuple_Check(o) ||
+        !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->consumer,
+                          place_arg, &s->accum, place_arg, &s->ready, &has_event)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a slot is (C, A, R, has_event)");
         return 0;
@@ -41,7 +43,10 @@ static int slot_arg(PyObject *o, void *out)
     return 1;
 }
 
-static PyObject *place_of(fan_stream_id p) { return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream); }
+static PyObject *place_of(fan_stream_id p)
+{
+    return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream);
+}
 
 static PyObject *slot_of(fan_sync_slot s)
 {
@@ -57,7 +62,8 @@ static PyObject *rules_of(uint64_t rules)
         PyObject *word = NULL;
         if (!(rules >> bit & 1u))
             continue;
-        word = PyUnicode_FromFormat("%c%d", of_s ? 'S' : 'A', of_s ? bit + 1 : bit + 1 - FAN_S_RULES);
+        word =
+            PyUnicode_FromFormat("%c%d", of_s ? 'S' : 'A', of_s ? bit + 1 : bit + 1 - FAN_S_RULES);
         if (!word || PySet_Add(set, word) < 0)
             Py_CLEAR(set);
         Py_XDECREF(word);
@@ -65,7 +71,10 @@ static PyObject *rules_of(uint64_t rules)
     return set;
 }
 
-static PyObject *truth(bool b) { return PyBool_FromLong(b); }
+static PyObject *truth(bool b)
+{
+    return PyBool_FromLong(b);
+}
 
 /* S */
 
@@ -75,12 +84,13 @@ static PyObject *sync_add(PyObject *Py_UNUSED(module), PyObject *args)
     fan_stream_id P, C, current;
     fan_sync_slot slot;
     fan_sync_add p;
-    if (!PyArg_ParseTuple(args, "KO&O&O&O&:rules_sync_add", &D, place_arg, &P, place_arg, &C, place_arg, &current,
-                          slot_arg, &slot))
+    if (!PyArg_ParseTuple(args, "KO&O&O&O&:rules_sync_add", &D, place_arg, &P, place_arg, &C,
+                          place_arg, &current, slot_arg, &slot))
         return NULL;
     p = fan_sync_add_plan(D, P, C, current, slot);
-    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", fan_sync_letter(p.how), "P", place_of(p.producer), "slot",
-                         slot_of(p.slot), "record", truth(p.record), "mark", truth(p.mark), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", fan_sync_letter(p.how), "P",
+                         place_of(p.producer), "slot", slot_of(p.slot), "record", truth(p.record),
+                         "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
@@ -88,10 +98,12 @@ static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
     ull D;
     fan_sync_add add = {0};
     fan_sync_convert p;
-    if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.producer, place_arg, &add.slot.accum))
+    if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.producer, place_arg,
+                          &add.slot.accum))
         return NULL;
     p = fan_sync_convert_plan(D, &add);
-    return Py_BuildValue("{s:N,s:N}", "on_producer", truth(p.on_producer), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N}", "on_producer", truth(p.on_producer), "rules",
+                         rules_of(p.rules));
 }
 
 static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
@@ -109,10 +121,12 @@ static PyObject *sync_term(PyObject *Py_UNUSED(module), PyObject *args)
     fan_stream_id A, P;
     int first, covered;
     fan_sync_term p;
-    if (!PyArg_ParseTuple(args, "O&O&pp:rules_sync_term", place_arg, &A, place_arg, &P, &first, &covered))
+    if (!PyArg_ParseTuple(args, "O&O&pp:rules_sync_term", place_arg, &A, place_arg, &P, &first,
+                          &covered))
         return NULL;
     p = fan_sync_term_plan(A, P, first, covered);
-    return Py_BuildValue("{s:N,s:N,s:N}", "wait", truth(p.wait), "mark", truth(p.mark), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N}", "wait", truth(p.wait), "mark", truth(p.mark), "rules",
+                         rules_of(p.rules));
 }
 
 static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
@@ -123,8 +137,8 @@ static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&O&:rules_sync_take", slot_arg, &slot, place_arg, &consumer))
         return NULL;
     p = fan_sync_take_plan(slot, consumer);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait", truth(p.wait), "record_now", truth(p.record_now), "mark",
-                         truth(p.mark), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait", truth(p.wait), "record_now",
+                         truth(p.record_now), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
@@ -133,11 +147,12 @@ static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
     fan_stream_id taker;
     int has_out;
     fan_sync_fold p;
-    if (!PyArg_ParseTuple(args, "O&pO&:rules_sync_finish", slot_arg, &slot, &has_out, place_arg, &taker))
+    if (!PyArg_ParseTuple(args, "O&pO&:rules_sync_finish", slot_arg, &slot, &has_out, place_arg,
+                          &taker))
         return NULL;
     p = fan_sync_finish_plan(slot, has_out, taker);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "mark_out", truth(p.mark_out), "slot",
-                         slot_of(p.slot), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "mark_out",
+                         truth(p.mark_out), "slot", slot_of(p.slot), "rules", rules_of(p.rules));
 }
 
 static PyObject *capture(PyObject *Py_UNUSED(module), PyObject *args)
@@ -202,18 +217,20 @@ static PyObject *accum(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&O&|p:rules_accum", side_arg, &old, side_arg, &new_, &recording))
         return NULL;
     p = fan_accum(old, new_, recording);
-    return Py_BuildValue("{s:s,s:s,s:N}", "action", fan_action_word(p.action), "result", forms[p.result], "rules",
-                         rules_of(p.rules));
+    return Py_BuildValue("{s:s,s:s,s:N}", "action", fan_action_word(p.action), "result",
+                         forms[p.result], "rules", rules_of(p.rules));
 }
 
 static PyObject *reusable(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"dense",   "writable", "same_dtype", "disjoint",  "ours",       "exposed",
-                            "donated", "unshared", "host",       "exclusive", "read_later", NULL};
+    static char *names[] = {"dense", "writable",  "same_dtype", "disjoint",
+                            "ours",  "exposed",   "donated",    "unshared",
+                            "host",  "exclusive", "read_later", NULL};
     int f[11] = {0};
     fan_reuse facts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3, f + 4,
-                                     f + 5, f + 6, f + 7, f + 8, f + 9, f + 10))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1,
+                                     f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9,
+                                     f + 10))
         return NULL;
     facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]};
     return PyUnicode_FromString(fan_reuse_words(fan_reusable(&facts)));
@@ -242,8 +259,10 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
     static const struct {
         const char *name;
         fan_dtype_set bit;
-    } weak[] = {
-        {"weak bool", FAN_WEAK_BOOL}, {"int", FAN_WEAK_INT}, {"float", FAN_WEAK_FLOAT}, {"complex", FAN_WEAK_COMPLEX}};
+    } weak[] = {{"weak bool", FAN_WEAK_BOOL},
+                {"int", FAN_WEAK_INT},
+                {"float", FAN_WEAK_FLOAT},
+                {"complex", FAN_WEAK_COMPLEX}};
     fan_dtype_set set = 0;
     PyObject *items = PySequence_Tuple(words);
     if (!items)
@@ -257,7 +276,8 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
                 bit = weak[k].bit;
         if (!bit && (!dtype_arg(item, &d) || d == FAN_DT_NONE)) {
             Py_DECREF(items);
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no dtype is called None");
+            return PyErr_Occurred() ? NULL
+                                    : PyErr_Format(PyExc_ValueError, "no dtype is called None");
         }
         set = bit ? set | bit : fan_dtype_set_add(set, d, false);
     }
@@ -287,12 +307,16 @@ static PyObject *fit(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyMethodDef inside_rules[] = {
-    {"rules_sync_add", sync_add, METH_VARARGS, "rules_sync_add(D, P, C, current, slot, /)\n--\n\nS3-S5, S8-S11."},
-    {"rules_sync_convert", sync_convert, METH_VARARGS, "rules_sync_convert(D, P, A, /)\n--\n\nS21."},
+    {"rules_sync_add", sync_add, METH_VARARGS,
+     "rules_sync_add(D, P, C, current, slot, /)\n--\n\nS3-S5, S8-S11."},
+    {"rules_sync_convert", sync_convert, METH_VARARGS,
+     "rules_sync_convert(D, P, A, /)\n--\n\nS21."},
     {"rules_sync_fold", sync_fold, METH_VARARGS, "rules_sync_fold(slot, /)\n--\n\nS13-S17."},
     {"rules_sync_term", sync_term, METH_VARARGS, "rules_sync_term(A, P, /)\n--\n\nS12."},
-    {"rules_sync_take", sync_take, METH_VARARGS, "rules_sync_take(slot, consumer, /)\n--\n\nS18, S19."},
-    {"rules_sync_finish", sync_finish, METH_VARARGS, "rules_sync_finish(slot, has_out, taker, /)\n--\n\nS22."},
+    {"rules_sync_take", sync_take, METH_VARARGS,
+     "rules_sync_take(slot, consumer, /)\n--\n\nS18, S19."},
+    {"rules_sync_finish", sync_finish, METH_VARARGS,
+     "rules_sync_finish(slot, has_out, taker, /)\n--\n\nS22."},
     {"rules_capture", capture, METH_VARARGS, "rules_capture(s, t, free, legacy, /)\n--\n\nS7."},
     {"rules_plan_words", plan_words, METH_NOARGS,
      "rules_plan_words()\n--\n\nThe waits, records and marks that can be left out."},
@@ -301,9 +325,11 @@ PyMethodDef inside_rules[] = {
     {"rules_reusable", (PyCFunction)(void (*)(void))reusable, METH_VARARGS | METH_KEYWORDS,
      "rules_reusable(**facts)\n--\n\nWhy an operand may or may not be written, in words."},
     {"rules_promote", promote, METH_O,
-     "rules_promote(names, /)\n--\n\nA10; \"int\", \"float\", \"complex\" are Python scalars. None where there is "
+     "rules_promote(names, /)\n--\n\nA10; \"int\", \"float\", \"complex\" are Python scalars. None "
+     "where there is "
      "none."},
-    {"rules_accum_dtype", accum_dtype, METH_VARARGS, "rules_accum_dtype(dtype, wish=None, /)\n--\n\nA11."},
+    {"rules_accum_dtype", accum_dtype, METH_VARARGS,
+     "rules_accum_dtype(dtype, wish=None, /)\n--\n\nA11."},
     {"rules_fit", fit, METH_VARARGS,
      "rules_fit(declared, slot_shape, shape, /)\n--\n\nA9: \"exact\", \"reduce\" or \"no\"."},
     {NULL, NULL, 0, NULL},

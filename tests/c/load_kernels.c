@@ -1,6 +1,6 @@
-/* Which images a driver gets: argv: of the embedded machine code (FATBIN_BYTES 0: none) and of the image that was
- * compiled ("-": none), the codes of its load and of its look-ups. Prints what was loaded, the numbers of loads and
- * unloads, the status, and whether another image is wanted. */
+/* Which images a driver gets: argv: of the embedded machine code (FATBIN_BYTES 0: none) and of the
+ * image that was compiled ("-": none), the codes of its load and of its look-ups. Prints what was
+ * loaded, the numbers of loads and unloads, the status, and whether another image is wanted. */
 #include "device/cuda/part.h"
 #include "device/kernels/image.h"
 
@@ -18,7 +18,11 @@ const char fan_kernels_made[] = "sm_90 and PTX for compute_90, by nvcc 99.1";
 
 const size_t fan_kernels_fatbin_bytes = FATBIN_BYTES;
 
-enum { EMBEDDED, COMPILED, IMAGES };
+enum {
+    EMBEDDED,
+    COMPILED,
+    IMAGES
+};
 
 static char compiled[] = "ptx", modules[IMAGES];
 static const char *const names[] = {"machine code", "compiled"};
@@ -81,8 +85,9 @@ int main(int argc, char **argv)
     }
     p.image.code = argv[3][0] == '-' ? NULL : compiled;
     fan_status status = fan__cuda_load_kernels(&p, &err);
-    printf("| %d loads %d unloads | %s | %s | %s\n", loads, unloads, status == FAN_OK ? "fine" : "failed",
-           p.image.wanted ? "wanted" : "not wanted", err.text);
+    printf("| %d loads %d unloads | %s | %s | %s\n", loads, unloads,
+           status == FAN_OK ? "fine" : "failed", p.image.wanted ? "wanted" : "not wanted",
+           err.text);
     if (status != FAN_OK)
         return p.module != NULL;
     return !p.module || live != 1 || p.folds[0] != (void *)p.module;

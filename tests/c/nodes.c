@@ -1,5 +1,5 @@
-/* nodes: functions of nodes in C, as an author of extensions writes them against fanin.h alone: for tests and
- * benchmarks. */
+/* nodes: functions of nodes in C, as an author of extensions writes them against fanin.h alone: for
+ * tests and benchmarks. */
 #include <Python.h>
 
 #include <fanin.h>
@@ -11,7 +11,18 @@
 static const fanin_api *api;
 static long released, unwrapped;
 
-typedef enum kind { PASS, SCALE, IN_PLACE, NOTHING, FAIL, WRAP, CALL_PYTHON, RAISE, LOOK, FRESH } kind;
+typedef enum kind {
+    PASS,
+    SCALE,
+    IN_PLACE,
+    NOTHING,
+    FAIL,
+    WRAP,
+    CALL_PYTHON,
+    RAISE,
+    LOOK,
+    FRESH
+} kind;
 
 typedef struct context {
     kind what;
@@ -45,8 +56,10 @@ static void multiply(const fanin_value *g, void *to, double factor)
             ((double *)to)[i] = ((const double *)g->data)[i] * factor;
 }
 
-/* scale: in place, where that is asked for, this is the last gradient of that sum, and nobody else sees it. */
-static fanin_status scale(const context *c, const fanin_value *g, int last, fanin_value *out, fanin_error *err)
+/* scale: in place, where that is asked for, this is the last gradient of that sum, and nobody else
+ * sees it. */
+static fanin_status scale(const context *c, const fanin_value *g, int last, fanin_value *out,
+                          fanin_error *err)
 {
     fanin_status status;
     if ((g->dtype != FANIN_FLOAT32 && g->dtype != FANIN_FLOAT64) || !g->contiguous) {
@@ -92,7 +105,8 @@ static fanin_status in_python(const context *c, const fanin_value *g, fanin_valu
     return bad ? FANIN_ERR_PYTHON : FANIN_OK;
 }
 
-static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_value *out, size_t m, fanin_error *err)
+static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_value *out, size_t m,
+                        fanin_error *err)
 {
     const context *c = ctx;
     fanin_status status = FANIN_OK;
@@ -115,10 +129,13 @@ static fanin_status run(void *ctx, const fanin_value *sums, size_t n, fanin_valu
             break;
         case WRAP: status = wrap(g, &out[i], err); break;
         case CALL_PYTHON: status = in_python(c, g, &out[i]); break;
-        case RAISE: /* and says that all is well */ PyErr_SetString(PyExc_KeyError, "raised"); break;
+        case RAISE: /* and says that all is well */
+            PyErr_SetString(PyExc_KeyError, "raised");
+            break;
         case FRESH: {
             const int64_t shape[2] = {3, -1};
-            status = api->empty((fanin_dtype)c->status, c->status == 99 ? 1 : 2, shape, &out[i], err);
+            status =
+                api->empty((fanin_dtype)c->status, c->status == 99 ? 1 : 2, shape, &out[i], err);
             break;
         }
         }
@@ -136,8 +153,8 @@ static PyObject *function(PyObject *m, PyObject *args)
     PyObject *held = NULL, *made;
     context *c = calloc(1, sizeof *c);
     (void)m;
-    if (!c ||
-        !PyArg_ParseTuple(args, "iII|disOI", &what, &inputs, &gradients, &factor, &status, &text, &held, &flags)) {
+    if (!c || !PyArg_ParseTuple(args, "iII|disOI", &what, &inputs, &gradients, &factor, &status,
+                                &text, &held, &flags)) {
         free(c);
         return NULL;
     }
@@ -178,13 +195,15 @@ static PyObject *node(PyObject *m, PyObject *args)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(edges) && i < 8; i++) {
         PyObject *pair = PyTuple_GET_ITEM(edges, i);
         to[i].next = pair == Py_None ? NULL : (fanin_object *)PyTuple_GET_ITEM(pair, 0);
-        to[i].slot = pair == Py_None ? 0 : (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
+        to[i].slot =
+            pair == Py_None ? 0 : (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1));
     }
     return (PyObject *)api->node_new((fanin_object *)fn, to, (size_t)PyTuple_GET_SIZE(edges),
                                      name == Py_None ? NULL : (fanin_object *)name);
 }
 
-/* many(n, next, what, factor, chained): n nodes, one after the other to the last, or a list of n that lead to next. */
+/* many(n, next, what, factor, chained): n nodes, one after the other to the last, or a list of n
+ * that lead to next. */
 static PyObject *many(PyObject *m, PyObject *args)
 {
     Py_ssize_t n;
@@ -192,7 +211,8 @@ static PyObject *many(PyObject *m, PyObject *args)
     int what, chained, bad = 0;
     double factor;
     (void)m;
-    if (!PyArg_ParseTuple(args, "nOidp", &n, &next, &what, &factor, &chained) || (!chained && !(list = PyList_New(n))))
+    if (!PyArg_ParseTuple(args, "nOidp", &n, &next, &what, &factor, &chained) ||
+        (!chained && !(list = PyList_New(n))))
         return NULL;
     Py_INCREF(next);
     for (Py_ssize_t i = 0; i < n && !bad; i++) {
@@ -200,9 +220,14 @@ static PyObject *many(PyObject *m, PyObject *args)
         context *c = calloc(1, sizeof *c);
         c->what = (kind)what;
         c->factor = factor;
-        const fanin_function f = {
-            .struct_size = sizeof f, .call = run, .ctx = c, .release = release, .inputs = 1, .gradients = 1};
-        fanin_object *fn = api->function_new(&f), *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
+        const fanin_function f = {.struct_size = sizeof f,
+                                  .call = run,
+                                  .ctx = c,
+                                  .release = release,
+                                  .inputs = 1,
+                                  .gradients = 1};
+        fanin_object *fn = api->function_new(&f),
+                     *made = fn ? api->node_new(fn, &edge, 1, NULL) : NULL;
         Py_XDECREF((PyObject *)fn);
         bad = !made;
         if (made && chained)
@@ -226,13 +251,16 @@ static PyObject *counts(PyObject *m, PyObject *none)
 /* refused(): what function_new and node_new say of nonsense. */
 static PyObject *refused(PyObject *m, PyObject *which)
 {
-    const fanin_function f = {.struct_size = sizeof f, .call = PyLong_AsLong(which) == 1 ? NULL : run, .inputs = 1};
+    const fanin_function f = {
+        .struct_size = sizeof f, .call = PyLong_AsLong(which) == 1 ? NULL : run, .inputs = 1};
     struct {
         fanin_function f;
         uint64_t later; /* what a longer one has */
     } bad = {f, 0};
     (void)m;
-    bad.f.struct_size = PyLong_AsLong(which) == 0 ? 8 : PyLong_AsLong(which) == 5 ? sizeof bad : sizeof f;
+    bad.f.struct_size = PyLong_AsLong(which) == 0   ? 8
+                        : PyLong_AsLong(which) == 5 ? sizeof bad
+                                                    : sizeof f;
     bad.f.inputs = PyLong_AsLong(which) == 2 ? 0 : 1;
     bad.f.flags = PyLong_AsLong(which) == 3 ? 8 : 0;
     bad.f.reserved = PyLong_AsLong(which) == 4 ? 1 : 0;
@@ -240,11 +268,13 @@ static PyObject *refused(PyObject *m, PyObject *which)
 }
 
 static PyMethodDef methods[] = {
-    {"function", function, METH_VARARGS, NULL}, {"node", node, METH_VARARGS, NULL}, {"many", many, METH_VARARGS, NULL},
-    {"counts", counts, METH_NOARGS, NULL},      {"refused", refused, METH_O, NULL}, {NULL, NULL, 0, NULL},
+    {"function", function, METH_VARARGS, NULL}, {"node", node, METH_VARARGS, NULL},
+    {"many", many, METH_VARARGS, NULL},         {"counts", counts, METH_NOARGS, NULL},
+    {"refused", refused, METH_O, NULL},         {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "nodes", .m_size = -1, .m_methods = methods};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "nodes", .m_size = -1,
+                                    .m_methods = methods};
 
 PyMODINIT_FUNC PyInit_nodes(void);
 PyMODINIT_FUNC PyInit_nodes(void)

@@ -1,9 +1,9 @@
-/* oracle: numbers of every dtype in plain code, one element at a time, sharing nothing with csrc but the list of
- * dtypes.
+/* oracle: numbers of every dtype in plain code, one element at a time, sharing nothing with csrc
+ * but the list of dtypes.
  *
- * A low float is decoded by the definition of its bits and encoded by looking for its nearest neighbours among all
- * codes.
- */
+ * A low float is decoded by the definition of its bits and encoded by looking for its nearest
+ * neighbours among all
+ * codes. */
 #ifndef FAN_TESTS_ORACLE_H
 #define FAN_TESTS_ORACLE_H
 
@@ -31,11 +31,20 @@ static inline low_float low_of(fan_dtype d)
     }
 }
 
-static inline bool is_low(fan_dtype d) { return low_of(d).mant != 0; }
+static inline bool is_low(fan_dtype d)
+{
+    return low_of(d).mant != 0;
+}
 
-static inline bool is_complex(fan_dtype d) { return fan_dtype_kind(d) == 'c'; }
+static inline bool is_complex(fan_dtype d)
+{
+    return fan_dtype_kind(d) == 'c';
+}
 
-static inline uint32_t sign_bit(fan_dtype d) { return fan_dtype_size(d) == 2 ? 0x8000u : 0x80u; }
+static inline uint32_t sign_bit(fan_dtype d)
+{
+    return fan_dtype_size(d) == 2 ? 0x8000u : 0x80u;
+}
 
 /* The value of a code without sign as if all exponents were finite; worked out once. */
 static inline double decode_plain(low_float f, uint32_t code)
@@ -45,8 +54,8 @@ static inline double decode_plain(low_float f, uint32_t code)
     int which = f.mant == 10 ? 0 : f.mant == 7 ? 1 : f.mant == 2 ? 2 : 3;
     for (uint32_t c = 0; !filled[which] && c <= f.last + 1; c++) {
         uint32_t e = c >> f.mant, m = c & ((1u << f.mant) - 1);
-        known[which][c] =
-            e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant) : ldexp((double)m, 1 - f.bias - f.mant);
+        known[which][c] = e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant)
+                            : ldexp((double)m, 1 - f.bias - f.mant);
     }
     filled[which] = true;
     return known[which][code];
@@ -56,7 +65,9 @@ static inline double decode_low(fan_dtype d, uint32_t code)
 {
     low_float f = low_of(d);
     uint32_t a = code & (sign_bit(d) - 1);
-    double x = a <= f.last ? decode_plain(f, a) : (a == f.over && d != FAN_DT_FLOAT8_E4M3FN) ? INFINITY : NAN;
+    double x = a <= f.last                                  ? decode_plain(f, a)
+               : (a == f.over && d != FAN_DT_FLOAT8_E4M3FN) ? INFINITY
+                                                            : NAN;
     return code & sign_bit(d) ? -x : x;
 }
 
@@ -77,7 +88,8 @@ static inline uint32_t encode_low(fan_dtype d, long double x)
         else
             high = mid;
     }
-    long double down = a - (long double)decode_plain(f, low), up = (long double)decode_plain(f, high) - a;
+    long double down = a - (long double)decode_plain(f, low),
+                up = (long double)decode_plain(f, high) - a;
     uint32_t code = down < up ? low : up < down ? high : low % 2 == 0 ? low : high;
     return sign | (code > f.last ? f.over : code);
 }
@@ -170,7 +182,8 @@ static inline number convert_number(fan_dtype from, number x, fan_dtype to)
     if (from == to)
         return x;
     if (is_whole(from) && !is_whole(to)) {
-        long double v = from == FAN_DT_UINT64 ? (long double)x.whole : (long double)(int64_t)x.whole;
+        long double v =
+            from == FAN_DT_UINT64 ? (long double)x.whole : (long double)(int64_t)x.whole;
         x.re = to == FAN_DT_FLOAT32 || to == FAN_DT_COMPLEX64 ? (double)(float)v : (double)v;
         if (is_low(to))
             return (number){0, decode_low(to, encode_low(to, v)), 0}; /* not over a double */
@@ -256,9 +269,13 @@ static inline uint64_t random_bits(void)
     return z ^ z >> 31;
 }
 
-static inline int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
+static inline int64_t random_below(int64_t n)
+{
+    return (int64_t)(random_bits() % (uint64_t)n);
+}
 
-/* A random element: mostly tame numbers, where sums cancel and round; one in sixteen any bits at all. */
+/* A random element: mostly tame numbers, where sums cancel and round; one in sixteen any bits at
+ * all. */
 static inline void random_element(fan_dtype d, void *p)
 {
     uint64_t bits[2] = {random_bits(), random_bits()};
@@ -266,7 +283,8 @@ static inline void random_element(fan_dtype d, void *p)
         memcpy(p, bits, fan_dtype_size(d));
         return;
     }
-    number x = {0, (double)random_below(4001) / 64.0 - 31.25, (double)random_below(999) / 7.0 - 70.0};
+    number x = {0, (double)random_below(4001) / 64.0 - 31.25,
+                (double)random_below(999) / 7.0 - 70.0};
     store_number(d, x, p);
 }
 
@@ -281,7 +299,10 @@ static inline char *element(const fan_array *a, int64_t i)
     return p;
 }
 
-static inline number get(const fan_array *a, int64_t i) { return load_number(a->dtype, element(a, i)); }
+static inline number get(const fan_array *a, int64_t i)
+{
+    return load_number(a->dtype, element(a, i));
+}
 
 static inline void put(const fan_array *a, int64_t i, number x)
 {
@@ -290,10 +311,12 @@ static inline void put(const fan_array *a, int64_t i, number x)
     memcpy(element(a, i), buf, fan_dtype_size(a->dtype));
 }
 
-/* A view with random geometry over memory of its own; the caller drops it. Elements overlap only if `may_repeat`. */
+/* A view with random geometry over memory of its own; the caller drops it. Elements overlap only if
+ * `may_repeat`. */
 static inline fan_array *random_view(fan_dtype d, int ndim, const int64_t *shape, bool may_repeat)
 {
-    int64_t strides[4], axes[4] = {0, 1, 2, 3}, step = (int64_t)fan_dtype_size(d), lo = 0, hi = step;
+    int64_t strides[4], axes[4] = {0, 1, 2, 3}, step = (int64_t)fan_dtype_size(d), lo = 0,
+                        hi = step;
     for (int i = ndim - 1; i > 0; i--) {
         int64_t k = random_below(i + 1), t = axes[i];
         axes[i] = axes[k];

@@ -3,20 +3,21 @@
  *   proof whole K D S [few|most|all] [raw] [full] [first] [part=i/n] [fault=..]
  *                                                                 adds are steps
  *   proof split D S [scene=..] [imports] [raw] [full] [first] [part=i/n] [limit=n] [fault=..]
- *                                                                 lock, unlock and device calls are steps
- *   proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each other
- *   proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the search without them
- *   proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks: random orders against the search
- *   proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME.. for each planted fault: who finds it
- *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
- *   proof sizes                                                   how many configurations there are
+ *                                                                 lock, unlock and device calls are
+ * steps proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each
+ * other proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the
+ * search without them proof sample D S [samples=n] [seed=n] [part=i/n] fault=..     split locks:
+ * random orders against the search proof kill [shallow|deep] [soon] [part=i/n] [where=..] NAME..
+ * for each planted fault: who finds it proof replay "CONFIGURATION" SCHEDULE [fault=..] one run of
+ * `whole` proof sizes                                                   how many configurations
+ * there are
  *
- * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep
- * sets. first: a configuration is done with when it has failed once. soon: a hunt is over when a configuration has
- * failed. part: the i-th of n, of the shapes or (check) of the classes. where: on that ground alone, as the results of
- * a hunt name it.
- * Each line of results is words and name=number pairs; the last line is "ok N checks".
- */
+ * few, most, all: how many options (config_options). raw: each configuration, not one of each
+ * class. full: no sleep sets. first: a configuration is done with when it has failed once. soon: a
+ * hunt is over when a configuration has failed. part: the i-th of n, of the shapes or (check) of
+ * the classes. where: on that ground alone, as the results of a hunt name it. Each line of results
+ * is words and name=number pairs; the last line is "ok N
+ * checks". */
 #define _GNU_SOURCE
 #include "proof.h"
 
@@ -147,7 +148,8 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
     fan_explore_free(x);
     if (*worst != FINE && getenv("PROOF_SHOW")) {
         char text[320];
-        fprintf(stderr, "%" PRIu64 " %s %s\n", class_of(c), verdict_words[*worst], config_text(c, text, sizeof text));
+        fprintf(stderr, "%" PRIu64 " %s %s\n", class_of(c), verdict_words[*worst],
+                config_text(c, text, sizeof text));
     }
     return sound;
 }
@@ -193,10 +195,11 @@ static void say(const char *what, const tally *t, double since)
     uint64_t wrong = 0;
     for (int i = FINE + 1; i < VERDICTS; i++)
         wrong += t->by[i];
-    printf("%s shapes=%" PRIu64 " configurations=%" PRIu64 " traces=%" PRIu64 " abandoned=%" PRIu64 " steps=%" PRIu64
-           " races=%" PRIu64 " others=%" PRIu64 " failing=%" PRIu64 " seconds=%.2f\n",
-           what, t->shapes, t->configs, t->traces, t->abandoned, t->steps, t->by[RACED], wrong - t->by[RACED],
-           t->failing, seconds() - since);
+    printf("%s shapes=%" PRIu64 " configurations=%" PRIu64 " traces=%" PRIu64 " abandoned=%" PRIu64
+           " steps=%" PRIu64 " races=%" PRIu64 " others=%" PRIu64 " failing=%" PRIu64
+           " seconds=%.2f\n",
+           what, t->shapes, t->configs, t->traces, t->abandoned, t->steps, t->by[RACED],
+           wrong - t->by[RACED], t->failing, seconds() - since);
     if (t->worst[0])
         printf("  first: %s\n  %s\n", t->worst, t->sentence);
     fflush(stdout);
@@ -245,7 +248,9 @@ static fault the_fault(int argc, char **argv)
 
 static richness how_rich(int argc, char **argv)
 {
-    return word(argc, argv, "all") ? OPTIONS_ALL : word(argc, argv, "most") ? OPTIONS_MOST : OPTIONS_FEW;
+    return word(argc, argv, "all")    ? OPTIONS_ALL
+           : word(argc, argv, "most") ? OPTIONS_MOST
+                                      : OPTIONS_FEW;
 }
 
 static void part(int argc, char **argv, uint64_t *from, uint64_t *step)
@@ -299,7 +304,8 @@ static void do_split(int argc, char **argv)
             continue;
         how.scenes = 1u << i;
         CHECK(search_split(&how, &t));
-        snprintf(title, sizeof title, "split D=%d S=%d scene=%s", how.D, how.S, split_scene_words[i]);
+        snprintf(title, sizeof title, "split D=%d S=%d scene=%s", how.D, how.S,
+                 split_scene_words[i]);
         say(title, &t, since);
         CHECK(t.traces > 0);
         if (strcmp(how.fault.name, "none") == 0)
@@ -364,14 +370,16 @@ static void see(void *ctx, const config *c, verdict v)
     t->failing += v != FINE;
 }
 
-/* The unreduced search over every configuration against the reduced one over classes: the same classes must fail. */
+/* The unreduced search over every configuration against the reduced one over classes: the same
+ * classes must fail. */
 static void do_check(int argc, char **argv)
 {
     int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0, reduced_traces = 0,
-             configs = 0, classes = 0;
+    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0,
+             reduced_traces = 0, configs = 0, classes = 0;
     double since = seconds();
-    bool names = !word(argc, argv, "names"); /* faults that look at names: only the sleep sets are checked */
+    /* faults that look at names: only the sleep sets are checked */
+    bool names = !word(argc, argv, "names");
     for (int i = 3; i < argc; i++) {
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
@@ -398,15 +406,16 @@ static void do_check(int argc, char **argv)
         CHECK(search_whole(&reduced, &tb));
         for (size_t k = 0; k < a.cap; k++)
             if (a.entries[k].key)
-                if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 && getenv("PROOF_SHOW"))
-                    fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key, a.entries[k].seen,
-                            entry_of(&b, a.entries[k].key)->seen);
+                if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 &&
+                    getenv("PROOF_SHOW"))
+                    fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key,
+                            a.entries[k].seen, entry_of(&b, a.entries[k].key)->seen);
         CHECK_INT(a.n, b.n);
         if (!CHECK(wrong == 0))
-            fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n", full.fault.name, wrong,
-                    ta.worst, tb.worst);
-        printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64 " failing_reduced=%" PRIu64
-               " classes=%" PRIu64 " different=%" PRIu64 "\n",
+            fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n",
+                    full.fault.name, wrong, ta.worst, tb.worst);
+        printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64
+               " failing_reduced=%" PRIu64 " classes=%" PRIu64 " different=%" PRIu64 "\n",
                K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
         faults++;
         different += wrong;
@@ -419,11 +428,11 @@ static void do_check(int argc, char **argv)
         free(a.entries);
         free(b.entries);
     }
-    printf("checked K=%d D=%d S=%d faults=%" PRIu64 " different=%" PRIu64 " configurations=%" PRIu64 " classes=%" PRIu64
-           " failing=%" PRIu64 " failing_reduced=%" PRIu64 " traces=%" PRIu64 " traces_reduced=%" PRIu64
-           " seconds=%.2f\n",
-           K, D, S, faults, different, configs, classes, full_failing, reduced_failing, full_traces, reduced_traces,
-           seconds() - since);
+    printf("checked K=%d D=%d S=%d faults=%" PRIu64 " different=%" PRIu64 " configurations=%" PRIu64
+           " classes=%" PRIu64 " failing=%" PRIu64 " failing_reduced=%" PRIu64 " traces=%" PRIu64
+           " traces_reduced=%" PRIu64 " seconds=%.2f\n",
+           K, D, S, faults, different, configs, classes, full_failing, reduced_failing, full_traces,
+           reduced_traces, seconds() - since);
 }
 
 static void do_values(int argc, char **argv)
@@ -440,8 +449,8 @@ static void do_values(int argc, char **argv)
         any = true;
         fault_asked(&f, i < argc ? argv[i] + 6 : "none");
         CHECK(search_values(K, D, S, &f, samples, seed, &t));
-        printf("values K=%d D=%d S=%d %s runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64
-               " clean=%" PRIu64 " clean_wrong=%" PRIu64 "\n",
+        printf("values K=%d D=%d S=%d %s runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64
+               " racy_wrong=%" PRIu64 " clean=%" PRIu64 " clean_wrong=%" PRIu64 "\n",
                K, D, S, f.name, t.runs, t.schedules, t.racy, t.racy_wrong, t.clean, t.clean_wrong);
         CHECK_INT(t.clean_wrong, 0);
         all.runs += t.runs;
@@ -451,14 +460,15 @@ static void do_values(int argc, char **argv)
         all.clean += t.clean;
         all.clean_wrong += t.clean_wrong;
     }
-    printf("judged K=%d D=%d S=%d seed=%" PRIu64 " runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64
-           " racy_wrong=%" PRIu64 " clean=%" PRIu64 " clean_wrong=%" PRIu64 " seconds=%.2f\n",
-           K, D, S, seed, all.runs, all.schedules, all.racy, all.racy_wrong, all.clean, all.clean_wrong,
-           seconds() - since);
+    printf("judged K=%d D=%d S=%d seed=%" PRIu64 " runs=%" PRIu64 " schedules=%" PRIu64
+           " racy=%" PRIu64 " racy_wrong=%" PRIu64 " clean=%" PRIu64 " clean_wrong=%" PRIu64
+           " seconds=%.2f\n",
+           K, D, S, seed, all.runs, all.schedules, all.racy, all.racy_wrong, all.clean,
+           all.clean_wrong, seconds() - since);
 }
 
-/* Split locks cannot be searched without the reduction. What random orders find, the reduced search must have found
- * too. */
+/* Split locks cannot be searched without the reduction. What random orders find, the reduced search
+ * must have found too. */
 static void see_split(void *ctx, const config *c, int scene, verdict v)
 {
     table *t = ctx;
@@ -496,9 +506,10 @@ static void do_sample(int argc, char **argv)
             if (b.entries[k].key && b.entries[k].seen == 2)
                 wrong += entry_of(&a, b.entries[k].key)->seen != 2;
         if (!CHECK(wrong == 0))
-            fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name, wrong, tb.worst);
-        printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64 " missed=%" PRIu64
-               "\n",
+            fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name,
+                    wrong, tb.worst);
+        printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64
+               " missed=%" PRIu64 "\n",
                how.D, how.S, how.fault.name, a.failing, b.failing, a.all, wrong);
         faults++;
         missed += wrong;
@@ -508,8 +519,8 @@ static void do_sample(int argc, char **argv)
         free(a.entries);
         free(b.entries);
     }
-    printf("sampled D=%s S=%s faults=%" PRIu64 " failing=%" PRIu64 " failing_sampled=%" PRIu64 " missed=%" PRIu64
-           " runs=%" PRIu64 " seconds=%.2f\n",
+    printf("sampled D=%s S=%s faults=%" PRIu64 " failing=%" PRIu64 " failing_sampled=%" PRIu64
+           " missed=%" PRIu64 " runs=%" PRIu64 " seconds=%.2f\n",
            argv[0], argv[1], faults, searched, sampled, missed, runs, seconds() - since);
 }
 
@@ -535,9 +546,13 @@ static void bury(death *d, const tally *t)
     }
 }
 
-/* How far a hunt goes: without split locks; until the fault is found; and on to sizes that no fault that is found
- * needs. */
-typedef enum depth { SHALLOW, USUAL, DEEP } depth;
+/* How far a hunt goes: without split locks; until the fault is found; and on to sizes that no fault
+ * that is found needs. */
+typedef enum depth {
+    SHALLOW,
+    USUAL,
+    DEEP
+} depth;
 
 typedef struct hunting {
     depth depth;
@@ -552,7 +567,8 @@ static bool is_hunted(const hunting *hunting, const death *d)
     return !hunting->where || strcmp(hunting->where, d->at) == 0;
 }
 
-/* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
+/* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it
+ * came. */
 static bool hunt(const fault *f, const hunting *hunting, death *d)
 {
     static const struct {
@@ -561,12 +577,18 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
         int K, D, S;
         richness options;
         bool late; /* only if nothing was found before */
-    } grounds[] = {{SHALLOW, false, 1, 1, 2, OPTIONS_MOST, false}, {SHALLOW, false, 1, 2, 1, OPTIONS_MOST, false},
-                   {SHALLOW, false, 2, 1, 2, OPTIONS_FEW, false},  {SHALLOW, false, 2, 2, 1, OPTIONS_FEW, false},
-                   {USUAL, true, 2, 1, 1, OPTIONS_FEW, true},      {SHALLOW, false, 2, 2, 2, OPTIONS_FEW, true},
-                   {USUAL, true, 2, 1, 2, OPTIONS_FEW, true},      {USUAL, true, 2, 2, 1, OPTIONS_FEW, true},
-                   {DEEP, false, 2, 1, 2, OPTIONS_ALL, true},      {DEEP, false, 2, 2, 1, OPTIONS_ALL, true},
-                   {DEEP, false, 3, 1, 2, OPTIONS_FEW, true},      {DEEP, false, 3, 2, 1, OPTIONS_FEW, true}};
+    } grounds[] = {{SHALLOW, false, 1, 1, 2, OPTIONS_MOST, false},
+                   {SHALLOW, false, 1, 2, 1, OPTIONS_MOST, false},
+                   {SHALLOW, false, 2, 1, 2, OPTIONS_FEW, false},
+                   {SHALLOW, false, 2, 2, 1, OPTIONS_FEW, false},
+                   {USUAL, true, 2, 1, 1, OPTIONS_FEW, true},
+                   {SHALLOW, false, 2, 2, 2, OPTIONS_FEW, true},
+                   {USUAL, true, 2, 1, 2, OPTIONS_FEW, true},
+                   {USUAL, true, 2, 2, 1, OPTIONS_FEW, true},
+                   {DEEP, false, 2, 1, 2, OPTIONS_ALL, true},
+                   {DEEP, false, 2, 2, 1, OPTIONS_ALL, true},
+                   {DEEP, false, 3, 1, 2, OPTIONS_FEW, true},
+                   {DEEP, false, 3, 2, 1, OPTIONS_FEW, true}};
     tally t;
     bool sound = true;
     for (size_t i = 0; i < sizeof grounds / sizeof *grounds && sound; i++) {
@@ -586,7 +608,8 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
                           .step = hunting->step,
                           .fault = *f};
             /* Faults that look at names: a class is not alike. */
-            how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER || f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
+            how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER ||
+                      f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
             snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
             if (!is_hunted(hunting, d))
                 continue;
@@ -604,7 +627,8 @@ static bool hunt(const fault *f, const hunting *hunting, death *d)
                                 .from = hunting->from,
                                 .step = hunting->step,
                                 .fault = *f};
-            snprintf(d->at, sizeof d->at, "split D=%d S=%d scene=%s", D, S, split_scene_words[scene]);
+            snprintf(d->at, sizeof d->at, "split D=%d S=%d scene=%s", D, S,
+                     split_scene_words[scene]);
             if (!is_hunted(hunting, d))
                 continue;
             sound = search_split(&how, &t);
@@ -627,7 +651,8 @@ static bool kill_option(const char *text)
 static void do_kill(int argc, char **argv)
 {
     uint64_t killed = 0, faults = 0;
-    hunting hunting = {.depth = USUAL, .soon = word(argc, argv, "soon"), .where = option(argc, argv, "where")};
+    hunting hunting = {
+        .depth = USUAL, .soon = word(argc, argv, "soon"), .where = option(argc, argv, "where")};
     struct tms before, after;
     times(&before);
     part(argc, argv, &hunting.from, &hunting.step);
@@ -670,8 +695,9 @@ static void do_kill(int argc, char **argv)
             if (d->by[v] > (most ? d->by[most] : 0))
                 most = v;
         killed += d->failing > 0;
-        printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name, d->failing, d->all,
-               d->failing ? verdict_words[most] : "none", d->where[0] ? d->where : "-");
+        printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name,
+               d->failing, d->all, d->failing ? verdict_words[most] : "none",
+               d->where[0] ? d->where : "-");
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }
@@ -683,12 +709,14 @@ static void do_kill(int argc, char **argv)
     munmap(d, sizeof *d);
 }
 
-/* One configuration: all its runs, or, with a schedule ("-": none), that run alone, step by step. */
+/* One configuration: all its runs, or, with a schedule ("-": none), that run alone, step by
+ * step. */
 static void do_replay(int argc, char **argv)
 {
     config c;
     world w;
-    search how = {.reduce = !word(argc, argv, "full"), .first = true, .fault = the_fault(argc, argv)};
+    search how = {
+        .reduce = !word(argc, argv, "full"), .first = true, .fault = the_fault(argc, argv)};
     CHECK(config_parse(&c, argv[0]));
     CHECK(world_open(&w, c.D, c.S, NULL));
     fault_plant(&how.fault, &w);
@@ -712,8 +740,9 @@ static void do_replay(int argc, char **argv)
         printf("verdict %s: %s\n", verdict_words[r.verdict], r.why);
         fan_race race;
         if (fan_sim_first_race(w.m, &race))
-            printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name, race.first.lane, race.second.name,
-                   race.second.lane, race.release ? ", a release" : "");
+            printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name,
+                   race.first.lane, race.second.name, race.second.lane,
+                   race.release ? ", a release" : "");
         run_close(&r);
         fan_explore_free(x);
     } else {
@@ -728,8 +757,9 @@ static void do_replay(int argc, char **argv)
 
 static void do_sizes(void)
 {
-    static const int sizes[][3] = {{1, 1, 1}, {1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1},
-                                   {2, 2, 2}, {2, 3, 3}, {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
+    static const int sizes[][3] = {{1, 1, 1}, {1, 1, 2}, {1, 2, 1}, {1, 2, 2},
+                                   {2, 1, 2}, {2, 2, 1}, {2, 2, 2}, {2, 3, 3},
+                                   {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         config c;
         uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
@@ -741,8 +771,8 @@ static void do_sizes(void)
             c.keyed = false;
             unkeyed += config_first(&c);
         }
-        printf("sizes K=%d D=%d S=%d raw=%" PRIu64 " keyed=%" PRIu64 " unkeyed=%" PRIu64 "\n", sizes[i][0], sizes[i][1],
-               sizes[i][2], raw, keyed, unkeyed);
+        printf("sizes K=%d D=%d S=%d raw=%" PRIu64 " keyed=%" PRIu64 " unkeyed=%" PRIu64 "\n",
+               sizes[i][0], sizes[i][1], sizes[i][2], raw, keyed, unkeyed);
         CHECK(raw > 0);
     }
 }

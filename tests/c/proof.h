@@ -5,15 +5,16 @@
 #include "base/fault.h"
 #include "proof_run.h"
 
-/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_FAULT), or one of the
- * driver's. */
+/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_FAULT),
+ * or one of the driver's. */
 typedef struct fault {
     char name[96];
     uint64_t bits;
     fan_fault_id planted;
     unsigned driver; /* DRIVER_COUNT .. */
 } fault;
-/* fault_parse: "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "fault:SLOT_KEPT", "driver:count". */
+/* fault_parse: "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "fault:SLOT_KEPT",
+ * "driver:count". */
 bool fault_parse(fault *f, const char *text);
 void fault_plant(const fault *f, world *w);
 
@@ -26,7 +27,8 @@ typedef struct search {
     bool first;          /* a configuration is done with when it has failed once */
     bool soon;           /* so is the search */
     uint64_t from, step; /* one part of the shapes (config_part) */
-    bool by_class;       /* .. of the classes: alike for every search that sees all or one of each */
+    /* .. of the classes: alike for every search that sees all or one of each */
+    bool by_class;
     fault fault;
     /* called for each configuration; may be NULL */
     void (*seen)(void *ctx, const config *c, verdict v);
@@ -49,9 +51,10 @@ typedef struct split_search {
     int D, S;
     unsigned scenes; /* mask of split_scene */
     bool raw, reduce, first, soon;
-    bool imports;     /* the first gradient may be imported; else none has kin */
-    uint64_t limit;   /* runs for each configuration; 0: all */
-    uint64_t samples; /* not a search but so many random orders for each configuration; 0: a search */
+    bool imports;   /* the first gradient may be imported; else none has kin */
+    uint64_t limit; /* runs for each configuration; 0: all */
+    /* not a search but so many random orders for each configuration; 0: a search */
+    uint64_t samples;
     uint64_t seed;
     uint64_t from, step;
     fault fault;
@@ -66,7 +69,8 @@ bool search_split(const split_search *how, tally *out);
 typedef struct values_tally {
     uint64_t runs, racy, racy_wrong, clean, clean_wrong, schedules;
 } values_tally;
-bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed, values_tally *out);
+bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed,
+                   values_tally *out);
 
 double seconds(void);
 

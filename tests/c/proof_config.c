@@ -3,9 +3,15 @@
 #include <stdio.h>
 #include <string.h>
 
-static int streams(const config *c) { return c->D * c->S; }
+static int streams(const config *c)
+{
+    return c->D * c->S;
+}
 
-static int ways(int D, int S) { return S + (D - 1) * S * S; }
+static int ways(int D, int S)
+{
+    return S + (D - 1) * S * S;
+}
 
 uint64_t config_raw(int K, int D, int S)
 {
@@ -85,7 +91,8 @@ static const renaming *renamings(int D, int S, int *n)
     static renaming kept[MAX_D + 1][MAX_S + 1][MAX_RENAMINGS];
     static int counts[MAX_D + 1][MAX_S + 1];
     if (!counts[D][S]) {
-        static const int perm[6][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+        static const int perm[6][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1},
+                                       {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
         static const int many[4] = {1, 1, 2, 6};
         int total = many[D];
         for (int i = 0; i < D; i++)
@@ -109,10 +116,13 @@ static const renaming *renamings(int D, int S, int *n)
     return kept[D][S];
 }
 
-static uint64_t push(uint64_t code, int digit, int base) { return code * (uint64_t)base + (uint64_t)digit; }
+static uint64_t push(uint64_t code, int digit, int base)
+{
+    return code * (uint64_t)base + (uint64_t)digit;
+}
 
-/* code: the configuration's shape and the streams among its options as a number, after a renaming and with its
- * producers in another order. */
+/* code: the configuration's shape and the streams among its options as a number, after a renaming
+ * and with its producers in another order. */
 static uint64_t code(const config *c, const renaming *r, const int *order)
 {
     int n = streams(c) + 1;
@@ -180,7 +190,10 @@ bool config_first(const config *c)
     return least(c, true, own) == own;
 }
 
-uint64_t config_least(const config *c) { return least(c, false, 0); }
+uint64_t config_least(const config *c)
+{
+    return least(c, false, 0);
+}
 
 /* ---- text ---- */
 
@@ -193,9 +206,11 @@ char *config_text(const config *c, char *buf, size_t size)
     for (int i = 0; i < c->K && n < size; i++)
         n += (size_t)snprintf(buf + n, size - n, " p%d/%d", c->p[i], c->q[i]);
     if (n < size)
-        snprintf(buf + n, size - n, " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d",
-                 c->c, c->e, kin_words[c->kin], c->x, c->donate, c->budget, c->keyed, c->let_go, mode_words[c->mode],
-                 c->undeclared, c->sum_to_caller, c->taker, c->out, c->snapshot);
+        snprintf(
+            buf + n, size - n,
+            " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d",
+            c->c, c->e, kin_words[c->kin], c->x, c->donate, c->budget, c->keyed, c->let_go,
+            mode_words[c->mode], c->undeclared, c->sum_to_caller, c->taker, c->out, c->snapshot);
     return buf;
 }
 
@@ -204,15 +219,17 @@ bool config_parse(config *c, const char *text)
     int at = 0, more = 0, donate, keyed, let, undeclared, sum;
     char kin_word[16], mode_word[16];
     memset(c, 0, sizeof *c);
-    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K || c->D > MAX_D ||
-        c->S > MAX_S)
+    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K ||
+        c->D > MAX_D || c->S > MAX_S)
         return false;
     for (int i = 0; i < c->K; i++, at += more)
         if (sscanf(text + at, " p%d/%d%n", &c->p[i], &c->q[i], &more) != 2)
             return false;
-    if (sscanf(text + at, " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d",
-               &c->c, &c->e, kin_word, &c->x, &donate, &c->budget, &keyed, &let, mode_word, &undeclared, &sum,
-               &c->taker, &c->out, &c->snapshot) != 14)
+    if (sscanf(
+            text + at,
+            " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d",
+            &c->c, &c->e, kin_word, &c->x, &donate, &c->budget, &keyed, &let, mode_word,
+            &undeclared, &sum, &c->taker, &c->out, &c->snapshot) != 14)
         return false;
     c->donate = donate;
     c->keyed = keyed;
@@ -230,11 +247,13 @@ bool config_parse(config *c, const char *text)
 
 /* ---- options ---- */
 
-/* budget_and_keys: the n-th combination of both, with nothing else; what is left of n counts the rest. */
+/* budget_and_keys: the n-th combination of both, with nothing else; what is left of n counts the
+ * rest. */
 static unsigned budget_and_keys(config *c, richness how, unsigned n)
 {
-    static const int budgets[3][3] = {
-        {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ONE, BUDGET_ALL}};
+    static const int budgets[3][3] = {{BUDGET_NONE, BUDGET_ALL},
+                                      {BUDGET_NONE, BUDGET_ALL},
+                                      {BUDGET_NONE, BUDGET_ONE, BUDGET_ALL}};
     unsigned nb = how == OPTIONS_ALL ? 3 : 2;
     c->let_go = LET_GO_ADDED;
     c->mode = MODE_PLAIN;
@@ -246,7 +265,8 @@ static unsigned budget_and_keys(config *c, richness how, unsigned n)
     return n / 2;
 }
 
-/* Budgets and keys in every combination; of the rest one thing at a time, or, for OPTIONS_FEW, nothing. */
+/* Budgets and keys in every combination; of the rest one thing at a time, or, for OPTIONS_FEW,
+ * nothing. */
 bool config_options(config *c, richness how, unsigned n)
 {
     unsigned ns = (unsigned)streams(c);

@@ -16,7 +16,10 @@ static struct {
 } contents[64];
 static size_t ncontents;
 
-void content_reset(void) { ncontents = 0; }
+void content_reset(void)
+{
+    ncontents = 0;
+}
 
 void content_set(const void *memory, uint64_t what)
 {
@@ -100,14 +103,21 @@ void world_close(world *w)
 
 /* ---- runs ---- */
 
-static void hold(void *object) { (void)object; }
-static void drop(void *object) { (void)object; }
+static void hold(void *object)
+{
+    (void)object;
+}
+static void drop(void *object)
+{
+    (void)object;
+}
 static bool unshared(void *object)
 {
     (void)object;
     return false;
 }
-static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
+static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out,
+                          fan_error *err)
 {
     (void)c;
     (void)a;
@@ -118,7 +128,9 @@ static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_v
 /* poll: a wait between two steps of a thread that is alone is a wait for nobody. */
 static fan_status poll(fan_error *err)
 {
-    return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_ERR_DEADLOCK, "the only thread waits for another");
+    return fan_thread_get_hooks()
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_DEADLOCK, "the only thread waits for another");
 }
 static const fan_frontend frontend = {
     .hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .check_signals = poll};
@@ -163,7 +175,11 @@ void run_fail(run *r, verdict v, const char *why)
 static bool good(run *r, fan_status status, const fan_error *err)
 {
     if (status != FAN_OK)
-        run_fail(r, status == FAN_ERR_RACE ? RACED : status == FAN_ERR_DEADLOCK ? STUCK : FAILED, err->text);
+        run_fail(r,
+                 status == FAN_ERR_RACE       ? RACED
+                 : status == FAN_ERR_DEADLOCK ? STUCK
+                                              : FAILED,
+                 err->text);
     return r->verdict == FINE;
 }
 
@@ -229,7 +245,8 @@ void run_end(run *r)
         bool untouched = !r->g[i] || r->c->donate || content_of(r->g[i]->data) == (uint64_t)i + 1;
         if (!untouched)
             run_fail(r, WRITTEN, "a gradient that its giver still holds was changed");
-        if (r->g[i] && r->verdict == FINE && r->w->work && !r->c->donate && look(r->g[i]) != value_of((uint64_t)i + 1))
+        if (r->g[i] && r->verdict == FINE && r->w->work && !r->c->donate &&
+            look(r->g[i]) != value_of((uint64_t)i + 1))
             run_fail(r, WRONG, "a gradient that its giver still holds has another value");
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;
@@ -267,12 +284,17 @@ static fan_status kernel_fn(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_array *to, uint64_t what)
+static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_array *to,
+                   uint64_t what)
 {
     fan_error err = {0};
     fan_array *reads[1] = {from}, *writes[1] = {to};
-    fan_sim_kernel k = {
-        .name = name, .reads = reads, .nreads = from != NULL, .writes = writes, .nwrites = to != NULL, .us = 1};
+    fan_sim_kernel k = {.name = name,
+                        .reads = reads,
+                        .nreads = from != NULL,
+                        .writes = writes,
+                        .nwrites = to != NULL,
+                        .us = 1};
     if (r->w->work) {
         kernel_work *work = malloc(sizeof *work);
         if (!work)
@@ -296,7 +318,10 @@ static fan_array *array(run *r, int device, int owner)
     static const int64_t one = 1;
     fan_error err = {0};
     fan_array *a = NULL;
-    good(r, fan_device_array(r->w->device[device], r->w->stream[owner], FAN_DT_FLOAT64, 1, &one, NULL, &a, &err), &err);
+    good(r,
+         fan_device_array(r->w->device[device], r->w->stream[owner], FAN_DT_FLOAT64, 1, &one, NULL,
+                          &a, &err),
+         &err);
     return a;
 }
 
@@ -330,8 +355,8 @@ bool run_produce(run *r, int i)
     return true;
 }
 
-/* others_use: whether the gradient may not be donated, for another reads it; or, with DRIVER_DONATE, whether he still
- * holds it. */
+/* others_use: whether the gradient may not be donated, for another reads it; or, with
+ * DRIVER_DONATE, whether he still holds it. */
 static bool others_use(const run *r, int i)
 {
     bool known = i == 0 && (r->c->kin == KIN_ALIAS || r->c->kin == KIN_IMPORT_READ);
@@ -370,8 +395,8 @@ bool run_let_go(run *r, int i)
     return r->verdict == FINE;
 }
 
-/* judge_sum: the contributions in it; notes whether a sum holds each contribution of `mask` once, in the order of keys
- * where there are any. */
+/* judge_sum: the contributions in it; notes whether a sum holds each contribution of `mask` once,
+ * in the order of keys where there are any. */
 static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
 {
     uint32_t seen = 0;
@@ -389,7 +414,8 @@ static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
     return seen;
 }
 
-/* make_out: memory of the taker's. It is in use on its stream until now; perhaps it was another stream's first. */
+/* make_out: memory of the taker's. It is in use on its stream until now; perhaps it was another
+ * stream's first. */
 static bool make_out(run *r, int t, fan_value *out)
 {
     const config *c = r->c;
@@ -398,8 +424,9 @@ static bool make_out(run *r, int t, fan_value *out)
     if (!a)
         return false;
     *out = fan_value_dense(a, r->w->device[c->d]);
-    if (c->mode == MODE_OUT && (!good(r, fan_memory_record_stream(a->storage, r->w->stream[t], &err), &err) ||
-                                !kernel(r, t, "before", NULL, a, 0))) {
+    if (c->mode == MODE_OUT &&
+        (!good(r, fan_memory_record_stream(a->storage, r->w->stream[t], &err), &err) ||
+         !kernel(r, t, "before", NULL, a, 0))) {
         fan_value_drop(&frontend, out);
         return false;
     }
@@ -474,7 +501,8 @@ bool run_kin(run *r)
         if (!(r->driver & DRIVER_ALIAS_WAIT))
             fine = good(r, fan_stream_wait(r->w->stream[c->x], r->kin_event, NULL, &err), &err);
         if (!(r->driver & DRIVER_ALIAS_MARK))
-            fine = fine && good(r, fan_memory_record_stream(g->storage, r->w->stream[c->x], &err), &err);
+            fine = fine &&
+                   good(r, fan_memory_record_stream(g->storage, r->w->stream[c->x], &err), &err);
         fan_event_drop(r->kin_event);
         r->kin_event = NULL;
     }
@@ -510,7 +538,8 @@ bool run_end_of_pass(run *r)
     fan_error err = {0};
     if (!r->y)
         return true;
-    fan_value y = fan_value_dense(fan_array_hold(r->y), r->w->device[r->c->sum_to_caller ? c->d : t / c->S]);
+    fan_value y =
+        fan_value_dense(fan_array_hold(r->y), r->w->device[r->c->sum_to_caller ? c->d : t / c->S]);
     fan_stream *ran[1] = {r->w->stream[t]};
     bool fine = good(r, fan_pass_end(r->w->stream[e], ran, 1, &y, 1, &err), &err);
     r->z = fine ? array(r, e / c->S, e) : NULL;
@@ -578,7 +607,10 @@ uint32_t run_enabled(const run *r)
     return mask || r->done[ACTOR_H] ? mask : UINT32_C(1) << ACTOR_H;
 }
 
-enum { THE_SLOT = 64, GRADIENT = 128 };
+enum {
+    THE_SLOT = 64,
+    GRADIENT = 128
+};
 
 static void touch(fan_explore *x, int object, bool write)
 {
@@ -604,7 +636,8 @@ static void touch_end(const config *c, fan_explore *x)
     touch(x, config_taker(c), true);
     if (!c->sum_to_caller)
         return;
-    for (int i = 0; i < c->D * c->S; i++) /* the sum goes back here, or a gradient that was handed through */
+    /* the sum goes back here, or a gradient that was handed through */
+    for (int i = 0; i < c->D * c->S; i++)
         touch(x, i, false);
     for (int i = 0; i < c->K; i++)
         touch(x, GRADIENT + i, true);
@@ -620,7 +653,8 @@ static void touch_slot(const run *r, int actor, fan_explore *x)
     if (actor < c->K) {
         touch(x, GRADIENT + actor, true);
         touch(x, c->p[actor], true);
-        if (c->mode == MODE_COPY) { /* a copy on p, or on what is or becomes A; the original goes, perhaps for good */
+        /* a copy on p, or on what is or becomes A; the original goes, perhaps for good */
+        if (c->mode == MODE_COPY) {
             touch(x, c->q[actor], true);
             touch(x, c->c, true);
             touch(x, r->accum, true);
@@ -645,9 +679,9 @@ static void touch_slot(const run *r, int actor, fan_explore *x)
     }
 }
 
-/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the streams that used the
- * memory; memory that is written in place has an event recorded on each of them. A, once there is one, is where the
- * sums are taken. */
+/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the
+ * streams that used the memory; memory that is written in place has an event recorded on each of
+ * them. A, once there is one, is where the sums are taken. */
 static void footprint(const run *r, int actor, fan_explore *x)
 {
     const config *c = r->c;
@@ -685,7 +719,8 @@ void run_step(run *r, int actor, fan_explore *x)
         (void)run_add(r, actor);
         if (!r->added++) {
             int C = r->c->undeclared ? r->c->q[actor] : r->c->c;
-            r->accum = C / r->c->S == r->c->d ? C : r->c->q[actor]; /* S8-S11; q is p where p is on d */
+            /* S8-S11; q is p where p is on d */
+            r->accum = C / r->c->S == r->c->d ? C : r->c->q[actor];
         }
         r->arrived |= UINT32_C(1) << actor;
     } else if (actor < r->c->K) {

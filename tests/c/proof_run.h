@@ -1,18 +1,20 @@
-/* proof_run: one run of a configuration on the simulated machine, step by step; it drives the buffer's own code.
+/* proof_run: one run of a configuration on the simulated machine, step by step; it drives the
+ * buffer's own code.
  *
  *   P_i   producer i's kernel writes its gradient on p_i
  *   A_i   add; later, with LET_GO_LATER, L_i: the caller lets go of his hold
  *   X     who else knows the first gradient reads it on x
  *   N     a snapshot, read on its stream
  *   C     the consumer takes the sum, its kernel reads it, it lets go
- *   E     the end of the pass: the caller's stream comes after the consumer's, its kernel reads what the consumer made,
- *         which is let go
- *   H     the host waits for the caller's stream and reads what its kernel made
+ *   E     the end of the pass: the caller's stream comes after the consumer's, its kernel reads
+ * what the consumer made, which is let go H     the host waits for the caller's stream and reads
+ * what its kernel made
  *
- * P_i, A_i, L_i are the steps of actor i; the others are an actor each. X comes after P_0, C after every A_i, E after
- * C, and H last: one thread plays all actors, so what that wait teaches the host, no other may know. What memory holds
- * is followed in symbols too (content): which contributions, in which order they were added.
- */
+ * P_i, A_i, L_i are the steps of actor i; the others are an actor each. X comes after P_0, C after
+ * every A_i, E after C, and H last: one thread plays all actors, so what that wait teaches the
+ * host, no other may know. What memory holds is followed in symbols too (content): which
+ * contributions, in which order they were
+ * added. */
 #ifndef FAN_TESTS_PROOF_RUN_H
 #define FAN_TESTS_PROOF_RUN_H
 
@@ -35,7 +37,14 @@ bool world_open(world *w, int D, int S, const fan_sim_config *config);
 void world_close(world *w);
 
 /* Actors: the producers 0 .. K-1, then these. */
-enum { ACTOR_C = MAX_K, ACTOR_E, ACTOR_X, ACTOR_N, ACTOR_H, ACTORS };
+enum {
+    ACTOR_C = MAX_K,
+    ACTOR_E,
+    ACTOR_X,
+    ACTOR_N,
+    ACTOR_H,
+    ACTORS
+};
 
 /* What came out. The first that went wrong counts. */
 typedef enum verdict {
@@ -54,8 +63,9 @@ extern const char *const verdict_words[VERDICTS];
 
 /* Faults of the driver: what the buffer's callers owe it. */
 enum {
-    DRIVER_COUNT = 1,      /* the consumer may act before the adds have returned */
-    DRIVER_IMPORT = 2,     /* the producer does not wait for the stream that wrote the imported gradient */
+    DRIVER_COUNT = 1, /* the consumer may act before the adds have returned */
+    /* the producer does not wait for the stream that wrote the imported gradient */
+    DRIVER_IMPORT = 2,
     DRIVER_ALIAS_WAIT = 4, /* who else reads the first gradient does not wait for it */
     DRIVER_ALIAS_MARK = 8, /* .. or does not say that he uses it */
     DRIVER_SYNC = 16,      /* the host waits for the wrong stream */
@@ -107,8 +117,9 @@ bool run_snapshot(run *r);
 bool run_end_of_pass(run *r);
 bool run_read_back(run *r);
 
-/* content: what memory holds, in symbols: the contributions i + 1 in the order in which they were added, one octal
- * digit each, the first one highest. Followed through every job of the buffer's. */
+/* content: what memory holds, in symbols: the contributions i + 1 in the order in which they were
+ * added, one octal digit each, the first one highest. Followed through every job of the
+ * buffer's. */
 void content_reset(void);
 void content_set(const void *memory, uint64_t what);
 uint64_t content_of(const void *memory);

@@ -1,18 +1,18 @@
-/* Split locks: the buffer's own yield points (before each lock, after each unlock, before each device call) are the
- * steps. Every host thread is an OS thread of its own, and the machine lets one of them act at a time
- * (csrc/device/sim/host_sched.h).
+/* Split locks: the buffer's own yield points (before each lock, after each unlock, before each
+ * device call) are the steps. Every host thread is an OS thread of its own, and the machine lets
+ * one of them act at a time (csrc/device/sim/host_sched.h).
  *
  *   adds    two producers; who returns last takes
  *   take    one contribution is there; a producer adds another while the consumer takes
- *   ready   two are expected, one is there; a producer adds the other while the consumer asks whether they are through;
- *           if so, every one must have been parked, and he takes
- *   look    one contribution is there; a producer adds another while a snapshot is made
- *   clear   one contribution is there; a producer adds another while the slot is cleared
- *   takes   two contributions are there; two consumers take
+ *   ready   two are expected, one is there; a producer adds the other while the consumer asks
+ * whether they are through; if so, every one must have been parked, and he takes look    one
+ * contribution is there; a producer adds another while a snapshot is made clear   one contribution
+ * is there; a producer adds another while the slot is cleared takes   two contributions are there;
+ * two consumers take
  *
- * What is left is taken after the join: each contribution must come out once, of whichever take (none twice and none
- * lost where nothing is cleared).
- */
+ * What is left is taken after the join: each contribution must come out once, of whichever take
+ * (none twice and none lost where nothing is
+ * cleared). */
 #define _GNU_SOURCE
 #include "proof.h"
 
@@ -24,10 +24,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const split_scene_words[SPLIT_SCENES] = {"adds", "take", "ready", "look", "clear", "takes"};
+const char *const split_scene_words[SPLIT_SCENES] = {"adds", "take",  "ready",
+                                                     "look", "clear", "takes"};
 
-enum { ADDS, TAKE, READY, LOOK, CLEAR, TAKES };
-enum { THREADS = 2 };
+enum {
+    ADDS,
+    TAKE,
+    READY,
+    LOOK,
+    CLEAR,
+    TAKES
+};
+enum {
+    THREADS = 2
+};
 #define THE_COUNT (UINT64_C(99) << 56)
 
 typedef struct stage {
@@ -129,7 +139,10 @@ static void finish(int part)
 /* ---- the scenes ---- */
 
 /* What is there before the threads begin, by the main thread. */
-static int before(int scene) { return scene == ADDS ? 0 : scene == TAKES ? 2 : 1; }
+static int before(int scene)
+{
+    return scene == ADDS ? 0 : scene == TAKES ? 2 : 1;
+}
 
 static void count(stage *s)
 {
@@ -264,10 +277,13 @@ static void touched(void *ctx, uint64_t object, fan_sched_mode how)
     (void)fan_explore_access(s->x, object, how);
 }
 
-/* warm: events enough that no run makes one: a run that repeats another has the same yield points. */
+/* warm: events enough that no run makes one: a run that repeats another has the same yield
+ * points. */
 static bool warm(world *w)
 {
-    enum { MANY = 64 };
+    enum {
+        MANY = 64
+    };
     fan_event *e[MANY];
     for (int d = 0; d < w->D; d++) {
         for (int i = 0; i < MANY; i++)
@@ -279,7 +295,8 @@ static bool warm(world *w)
     return true;
 }
 
-static bool search_scene(stage *s, const split_search *how, const config *c, tally *out, verdict *worst)
+static bool search_scene(stage *s, const split_search *how, const config *c, tally *out,
+                         verdict *worst)
 {
     bool sound = true;
     *worst = FINE;
@@ -316,9 +333,11 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
         *worst = *worst == FINE ? r->verdict : *worst;
         if (!out->worst[0]) {
             char text[320];
-            snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s", config_text(c, text, sizeof text),
-                     split_scene_words[s->scene], schedule, how->fault.name);
-            snprintf(out->sentence, sizeof out->sentence, "%s: %.900s", verdict_words[r->verdict], r->why);
+            snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s",
+                     config_text(c, text, sizeof text), split_scene_words[s->scene], schedule,
+                     how->fault.name);
+            snprintf(out->sentence, sizeof out->sentence, "%s: %.900s", verdict_words[r->verdict],
+                     r->why);
         }
         if (how->first || r->verdict == STUCK)
             break;

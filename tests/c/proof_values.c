@@ -1,9 +1,10 @@
-/* The second oracle: sampled runs are judged by order (happens-before), and again by value, with bytes that are moved
- * late and in other orders.
+/* The second oracle: sampled runs are judged by order (happens-before), and again by value, with
+ * bytes that are moved late and in other orders.
  *
- * A run that the first judge finds clean must give the right values under every schedule. A run that it finds racy
- * gives a wrong value under some order of the device; a fair share of these is met by the few that are tried here.
- */
+ * A run that the first judge finds clean must give the right values under every schedule. A run
+ * that it finds racy gives a wrong value under some order of the device; a fair share of these is
+ * met by the few that are tried
+ * here. */
 #include "proof.h"
 
 #include <stdio.h>
@@ -18,17 +19,21 @@ static uint64_t draw(uint64_t *state)
     return z ^ z >> 31;
 }
 
-enum { SEEDS = 6, MOST_WORLDS = 3 + SEEDS + MAX_STREAMS };
+enum {
+    SEEDS = 6,
+    MOST_WORLDS = 3 + SEEDS + MAX_STREAMS
+};
 
-/* One run along `schedule`; with work, the device goes on a little between the steps, so that memory comes back and is
- * used again. */
-static verdict along(world *w, const config *c, const fault *f, const char *schedule, uint64_t random, char *why,
-                     size_t size)
+/* One run along `schedule`; with work, the device goes on a little between the steps, so that
+ * memory comes back and is used again. */
+static verdict along(world *w, const config *c, const fault *f, const char *schedule,
+                     uint64_t random, char *why, size_t size)
 {
     run r;
     uint32_t can;
     fan_explore *x = fan_explore_new(false, 0);
-    if (!x || !run_open(&r, w, c) || fan_explore_replay(x, schedule) != FAN_OK || !fan_explore_begin(x))
+    if (!x || !run_open(&r, w, c) || fan_explore_replay(x, schedule) != FAN_OK ||
+        !fan_explore_begin(x))
         abort();
     r.driver = f->driver;
     run_begin(&r);
@@ -53,9 +58,10 @@ static verdict along(world *w, const config *c, const fault *f, const char *sche
     return v;
 }
 
-/* open_works: machines that move bytes, each in another order; how many, or 0. Streams bear the same handles in every
- * world as in `judge`. */
-static int open_works(world works[MOST_WORLDS], const world *judge, int D, int S, const fault *f, uint64_t *random)
+/* open_works: machines that move bytes, each in another order; how many, or 0. Streams bear the
+ * same handles in every world as in `judge`. */
+static int open_works(world works[MOST_WORLDS], const world *judge, int D, int S, const fault *f,
+                      uint64_t *random)
 {
     static const fan_sim_schedule named[] = {FAN_SIM_FIFO, FAN_SIM_LIFO, FAN_SIM_ROUND_ROBIN};
     int n = 0;
@@ -71,8 +77,10 @@ static int open_works(world works[MOST_WORLDS], const world *judge, int D, int S
     return n;
 }
 
-/* by_order: a sampled run of c is judged by happens-before; its verdict, and the order of the host's steps. */
-static verdict by_order(world *judge, const config *c, const fault *f, uint64_t seed, char *schedule, size_t size)
+/* by_order: a sampled run of c is judged by happens-before; its verdict, and the order of the
+ * host's steps. */
+static verdict by_order(world *judge, const config *c, const fault *f, uint64_t seed,
+                        char *schedule, size_t size)
 {
     run r;
     uint32_t can;
@@ -94,7 +102,8 @@ static verdict by_order(world *judge, const config *c, const fault *f, uint64_t 
     return v;
 }
 
-bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed, values_tally *out)
+bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed,
+                   values_tally *out)
 {
     world judge, works[MOST_WORLDS];
     bool sound = true;
@@ -117,7 +126,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
         if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)) &&
             !config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % 4)))
             continue;
-        /* The order of the host's steps alone is chosen here; it is run to its end whatever is found. */
+        /* The order of the host's steps alone is chosen here; it is run to its end whatever is
+         * found. */
         verdict judged = by_order(&judge, &c, f, draw(&random), schedule, sizeof schedule);
         if (judged != FINE && judged != RACED)
             continue; /* seen without either */
@@ -131,8 +141,9 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
             wrong = true;
             if (judged == FINE) {
                 sound = false;
-                fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n", verdict_words[v],
-                        config_text(&c, text, sizeof text), schedule, k, f->name, why);
+                fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n",
+                        verdict_words[v], config_text(&c, text, sizeof text), schedule, k, f->name,
+                        why);
                 break;
             }
         }

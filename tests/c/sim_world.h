@@ -24,9 +24,15 @@
 
 static uint64_t state = 1;
 
-static inline uint64_t draw(void) { return fan_rng(&state); }
+static inline uint64_t draw(void)
+{
+    return fan_rng(&state);
+}
 
-static inline int below(int n) { return (int)(draw() % (uint64_t)n); }
+static inline int below(int n)
+{
+    return (int)(draw() % (uint64_t)n);
+}
 
 static inline uint64_t mix(uint64_t a, uint64_t b)
 {
@@ -48,7 +54,8 @@ typedef struct world {
     int warnings;
 } world;
 
-/* A kernel: the first array becomes a mix of itself, of the others, and of a number: no two kernels commute. */
+/* A kernel: the first array becomes a mix of itself, of the others, and of a number: no two kernels
+ * commute. */
 typedef struct mixing {
     uint64_t *to, *from[ARRAYS];
     int n;
@@ -124,7 +131,8 @@ static inline void close(world *w)
 }
 
 /* launch: on s, array `to` (-1: none) from the arrays in the mask `from`. */
-static inline fan_status launch(world *w, fan_stream *s, const char *name, int to, uint32_t from, uint64_t id)
+static inline fan_status launch(world *w, fan_stream *s, const char *name, int to, uint32_t from,
+                                uint64_t id)
 {
     mixing *k = fan_alloc(sizeof *k);
     fan_array *reads[ARRAYS], *writes[1];

@@ -54,7 +54,8 @@ static void fresh_arrays_follow_the_order_of_another(void)
     int64_t strides[4];
     fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
     static char far[2000];
-    CHECK_OK(fan_array_view(s, far + 1000, FAN_DT_INT8, 4, like_shape, like_strides, true, &b, NULL));
+    CHECK_OK(
+        fan_array_view(s, far + 1000, FAN_DT_INT8, 4, like_shape, like_strides, true, &b, NULL));
     fan_dense_strides(4, like_shape, 2, b, strides);
     const int64_t follow[] = {8, 16, 2, 48};
     for (int i = 0; i < 4; i++)
@@ -78,7 +79,8 @@ static void fresh_arrays_follow_the_order_of_another(void)
     fan_storage_drop(s);
 }
 
-/* Rows 11 to 22 of hostile geometry, of int64 in 64 bytes: each is refused, or accepted and never read. */
+/* Rows 11 to 22 of hostile geometry, of int64 in 64 bytes: each is refused, or accepted and never
+ * read. */
 static const struct {
     int ndim;
     int64_t shape[3], strides[3];
@@ -92,11 +94,13 @@ static const struct {
     {1, {2}, {56}, FAN_OK},
     {1, {-1}, {8}, FAN_ERR_VALUE},
     {2, {1 << 16, -5}, {8, 8}, FAN_ERR_VALUE},
-    {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE}, /* product wraps to 0 */
+    /* product wraps to 0 */
+    {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE},
     {2, {INT64_MAX, 2}, {0, 0}, FAN_ERR_VALUE},
-    {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE}, /* empty, but its strides cannot be counted */
-    {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* empty: strides never used */
-    {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* extent 1: stride never used */
+    /* empty, but its strides cannot be counted */
+    {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE},
+    {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK}, /* empty: strides never used */
+    {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK}, /* extent 1: stride never used */
     {1, {3}, {INT64_MAX / 2}, FAN_ERR_VALUE},
     {1, {3}, {INT64_MIN / 2}, FAN_ERR_VALUE},
     {1, {2}, {INT64_MIN}, FAN_ERR_VALUE},
@@ -116,8 +120,8 @@ static void bad_geometry_is_refused(void)
         ones[i] = 1;
     int64_t size = -1;
     for (size_t i = 0; i < sizeof geometries / sizeof geometries[0]; i++) {
-        fan_status got = fan_array_view(s, memory, FAN_DT_INT64, geometries[i].ndim, geometries[i].shape,
-                                        geometries[i].strides, true, &a, &err);
+        fan_status got = fan_array_view(s, memory, FAN_DT_INT64, geometries[i].ndim,
+                                        geometries[i].shape, geometries[i].strides, true, &a, &err);
         CHECK_INT(got, geometries[i].want);
         CHECK((a != NULL) == (got == FAN_OK));
         if (a) {
@@ -147,7 +151,8 @@ static void memory_of_unknown_extent_is_bound_by_the_address_space(void)
     fan_array *a = NULL;
     fan_storage *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
     int64_t two = 2, far = INT64_MIN / 4;
-    CHECK_INT(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &far, true, &a, &err), FAN_ERR_VALUE);
+    CHECK_INT(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &far, true, &a, &err),
+              FAN_ERR_VALUE);
     CHECK_HAS(err.text, "address space");
     int64_t near = -100;
     CHECK_OK(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &near, true, &a, &err));
@@ -155,18 +160,22 @@ static void memory_of_unknown_extent_is_bound_by_the_address_space(void)
     fan_storage_drop(unknown);
 }
 
-/* All shapes and strides of small width: the reach is what looking at every element gives; so are dense, apart and
- * expanded. */
+/* All shapes and strides of small width: the reach is what looking at every element gives; so are
+ * dense, apart and expanded. */
 static void geometry_equals_looking_at_every_element(void)
 {
-    enum { MIDDLE = 200 };
+    enum {
+        MIDDLE = 200
+    };
     static char memory[2 * MIDDLE];
     fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL);
     int dense = 0, sparse = 0, meets = 0, clear = 0;
     for (int64_t code = 0; code < 4 * 4 * 13 * 13; code++) {
-        int64_t shape[] = {code % 4, code / 4 % 4}, strides[] = {code / 16 % 13 - 6, code / 208 - 6};
+        int64_t shape[] = {code % 4, code / 4 % 4},
+                strides[] = {code / 16 % 13 - 6, code / 208 - 6};
         fan_array *a;
-        CHECK_OK(fan_array_view(s, memory + MIDDLE, FAN_DT_INT16, 2, shape, strides, true, &a, NULL));
+        CHECK_OK(
+            fan_array_view(s, memory + MIDDLE, FAN_DT_INT16, 2, shape, strides, true, &a, NULL));
         uint8_t touched[2 * MIDDLE] = {0};
         int64_t lo = INT64_MAX, hi = INT64_MIN, got_lo, got_hi, bytes = 0;
         bool twice = false;
@@ -193,7 +202,8 @@ static void geometry_equals_looking_at_every_element(void)
 
         int64_t one = 1, none = 0;
         fan_array *b;
-        CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_DT_INT16, 1, &one, &none, true, &b, NULL));
+        CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_DT_INT16, 1, &one, &none,
+                                true, &b, NULL));
         int64_t at = b->data - memory;
         bool disjoint = a->size == 0 || at >= hi || at + 2 <= lo;
         CHECK(fan_array_extents_disjoint(a, b) == disjoint);
@@ -215,10 +225,12 @@ static void views_say_when_they_are_the_same(void)
     CHECK_OK(fan_array_view(a->storage, a->data, FAN_DT_INT64, 2, shape, other, true, &b, NULL));
     CHECK(fan_array_same_view(a, b)); /* the stride of an axis of extent 1 does not matter */
     fan_array_drop(b);
-    CHECK_OK(fan_array_view(a->storage, a->data, FAN_DT_FLOAT64, 2, shape, strides, true, &b, NULL));
+    CHECK_OK(
+        fan_array_view(a->storage, a->data, FAN_DT_FLOAT64, 2, shape, strides, true, &b, NULL));
     CHECK(!fan_array_same_view(a, b) && fan_array_same_shape(a, b));
     fan_array_drop(b);
-    CHECK_OK(fan_array_view(a->storage, a->data + 8, FAN_DT_INT64, 1, shape + 1, strides, true, &b, NULL));
+    CHECK_OK(fan_array_view(a->storage, a->data + 8, FAN_DT_INT64, 1, shape + 1, strides, true, &b,
+                            NULL));
     CHECK(!fan_array_same_view(a, b) && !fan_array_same_shape(a, b));
     fan_array_drop(b);
     CHECK_OK(fan_array_slice(a, 0, 1, 2, &b, NULL));
@@ -289,11 +301,15 @@ static void copies_equal_the_oracle(void)
         int ndim = (int)random_below(5);
         int64_t shape[4];
         for (int i = 0; i < ndim; i++)
-            shape[i] = random_below(12) ? 1 + random_below(round % 50 ? 6 : 40) : round % 7 == 0 ? 0 : 1;
-        fan_dtype from = (fan_dtype)random_below(FAN_DT_COUNT), to = (fan_dtype)random_below(FAN_DT_COUNT);
+            shape[i] = random_below(12) ? 1 + random_below(round % 50 ? 6 : 40)
+                       : round % 7 == 0 ? 0
+                                        : 1;
+        fan_dtype from = (fan_dtype)random_below(FAN_DT_COUNT),
+                  to = (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(from, to))
             to = from;
-        fan_array *src = random_view(from, ndim, shape, true), *dst = random_view(to, ndim, shape, false);
+        fan_array *src = random_view(from, ndim, shape, true),
+                  *dst = random_view(to, ndim, shape, false);
         fan_array_copy(dst, src);
         for (int64_t i = 0; i < src->size; i++) {
             number want = convert_number(from, get(src, i), to);

@@ -1,5 +1,5 @@
-/* The threads of a block meet at its barriers: what a block adds up is right with them, wrong without, and a thread
- * that passes one by is found. */
+/* The threads of a block meet at its barriers: what a block adds up is right with them, wrong
+ * without, and a thread that passes one by is found. */
 #include "fake_cuda/block.c"
 
 #include "check.h"
@@ -22,7 +22,10 @@ static void tree(const void *args, int64_t thread)
         results[thread / FAN_K_BLOCK] = shared_sum[0];
 }
 
-static int64_t expected(int64_t b) { return FAN_K_BLOCK * b * FAN_K_BLOCK + FAN_K_BLOCK * (FAN_K_BLOCK - 1) / 2; }
+static int64_t expected(int64_t b)
+{
+    return FAN_K_BLOCK * b * FAN_K_BLOCK + FAN_K_BLOCK * (FAN_K_BLOCK - 1) / 2;
+}
 
 static void a_tree_over_barriers_is_right_and_without_them_wrong(void)
 {

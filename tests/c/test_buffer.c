@@ -24,7 +24,8 @@ static bool unshared(void *o)
     (void)o;
     return false;
 }
-static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
+static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out,
+                          fan_error *err)
 {
     (void)c;
     (void)a;
@@ -32,7 +33,8 @@ static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_v
     (void)out;
     return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
-static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine};
+static const fan_frontend frontend = {
+    .hold = hold, .drop = drop, .unshared = unshared, .combine = combine};
 
 static fan_value gradient(double x, int64_t n)
 {
@@ -65,7 +67,8 @@ static fan_buffer *make(size_t slots, uint64_t budget)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {.slots = slots, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend};
+    fan_buffer_config config = {
+        .slots = slots, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend};
     CHECK(fan_buffer_new(&config, &b, &err) == FAN_OK);
     return b;
 }
@@ -108,7 +111,8 @@ static void errors_leave_it_as_it_was(void)
     fan_buffer_free(b);
 }
 
-/* Every allocation fails once: the call says so or succeeds, and what was in the slot is still there. */
+/* Every allocation fails once: the call says so or succeeds, and what was in the slot is still
+ * there. */
 static void allocations_fail(void)
 {
     int64_t baseline = fan_mem_get().live;
@@ -182,8 +186,12 @@ static fan_buffer *make_leaving(uint64_t budget, bool exact, bool stats)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {
-        .slots = 1, .budget = budget, .accumulate = FAN_DT_NONE, .exact = exact, .stats = stats, .frontend = &leaving};
+    fan_buffer_config config = {.slots = 1,
+                                .budget = budget,
+                                .accumulate = FAN_DT_NONE,
+                                .exact = exact,
+                                .stats = stats,
+                                .frontend = &leaving};
     CHECK_OK(fan_buffer_new(&config, &b, &err));
     return b;
 }
@@ -227,11 +235,14 @@ static unsigned adds(fan_buffer *b, double x, int64_t key)
     return times;
 }
 
-/* Once enough of them wait they are added to the exact state, which others need not wait for; with statistics each is
- * read before, in search of the first that is not finite. */
+/* Once enough of them wait they are added to the exact state, which others need not wait for; with
+ * statistics each is read before, in search of the first that is not finite. */
 static void others_run_while_an_exact_sum_looks_for_an_inf(void)
 {
-    enum { N = 120, BAD = 100 };
+    enum {
+        N = 120,
+        BAD = 100
+    };
     fan_buffer *plain = make_leaving(0, true, false), *b = make_leaving(0, true, true);
     fan_error err = {0};
     unsigned folds = 0, waiting = 0;
@@ -256,8 +267,8 @@ static void others_run_while_an_exact_sum_looks_for_an_inf(void)
     fan_buffer_free(b);
 }
 
-/* What another thread moves meanwhile is not read; the add that made the sum due did not happen, and nothing was summed
- * twice or lost. */
+/* What another thread moves meanwhile is not read; the add that made the sum due did not happen,
+ * and nothing was summed twice or lost. */
 static void what_moves_while_others_run_is_not_read(void)
 {
     fan_buffer *b = make_leaving(0, true, true);
@@ -271,7 +282,8 @@ static void what_moves_while_others_run_is_not_read(void)
         status = fan_buffer_add(b, 0, &c, &err);
         fan_value_drop(&leaving, &c.value);
     }
-    snprintf(text, sizeof text, "the gradient added with key %d was changed after it was added", k - 1);
+    snprintf(text, sizeof text, "the gradient added with key %d was changed after it was added",
+             k - 1);
     CHECK(status == FAN_ERR_STATE && times > 0);
     CHECK_HAS(err.text, text);
     moving = NULL;

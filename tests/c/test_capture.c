@@ -1,4 +1,5 @@
-/* The state machine of captures: each code of device/sim/capture.h once, and the way that is legal beside it. */
+/* The state machine of captures: each code of device/sim/capture.h once, and the way that is legal
+ * beside it. */
 #include "base/mem.h"
 #include "check.h"
 #include "device/sim/capture.h"

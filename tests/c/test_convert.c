@@ -1,11 +1,12 @@
-/* Conversions against the oracle: every bit pattern of the low floats, every tie between two of them, every pair of
- * dtypes. */
+/* Conversions against the oracle: every bit pattern of the low floats, every tie between two of
+ * them, every pair of dtypes. */
 #include "array/convert.h"
 
 #include "check.h"
 #include "oracle.h"
 
-static const fan_dtype lows[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2};
+static const fan_dtype lows[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN,
+                                 FAN_DT_FLOAT8_E5M2};
 
 /* one: a single element of `from` as `to`. */
 static number one(fan_dtype from, const void *p, fan_dtype to)
@@ -47,13 +48,14 @@ static void every_pattern_goes_up_and_comes_back(fan_dtype low)
     }
 }
 
-/* Around each midpoint between two neighbours: the tie goes to the even one, the next numbers on either side to their
- * side. */
+/* Around each midpoint between two neighbours: the tie goes to the even one, the next numbers on
+ * either side to their side. */
 static void every_tie_goes_to_the_even(fan_dtype low)
 {
     low_float f = low_of(low);
     for (uint32_t code = 0; code <= f.last; code++) {
-        double here = decode_plain(f, code), next = decode_plain(f, code + 1), tie = (here + next) / 2;
+        double here = decode_plain(f, code), next = decode_plain(f, code + 1),
+               tie = (here + next) / 2;
         uint32_t up = code + 1 > f.last ? f.over : code + 1;
         for (int negative = 0; negative < 2; negative++) {
             uint32_t sign = negative ? sign_bit(low) : 0;
@@ -87,7 +89,8 @@ static void random_floats_round_as_the_oracle(fan_dtype low)
         memcpy(&y, &bits, 8);
         CHECK(same_code(low, round_float(low, x), encode_low(low, (long double)x)));
         CHECK(same_code(low, round_double(low, y), encode_low(low, (long double)y)));
-        y = ldexp((double)(int64_t)bits, (int)random_below(300) - 213); /* near the low float's range */
+        /* near the low float's range */
+        y = ldexp((double)(int64_t)bits, (int)random_below(300) - 213);
         CHECK(same_code(low, round_double(low, y), encode_low(low, (long double)y)));
     }
 }
@@ -99,11 +102,13 @@ static void integers_round_once(void)
         if (random_below(4) == 0) /* next to a power of two, where ties lie */
             bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) +
                    ((uint64_t)1 << random_below(64));
-        static const fan_dtype to[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2,
-                                       FAN_DT_FLOAT32, FAN_DT_FLOAT64,  FAN_DT_COMPLEX64,     FAN_DT_COMPLEX128};
+        static const fan_dtype to[] = {FAN_DT_FLOAT16,     FAN_DT_BFLOAT16,  FAN_DT_FLOAT8_E4M3FN,
+                                       FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32,   FAN_DT_FLOAT64,
+                                       FAN_DT_COMPLEX64,   FAN_DT_COMPLEX128};
         for (size_t k = 0; k < sizeof to / sizeof to[0]; k++) {
             number x = {bits, 0, 0};
-            number want_u = convert_number(FAN_DT_UINT64, x, to[k]), want_i = convert_number(FAN_DT_INT64, x, to[k]);
+            number want_u = convert_number(FAN_DT_UINT64, x, to[k]),
+                   want_i = convert_number(FAN_DT_INT64, x, to[k]);
             want_u.whole = want_i.whole = 0;
             CHECK(same_number(one(FAN_DT_UINT64, &bits, to[k]), want_u));
             CHECK(same_number(one(FAN_DT_INT64, &bits, to[k]), want_i));
@@ -111,18 +116,21 @@ static void integers_round_once(void)
     }
 }
 
-/* Every pair of dtypes, gap-free and with steps of every sign, at every alignment, in runs longer than the pieces
- * inside. */
+/* Every pair of dtypes, gap-free and with steps of every sign, at every alignment, in runs longer
+ * than the pieces inside. */
 static void every_pair_equals_the_oracle(void)
 {
-    enum { MANY = 700 };
+    enum {
+        MANY = 700
+    };
     static char src[MANY * 40 + 64], dst[MANY * 40 + 64];
     for (int i = 0; i < FAN_DT_COUNT; i++) {
         for (int j = 0; j < FAN_DT_COUNT; j++) {
             fan_dtype from = (fan_dtype)i, to = (fan_dtype)j;
             if (!is_whole(from) && is_whole(to))
                 continue; /* D6; float_to_integer_is_defined looks at it */
-            int64_t size_from = (int64_t)fan_dtype_size(from), size_to = (int64_t)fan_dtype_size(to);
+            int64_t size_from = (int64_t)fan_dtype_size(from),
+                    size_to = (int64_t)fan_dtype_size(to);
             for (int layout = 0; layout < 8; layout++) {
                 int64_t step_from = layout & 1 ? size_from + random_below(20) : size_from;
                 int64_t step_to = layout & 2 ? size_to + random_below(20) : size_to;

@@ -20,12 +20,16 @@ static fan_array *array(float value)
     return a;
 }
 
-static float first(const fan_array *a) { return *(const float *)(const void *)a->data; }
+static float first(const fan_array *a)
+{
+    return *(const float *)(const void *)a->data;
+}
 
 static fan_status sum(const fan_array *out, const fan_array *a, const fan_array *b, fan_error *err)
 {
     fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
-    return fan_cpu()->backend->run(fan_cpu(), NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = 2}, err);
+    return fan_cpu()->backend->run(
+        fan_cpu(), NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = 2}, err);
 }
 
 static int calls, drops, fails_at = -1;
@@ -34,16 +38,21 @@ static fan_status count_call(void *ctx, fan_error *err)
     calls++;
     return *(int *)ctx == fails_at ? fan_fail(err, FAN_ERR_VALUE, "on purpose") : FAN_OK;
 }
-static void count_drop(void *ctx) { drops += *(int *)ctx >= 0; }
+static void count_drop(void *ctx)
+{
+    drops += *(int *)ctx >= 0;
+}
 
-/* A block is given again only when its array has gone, and only to what fits; who keeps an array keeps the memory. */
+/* A block is given again only when its array has gone, and only to what fits; who keeps an array
+ * keeps the memory. */
 static void blocks_are_given_again(void)
 {
     fan_blocks *b = fan_blocks_new();
     fan_storage *one = fan_blocks_storage(b, 1000), *two = fan_blocks_storage(b, 1000);
     void *was = one->data;
     CHECK(one->data != two->data && fan_blocks_live(b) == 2 && fan_blocks_bytes(b) == 2048);
-    CHECK(fan_blocks_have(b, (char *)one->data + 1, 999) && !fan_blocks_have(b, (char *)one->data + 1000, 100));
+    CHECK(fan_blocks_have(b, (char *)one->data + 1, 999) &&
+          !fan_blocks_have(b, (char *)one->data + 1000, 100));
     fan_storage_drop(one);
     CHECK(!fan_blocks_have(b, was, 1) && fan_blocks_live(b) == 1);
     fan_storage *small = fan_blocks_storage(b, 8), *again = fan_blocks_storage(b, 600);
@@ -59,7 +68,8 @@ static void blocks_are_given_again(void)
     fan_storage_drop(two);
 }
 
-/* Any trace of allocations and drops: no two arrays share a byte, the same trace gives the same order of blocks. */
+/* Any trace of allocations and drops: no two arrays share a byte, the same trace gives the same
+ * order of blocks. */
 static void no_two_arrays_share_a_byte(uint64_t seed)
 {
     fan_blocks *b = fan_blocks_new();
@@ -82,8 +92,8 @@ static void no_two_arrays_share_a_byte(uint64_t seed)
             made++;
         }
     }
-    printf("seed %llu: %ld made, %ld dropped, %llu bytes\n", (unsigned long long)seed, made, dropped,
-           (unsigned long long)fan_blocks_bytes(b));
+    printf("seed %llu: %ld made, %ld dropped, %llu bytes\n", (unsigned long long)seed, made,
+           dropped, (unsigned long long)fan_blocks_bytes(b));
     CHECK(made > 1000 && dropped > 1000 && fan_blocks_bytes(b) < 24 * 2 * 704);
     for (int i = 0; i < 24; i++)
         fan_storage_drop(live[i]);
@@ -91,7 +101,8 @@ static void no_two_arrays_share_a_byte(uint64_t seed)
     fan_blocks_drop(b);
 }
 
-/* Jobs and calls run again in their order, with the values of now; memory made while it records is at its place. */
+/* Jobs and calls run again in their order, with the values of now; memory made while it records is
+ * at its place. */
 static void a_replay_does_it_again(void)
 {
     fan_array *a = array(1), *b = array(2), *out = array(0);
@@ -140,7 +151,8 @@ static bool none_writes(void *ctx, const char *name, const void *data, size_t by
 }
 
 /* from_scope: what a function of a graph tree allocates; here it is the host's. */
-static fan_status from_scope(fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
+static fan_status from_scope(fan_memory_scope *self, fan_stream *owner, size_t bytes,
+                             fan_storage **out, fan_error *err)
 {
     (void)self, (void)owner, (void)err;
     fan_storage_make was = fan_storage_redirect(NULL);
@@ -149,8 +161,8 @@ static fan_status from_scope(fan_memory_scope *self, fan_stream *owner, size_t b
     return *out ? FAN_OK : FAN_ERR_NOMEM;
 }
 
-/* The entries of the table do the same for a graph tree, but that nothing runs before the launch: begin, end, launch,
- * drop; what a recording touches can be read. */
+/* The entries of the table do the same for a graph tree, but that nothing runs before the launch:
+ * begin, end, launch, drop; what a recording touches can be read. */
 static void the_recorder_is_whole(void)
 {
     fan_memory_scope scope = {.device = fan_cpu(), .alloc = from_scope, .who = "f"};
@@ -194,8 +206,12 @@ static void what_cannot_be_recorded_is_refused(void)
                       {.kind = FAN_JOB_STATS, .in = &in, .n = 1},
                       {.kind = FAN_JOB_SUM, .out = out, .in = &in, .n = 1, .stats = &stats},
                       {.kind = FAN_JOB_COPY, .out = elsewhere, .in = &in, .n = 1},
-                      {.kind = FAN_JOB_COPY, .out = out, .in = &(fan_operand){elsewhere, FAN_DT_FLOAT32}, .n = 1}};
-    const char *words[] = {"exact", "sparse", "stats", "stats", "copy writes memory", "copy reads memory"};
+                      {.kind = FAN_JOB_COPY,
+                       .out = out,
+                       .in = &(fan_operand){elsewhere, FAN_DT_FLOAT32},
+                       .n = 1}};
+    const char *words[] = {
+        "exact", "sparse", "stats", "stats", "copy writes memory", "copy reads memory"};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         fan_recording *r = fan_recording_new();
         fan_error err = {0}, end = {0};

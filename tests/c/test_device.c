@@ -1,5 +1,6 @@
-/* What all backends share: elision, pools, current streams, use sets and leaving memory, sparse sums; on the CPU, on
- * the simulated device, and on a backend made for this test that knows the truth about every order. */
+/* What all backends share: elision, pools, current streams, use sets and leaving memory, sparse
+ * sums; on the CPU, on the simulated device, and on a backend made for this test that knows the
+ * truth about every order. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -44,7 +45,10 @@ static void shake(void)
         sched_yield();
 }
 
-static int number_of(const fan_stream *s) { return (int)s->handle; }
+static int number_of(const fan_stream *s)
+{
+    return (int)s->handle;
+}
 
 static fan_status true_init(fan_event *e, fan_error *err)
 {
@@ -143,7 +147,8 @@ static bool holds(const fan_stream *s, const fan_event *e, int since)
     for (int v = since > 0 ? since - 1 : 0; v < t->n && !any; v++) {
         any = true;
         for (int i = 0; i < STREAMS; i++)
-            any &= i == number_of(s) || streams[number_of(s)].sees[i] >= t->version[v % VERSIONS].sees[i];
+            any &= i == number_of(s) ||
+                   streams[number_of(s)].sees[i] >= t->version[v % VERSIONS].sees[i];
     }
     pthread_mutex_unlock(&true_lock);
     return any;
@@ -175,7 +180,8 @@ static void ask_covers(shared *w, size_t at)
         w->covered++;
         pthread_mutex_lock(&true_lock);
         for (int k = 0; k < STREAMS; k++)
-            w->covered_wrong += a->version[(a->n - 1) % VERSIONS].sees[k] < b->version[(b->n - 1) % VERSIONS].sees[k];
+            w->covered_wrong += a->version[(a->n - 1) % VERSIONS].sees[k] <
+                                b->version[(b->n - 1) % VERSIONS].sees[k];
         pthread_mutex_unlock(&true_lock);
     }
     fan_event_drop(e);
@@ -230,7 +236,8 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Threads record and wait on the same streams; what is left out must be true, whoever was between. */
+/* Threads record and wait on the same streams; what is left out must be true, whoever was
+ * between. */
 static void a_wait_is_left_out_only_where_its_order_holds(void)
 {
     int64_t live = fan_mem_get().live;
@@ -252,8 +259,9 @@ static void a_wait_is_left_out_only_where_its_order_holds(void)
     }
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    printf("4 threads: %ld waits, %ld left out, %ld of them wrongly; %ld pairs covered, %ld wrongly\n", w.waits,
-           w.elided, w.wrong, w.covered, w.covered_wrong);
+    printf(
+        "4 threads: %ld waits, %ld left out, %ld of them wrongly; %ld pairs covered, %ld wrongly\n",
+        w.waits, w.elided, w.wrong, w.covered, w.covered_wrong);
     CHECK_INT(w.wrong, 0);
     CHECK_INT(w.covered_wrong, 0);
     CHECK(w.elided > 1000 && w.waits - w.elided > 1000 && w.covered > 50);
@@ -304,8 +312,8 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = true_device_new(0);
-    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 0, NULL),
-               *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL),
+               *c = fan_stream_new(d, 0, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
     bool elided;
     CHECK_OK(fan_event_record(a, &e, NULL));
@@ -362,7 +370,8 @@ static void one_thread_leaves_out_all_that_it_can(void)
     CHECK_INT(live_events, 0);
 }
 
-/* Streams come and go; a lane that a new stream inherits must not make old knowledge speak of it. */
+/* Streams come and go; a lane that a new stream inherits must not make old knowledge speak of
+ * it. */
 static void lanes_are_inherited_safely(void)
 {
     fan_device *d = true_device_new(0);
@@ -381,7 +390,9 @@ static void lanes_are_inherited_safely(void)
     }
     CHECK(most < 8);
     /* More streams than lanes: those without one leave nothing out. */
-    enum { MANY = 1100 };
+    enum {
+        MANY = 1100
+    };
     static fan_stream *many[MANY];
     for (int i = 0; i < MANY; i++)
         many[i] = fan_stream_new(d, 2, NULL);
@@ -435,11 +446,14 @@ static void the_cpu_has_no_streams(void)
     fan_operand in[2] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}};
     fan_trace *t = fan_trace_new(16);
     fan_trace_begin(t);
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1}, NULL));
-    CHECK_OK(
-        fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"}, NULL));
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1},
+                            NULL));
+    CHECK_OK(fan_device_run(
+        cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"},
+        NULL));
     fan_operand one = {b, FAN_DT_FLOAT64};
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
+    CHECK_OK(fan_device_run(
+        cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
     fan_trace_end(t);
     CHECK(((float *)(void *)c->data)[2] == 6.0f);
     CHECK_INT(fan_trace_count(t), 3);
@@ -457,7 +471,8 @@ static void the_cpu_has_no_streams(void)
     fan_array *r;
     CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, none, NULL, &r, NULL));
     fan_operand reduced = {a, FAN_DT_FLOAT64};
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_REDUCE, .out = r, .in = &reduced, .n = 1}, NULL));
+    CHECK_OK(fan_device_run(
+        cpu, NULL, &(fan_job){.kind = FAN_JOB_REDUCE, .out = r, .in = &reduced, .n = 1}, NULL));
     CHECK(((double *)(void *)r->data)[0] == 6);
     fan_array_drop(a);
     fan_array_drop(b);
@@ -538,7 +553,8 @@ static fan_array *array(fan_device *d, fan_stream *owner, int64_t n)
 
 static fan_status zero(fan_stream *s, const fan_array *a)
 {
-    return fan_device_run(s->device, s, &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, NULL);
+    return fan_device_run(s->device, s, &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"},
+                          NULL);
 }
 
 static void memory_leaves_when_all_that_used_it_has_passed(void)
@@ -666,7 +682,8 @@ static void full_memory_is_reclaimed_or_refused(void)
         fan_array_drop(a);
     }
     fan_array *a = array(d, s, half);
-    CHECK_INT(fan_device_array(d, s, FAN_DT_FLOAT64, 1, (int64_t[]){half + 8}, NULL, &b, &err), FAN_ERR_DEVICE_NOMEM);
+    CHECK_INT(fan_device_array(d, s, FAN_DT_FLOAT64, 1, (int64_t[]){half + 8}, NULL, &b, &err),
+              FAN_ERR_DEVICE_NOMEM);
     CHECK_HAS(err.text, "sim:0 is out of memory");
     CHECK(b == NULL);
     CHECK_OK(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &half, NULL, &b, &err));
@@ -696,14 +713,16 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_OK(fan_stream_sync(b, NULL));
     fan_device_poll(d);
     fan_trace_end(t);
-    static const fan_trace_kind expect[] = {FAN_TRACE_KERNEL, FAN_TRACE_RECORD, FAN_TRACE_WAIT, FAN_TRACE_ELIDED,
-                                            FAN_TRACE_MARK,   FAN_TRACE_KERNEL, FAN_TRACE_SYNC, FAN_TRACE_FREE};
+    static const fan_trace_kind expect[] = {FAN_TRACE_KERNEL, FAN_TRACE_RECORD, FAN_TRACE_WAIT,
+                                            FAN_TRACE_ELIDED, FAN_TRACE_MARK,   FAN_TRACE_KERNEL,
+                                            FAN_TRACE_SYNC,   FAN_TRACE_FREE};
     CHECK_INT(fan_trace_count(t), 8);
     for (size_t i = 0; i < 8; i++)
         CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
-    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5), *left = fan_trace_at(t, 3),
-                         *wait = fan_trace_at(t, 2);
-    CHECK(first->start_us >= 0 && first->end_us > first->start_us && second->start_us >= first->end_us);
+    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5),
+                         *left = fan_trace_at(t, 3), *wait = fan_trace_at(t, 2);
+    CHECK(first->start_us >= 0 && first->end_us > first->start_us &&
+          second->start_us >= first->end_us);
     CHECK_INT(first->stream, a->handle);
     CHECK_INT(wait->stream, b->handle);
     CHECK_INT(wait->other, a->handle);
@@ -722,7 +741,8 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
 
 /* ---- sparse sums ---- */
 
-static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64_t *state, int64_t most)
+static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64_t *state,
+                         int64_t most)
 {
     fan_array *a = NULL;
     CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &a, NULL));
@@ -754,7 +774,9 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
         pointers = filled(FAN_DT_INT64, 1, &rows, state, 1);
         int64_t *p = (int64_t *)(void *)pointers->data;
         for (int i = 1; i < rows; i++)
-            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(fan_rng(state) % (uint64_t)(nnz - p[i - 1] + 1));
+            p[i] = i == rows - 1
+                       ? nnz
+                       : p[i - 1] + (int64_t)(fan_rng(state) % (uint64_t)(nnz - p[i - 1] + 1));
     }
     CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
     fan_array_drop(indices);
@@ -770,7 +792,8 @@ static fan_array *moved(fan_stream *s, const fan_array *host)
         return NULL;
     fan_operand in = {host, host->dtype};
     CHECK_OK(fan_device_array(s->device, s, host->dtype, host->ndim, host->shape, host, &on, NULL));
-    CHECK_OK(fan_device_run(s->device, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &in, .n = 1}, NULL));
+    CHECK_OK(fan_device_run(
+        s->device, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &in, .n = 1}, NULL));
     return on;
 }
 
@@ -781,8 +804,8 @@ static bool same_part(fan_stream *s, const fan_array *on, const fan_array *host)
     fan_array *back = NULL;
     CHECK_OK(fan_array_new(on->dtype, on->ndim, on->shape, NULL, &back, NULL));
     CHECK_OK(s->device->backend->read(s, back, on, NULL));
-    bool same =
-        back->dtype == host->dtype && fan_array_same_shape(back, host) && fan_array_hash(back) == fan_array_hash(host);
+    bool same = back->dtype == host->dtype && fan_array_same_shape(back, host) &&
+                fan_array_hash(back) == fan_array_hash(host);
     fan_array_drop(back);
     return same;
 }
@@ -804,10 +827,10 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
             host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
             plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
-            fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers),
-                      *values = moved(s, host[i]->values);
-            CHECK_OK(
-                fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
+            fan_array *indices = moved(s, host[i]->indices),
+                      *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
+            CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values,
+                                    false, &on[i], NULL));
             fan_array_drop(indices);
             fan_array_drop(pointers);
             fan_array_drop(values);
@@ -817,7 +840,8 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
         fan_dtype result = fan_rng(&state) % 3 ? FAN_DT_NONE : FAN_DT_FLOAT32;
         plain = plain && !scale.on && (result == FAN_DT_NONE || result == from[n - 1].acc);
         CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
-        CHECK_OK(fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
+        CHECK_OK(
+            fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
         *(plain ? &queued : &through_host) += 1;
         CHECK_INT(got->format, want->format);
         CHECK_INT(got->coalesced, want->coalesced);
@@ -842,7 +866,8 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
 
 /* ---- memory that fails ---- */
 
-/* scenario: some of everything; passes up the first failure. Whatever happens, all is given back. */
+/* scenario: some of everything; passes up the first failure. Whatever happens, all is given
+ * back. */
 static fan_status scenario(fan_error *err)
 {
     fan_sim *m = NULL;
@@ -862,14 +887,16 @@ static fan_status scenario(fan_error *err)
     FAN_GO(fan_device_array(a->device, a, FAN_DT_FLOAT64, 6, shape, NULL, &x, err));
     FAN_GO(fan_sim_array(m, 1, FAN_DT_FLOAT64, 6, shape, host, &y, err));
     fan_operand up = {host, FAN_DT_FLOAT64}, over = {x, FAN_DT_FLOAT64};
-    FAN_GO(fan_device_run(a->device, a, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
+    FAN_GO(fan_device_run(a->device, a,
+                          &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
     FAN_GO(fan_event_record(a, &e, err));
     FAN_GO(fan_event_new(c->device, &f, err));
     FAN_GO(fan_stream_wait(c, e, NULL, err));
     for (int i = 0; i < 6; i++)
         FAN_GO(fan_memory_record_stream(x->storage, i % 2 ? b : c, err));
     FAN_GO(fan_memory_record_stream(y->storage, c, err));
-    FAN_GO(fan_device_run(c->device, c, &(fan_job){.kind = FAN_JOB_COPY, .out = y, .in = &over, .n = 1}, err));
+    FAN_GO(fan_device_run(c->device, c,
+                          &(fan_job){.kind = FAN_JOB_COPY, .out = y, .in = &over, .n = 1}, err));
     FAN_GO(fan_event_rerecord(f, c, err));
     FAN_GO(fan_stream_wait(b, f, NULL, err));
     FAN_GO(fan_memory_record_stream(y->storage, b, err));
@@ -945,7 +972,8 @@ static void a_child_has_every_lock_free(void)
     for (int i = 0; i < 10; i++) {
         pid_t child = fork();
         if (child == 0) {
-            bool is_free = pthread_mutex_trylock(&d->lock) == 0 && pthread_mutex_unlock(&d->lock) == 0;
+            bool is_free =
+                pthread_mutex_trylock(&d->lock) == 0 && pthread_mutex_unlock(&d->lock) == 0;
             fan_stream *s;
             if (!is_free || fan_sim_stream(m, 0, false, &s, NULL) != FAN_OK)
                 _exit(1);

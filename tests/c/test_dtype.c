@@ -1,12 +1,14 @@
-/* Promotion against tables that NumPy wrote (np.result_type), and D4 and D5 for the floats that it does not know. */
+/* Promotion against tables that NumPy wrote (np.result_type), and D4 and D5 for the floats that it
+ * does not know. */
 #include "array/dtype.h"
 
 #include "check.h"
 
 /* NumPy's own dtypes, in the order of the tables. */
 static const fan_dtype numpy[] = {
-    FAN_DT_BOOL,   FAN_DT_INT8,   FAN_DT_INT16,   FAN_DT_INT32,   FAN_DT_INT64,   FAN_DT_UINT8,     FAN_DT_UINT16,
-    FAN_DT_UINT32, FAN_DT_UINT64, FAN_DT_FLOAT16, FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_COMPLEX64, FAN_DT_COMPLEX128,
+    FAN_DT_BOOL,    FAN_DT_INT8,    FAN_DT_INT16,     FAN_DT_INT32,      FAN_DT_INT64,
+    FAN_DT_UINT8,   FAN_DT_UINT16,  FAN_DT_UINT32,    FAN_DT_UINT64,     FAN_DT_FLOAT16,
+    FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_COMPLEX64, FAN_DT_COMPLEX128,
 };
 #define N (int)(sizeof numpy / sizeof numpy[0])
 
@@ -66,20 +68,25 @@ static const char *const castable[] = {
 
 static const fan_dtype foreign[] = {FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2};
 
-static fan_dtype letter(char c) { return numpy[c - 'a']; }
+static fan_dtype letter(char c)
+{
+    return numpy[c - 'a'];
+}
 
 static void numpy_dtypes_promote_as_numpy_has_it(void)
 {
     for (int i = 0; i < N; i++)
         for (int j = 0; j < N; j++)
-            CHECK_STR(fan_dtype_name(fan_dtype_promote(numpy[i], numpy[j])), fan_dtype_name(letter(promoted[i][j])));
+            CHECK_STR(fan_dtype_name(fan_dtype_promote(numpy[i], numpy[j])),
+                      fan_dtype_name(letter(promoted[i][j])));
 }
 
 static void python_scalars_are_weak_as_numpy_has_it(void)
 {
     for (int i = 0; i < N; i++)
         for (int k = 0; k < 4; k++)
-            CHECK_STR(fan_dtype_name(fan_dtype_promote_weak(numpy[i], "bifc"[k])), fan_dtype_name(letter(weak[i][k])));
+            CHECK_STR(fan_dtype_name(fan_dtype_promote_weak(numpy[i], "bifc"[k])),
+                      fan_dtype_name(letter(weak[i][k])));
     for (int i = 0; i < 3; i++) {
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'b'), foreign[i]);
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'i'), foreign[i]);

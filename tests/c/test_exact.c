@@ -1,5 +1,5 @@
-/* Exact sums against whole numbers: the terms of one element in one long integer, rounded by looking for the nearest
- * code. */
+/* Exact sums against whole numbers: the terms of one element in one long integer, rounded by
+ * looking for the nearest code. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -34,9 +34,13 @@ static format format_of(fan_dtype d)
     }
 }
 
-static int width_of(fan_dtype d) { return (int)fan_dtype_size(d) * 8; }
+static int width_of(fan_dtype d)
+{
+    return (int)fan_dtype_size(d) * 8;
+}
 
-typedef struct whole { /* an integer in two's complement, in units of 2^-1074 and `less` bits more */
+/* an integer in two's complement, in units of 2^-1074 and `less` bits more */
+typedef struct whole {
     uint32_t digit[DIGITS];
 } whole;
 
@@ -115,7 +119,8 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
     return code > f.last ? f.over : code;
 }
 
-/* model: the exact sum of n codes of dtype d, as a code of dtype `to`. NaNs come out without sign. */
+/* model: the exact sum of n codes of dtype d, as a code of dtype `to`. NaNs come out without
+ * sign. */
 static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to)
 {
     format f = format_of(d), g = format_of(to);
@@ -148,14 +153,16 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
 
 /* ---- hostile terms ---- */
 
-/* tie: term k of a tie: its exponent and bits. The first is anywhere (`at`), the second half of its last bit, of its
- * own dtype or of a narrower one; others lie just out of a float64's reach, or anywhere below. false: a zero, rather.
- */
+/* tie: term k of a tie: its exponent and bits. The first is anywhere (`at`), the second half of its
+ * last bit, of its own dtype or of a narrower one; others lie just out of a float64's reach, or
+ * anywhere below. false: a zero,
+ * rather. */
 static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64_t *e, uint64_t *m)
 {
     uint64_t mant = (uint64_t)f->mant, top = f->last >> f->mant;
     if (k == 0) {
-        *e = *at = mant + 2 < top ? mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2)) : top;
+        *e = *at =
+            mant + 2 < top ? mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2)) : top;
     } else if (k == 1) {
         uint64_t gap = random_below(2) ? mant + 1 : random_below(2) ? 24 : 8;
         *e = *at > gap ? *at - gap : 0;
@@ -163,7 +170,8 @@ static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64
         codes[0] = gap <= mant ? codes[0] >> (mant - gap + 1) << (mant - gap + 1) : codes[0];
     } else if (random_below(2)) {
         uint64_t near = 2 * mant + (uint64_t)random_below(12);
-        *e = random_below(2) && *at > near ? *at - near : (uint64_t)random_below((int64_t)*at + 1) / 3;
+        *e = random_below(2) && *at > near ? *at - near
+                                           : (uint64_t)random_below((int64_t)*at + 1) / 3;
         *m = random_below(2) ? *m : 0;
     } else {
         return false;
@@ -178,10 +186,13 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
     uint64_t sign = UINT64_C(1) << (width_of(d) - 1), top = f.last >> f.mant;
     uint64_t middle = (uint64_t)random_below((int64_t)top + 1), at = 0;
     for (size_t k = 0; k < n; k++) {
-        uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1), e = (uint64_t)random_below((int64_t)top + 1);
+        uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1),
+                 e = (uint64_t)random_below((int64_t)top + 1);
         switch (way) {
         case 0: /* any exponent */ break;
-        case 1: /* near one another */ e = middle > 3 ? middle - (uint64_t)random_below(4) : middle; break;
+        case 1: /* near one another */
+            e = middle > 3 ? middle - (uint64_t)random_below(4) : middle;
+            break;
         case 2: /* pairs that cancel, and something small */
             if (k % 3 == 1) {
                 codes[k] = codes[k - 1] ^ sign;
@@ -199,7 +210,9 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
             e = (uint64_t)random_below(3) / 2;
             m = random_below(3) ? m : 0;
             break;
-        case 5: /* zeros */ codes[k] = random_below(4) ? sign : random_below(8) ? sign : 0; continue;
+        case 5: /* zeros */
+            codes[k] = random_below(4) ? sign : random_below(8) ? sign : 0;
+            continue;
         case 6: /* the largest, which must not overflow on the way */
             codes[k] = (f.last - (uint64_t)random_below(3)) | (k % 2 ? sign : 0);
             if (random_below(4) == 0)
@@ -237,7 +250,10 @@ static uint64_t load(const char *p, fan_dtype d)
     return u;
 }
 
-static void store(char *p, fan_dtype d, uint64_t code) { memcpy(p, &code, fan_dtype_size(d)); }
+static void store(char *p, fan_dtype d, uint64_t code)
+{
+    memcpy(p, &code, fan_dtype_size(d));
+}
 
 static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, int way)
 {
@@ -252,8 +268,8 @@ static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, int way)
         CHECK_OK(fan_array_new(d, gaps ? 2 : 1, shape, NULL, &whole_one, NULL));
         t->array[k] = whole_one;
         if (gaps) {
-            CHECK_OK(fan_array_view(whole_one->storage, whole_one->data, d, 1, shape, whole_one->strides, true,
-                                    &t->array[k], NULL));
+            CHECK_OK(fan_array_view(whole_one->storage, whole_one->data, d, 1, shape,
+                                    whole_one->strides, true, &t->array[k], NULL));
             fan_array_drop(whole_one);
         }
     }
@@ -322,8 +338,10 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
             if (planted || shown++ > 2)
                 continue;
             CHECK(same_code(to, got, want));
-            fprintf(stderr, "    %s: out %d: element %zu, %zu terms of %s into %s: got %llx, want %llx:", what, o, i,
-                    t->n, fan_dtype_name(t->d), fan_dtype_name(to), (unsigned long long)got, (unsigned long long)want);
+            fprintf(stderr,
+                    "    %s: out %d: element %zu, %zu terms of %s into %s: got %llx, want %llx:",
+                    what, o, i, t->n, fan_dtype_name(t->d), fan_dtype_name(to),
+                    (unsigned long long)got, (unsigned long long)want);
             for (size_t k = 0; k < t->n && k < 9; k++)
                 fprintf(stderr, " %llx", (unsigned long long)t->codes[i * t->n + k]);
             fprintf(stderr, "\n");
@@ -346,11 +364,13 @@ static void a_million_sums(double share)
     for (int r = 0; r < REALS; r++) {
         int left = (int)(elements[r] * share);
         for (int round = 0; left > 0; round++) {
-            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200) : 1 + (size_t)random_below(12),
+            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200)
+                                       : 1 + (size_t)random_below(12),
                    size = round % 16 == 0 ? 200 : 4000;
             terms t;
             terms_make(&t, reals[r], n, size, round % 3 == 0 ? -1 : round % 8);
-            check_terms(&t, random_below(2) ? reals[r] : reals[random_below(REALS)], "random", false);
+            check_terms(&t, random_below(2) ? reals[r] : reals[random_below(REALS)], "random",
+                        false);
             terms_free(&t);
             left -= (int)size;
         }
@@ -428,11 +448,13 @@ static double sum_of(const float *x, size_t n, fan_dtype to, const fan_scale *sc
 static void named_cases(void)
 {
     const float big = 0x1.fffffep127f;
-#define SUM(to, ...) sum_of((const float[]){__VA_ARGS__}, sizeof (float[]){__VA_ARGS__} / sizeof(float), to, NULL)
+#define SUM(to, ...) \
+    sum_of((const float[]){__VA_ARGS__}, sizeof (float[]){__VA_ARGS__} / sizeof(float), to, NULL)
     CHECK(SUM(FAN_DT_FLOAT32, big, big, -big) == (double)big);
     CHECK(SUM(FAN_DT_FLOAT32, big, big) == (double)INFINITY);
     CHECK(SUM(FAN_DT_FLOAT64, big, big) == 2 * (double)big);
-    CHECK(SUM(FAN_DT_FLOAT32, big, 0x1p103f) == (double)INFINITY); /* a tie with what would be 2^128 */
+    /* a tie with what would be 2^128 */
+    CHECK(SUM(FAN_DT_FLOAT32, big, 0x1p103f) == (double)INFINITY);
     CHECK(SUM(FAN_DT_FLOAT32, big, 0x1p103f, -0x1p-149f) == (double)big);
     CHECK(SUM(FAN_DT_FLOAT32, INFINITY, -big, 1) == (double)INFINITY);
     CHECK(isnan(SUM(FAN_DT_FLOAT32, INFINITY, -INFINITY)));
@@ -455,7 +477,8 @@ static void named_cases(void)
 /* The factor is exact, too: of two candidates the one that long arithmetic confirms. */
 static void a_factor_is_exact(void)
 {
-    static const double factors[] = {0.125, 3, 1.0 / 3, -7e-30, 0x1p-149, -0.0, 1e300, 0x1.8p-1074, INFINITY, NAN};
+    static const double factors[] = {0.125, 3,     1.0 / 3,     -7e-30,   0x1p-149,
+                                     -0.0,  1e300, 0x1.8p-1074, INFINITY, NAN};
     int64_t slow_before = fan_exact_slow();
     for (int round = 0; round < 4000; round++) {
         uint64_t codes[4];
@@ -476,8 +499,8 @@ static void a_factor_is_exact(void)
             CHECK(isnan(want) ? isnan(got) : memcmp(&want, &got, 4) == 0);
             continue;
         }
-        /* base: sum * factor is a whole number of 2^-(149 + 1074): too long for the model's integers; so shift the
-         * factor's exponent into the sum */
+        /* base: sum * factor is a whole number of 2^-(149 + 1074): too long for the model's
+         * integers; so shift the factor's exponent into the sum */
         int e;
         int64_t m = (int64_t)ldexp(frexp(by, &e), 53);
         whole w = {{0}};
@@ -496,7 +519,8 @@ static void a_factor_is_exact(void)
         int s = whole_sign(&w);
         if (s < 0)
             whole_negate(&w);
-        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0), had;
+        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0),
+                 had;
         memcpy(&had, &got, 4);
         if (!CHECK(want == had))
             fprintf(stderr, "    factor %a: got %x, want %x\n", by, had, want);
@@ -523,24 +547,26 @@ static void complex_and_wider_windows(void)
     fan_exact_sum(out, (const fan_array *const *)in, 6, FAN_DT_COMPLEX64, NULL);
     for (int which = 0; which < 2; which++) {
         for (int k = 0; k < 6; k++)
-            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1, &size, in[k]->strides,
-                                    true, &part[k], NULL));
+            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1,
+                                    &size, in[k]->strides, true, &part[k], NULL));
         fan_exact_sum(re, (const fan_array *const *)part, 6, FAN_DT_FLOAT32, NULL);
         for (int64_t i = 0; i < size; i++)
-            CHECK(load(re->data + 4 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i + 4 * which, FAN_DT_FLOAT32));
+            CHECK(load(re->data + 4 * i, FAN_DT_FLOAT32) ==
+                  load(out->data + 8 * i + 4 * which, FAN_DT_FLOAT32));
         for (int k = 0; k < 6; k++)
             fan_array_drop(part[k]);
     }
     for (int k = 0; k < 3; k++)
-        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k],
-                                NULL));
+        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size,
+                                in[k]->strides, true, &part[k], NULL));
     fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size), *wide;
     CHECK_OK(fan_window_add(narrow, (const fan_array *const *)part, 3, NULL));
     wide = fan_window_copy(narrow, FAN_DT_COMPLEX64);
     CHECK_OK(fan_window_add(wide, (const fan_array *const *)in + 3, 3, NULL));
     fan_window_round(wide_out, wide, NULL);
     for (int64_t i = 0; i < size; i++)
-        CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i, FAN_DT_FLOAT32));
+        CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) ==
+              load(out->data + 8 * i, FAN_DT_FLOAT32));
     for (int k = 0; k < 6; k++) {
         fan_array_drop(in[k]);
         if (k < 3)
@@ -556,7 +582,8 @@ static void complex_and_wider_windows(void)
 /* float16 into float32, bfloat16 into float64, by way of windows */
 static void windows_widen_without_loss(void)
 {
-    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32},
+    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2,
+                                     FAN_DT_FLOAT32},
                            to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
     for (int r = 0; r < 4; r++) {
         terms t;
@@ -623,7 +650,8 @@ static void terms_of_another_dtype(fan_dtype d)
     CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &rounded, NULL));
     for (int64_t i = 0; i < size; i++) {
         int32_t x = d == FAN_DT_INT32 ? (int32_t)(random_below(1 << 20) - (1 << 19))
-                                      : 0x3c00 + (int32_t)random_below(1 << 10); /* a half from 1 to 2 */
+                                      /* a half from 1 to 2 */
+                                      : 0x3c00 + (int32_t)random_below(1 << 10);
         memcpy(others->data + others->strides[0] * i, &x, fan_dtype_size(d));
         random_element(FAN_DT_BFLOAT16, element(lows, i));
     }
@@ -660,7 +688,8 @@ static void planted_faults_are_found(void)
             }
             fan_fault_plant(FAN_FAULT_NONE);
             if (!CHECK(wrong > before))
-                fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f], r ? "float64" : "float32");
+                fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f],
+                        r ? "float64" : "float32");
         }
     }
 }
@@ -669,8 +698,8 @@ int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
     double share = check_is_full(argc, argv) ? 1 : 0.05;
-    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) &&
-          !fan_exact_fits(FAN_DT_BOOL));
+    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) &&
+          !fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
     named_cases();
     every_order_of_five();
     a_factor_is_exact();

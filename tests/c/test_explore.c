@@ -1,4 +1,5 @@
-/* The search over host orders: the reduction against the whole search, on random programs; replay, samples, limit. */
+/* The search over host orders: the reduction against the whole search, on random programs; replay,
+ * samples, limit. */
 #include "check.h"
 
 #include "base/rng.h"
@@ -9,17 +10,30 @@
 
 static uint64_t state = 1;
 
-static uint64_t draw(void) { return fan_rng(&state); }
+static uint64_t draw(void)
+{
+    return fan_rng(&state);
+}
 
-static int below(int n) { return (int)(draw() % (uint64_t)n); }
+static int below(int n)
+{
+    return (int)(draw() % (uint64_t)n);
+}
 
 #define ACTORS 4
 #define STEPS 6
 #define OBJECTS 4
 
-/* A step reads some objects into its actor's own state and then writes that to some; or takes or gives a lock; or adds
- * to a number, or decides by it; or asks. */
-typedef enum { WORK, LOCK, UNLOCK, COUNT, WEIGH, ASK } kind;
+/* A step reads some objects into its actor's own state and then writes that to some; or takes or
+ * gives a lock; or adds to a number, or decides by it; or asks. */
+typedef enum {
+    WORK,
+    LOCK,
+    UNLOCK,
+    COUNT,
+    WEIGH,
+    ASK
+} kind;
 
 #define THE_NUMBER 200
 #define LIMIT 3 /* below, nobody decides */
@@ -165,7 +179,8 @@ static int by_value(const void *a, const void *b)
 static uint64_t found[2][MOST], again; /* searches that began anew */
 
 /* search: the sorted set of outcomes; how many runs it took. */
-static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *runs, uint64_t *abandoned, bool *deadlock)
+static size_t search(const program *p, bool reduce, uint64_t *into, uint64_t *runs,
+                     uint64_t *abandoned, bool *deadlock)
 {
     fan_explore *x = fan_explore_new(reduce, 0);
     if (tries)
@@ -221,8 +236,8 @@ static void the_reduction_loses_no_outcome(bool with_tries, int programs)
         outcomes += n;
         *(stuck[0] ? &deadlocks : &free_of_them) += 1;
     }
-    printf("%d programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64 " runs and %" PRIu64
-           " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
+    printf("%d programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64
+           " runs and %" PRIu64 " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
            programs, whole, outcomes, reduced, gone, deadlocks, free_of_them);
     printf("%" PRIu64 " searches began anew\n", again);
     CHECK(!tries || again > 20);
@@ -233,7 +248,8 @@ static void the_reduction_loses_no_outcome(bool with_tries, int programs)
     CHECK(free_of_them > 20);
 }
 
-/* A footprint that says too little makes the reduction lose outcomes: the comparison above would see it. */
+/* A footprint that says too little makes the reduction lose outcomes: the comparison above would
+ * see it. */
 static void a_footprint_that_lies_is_found(void)
 {
     long lost = 0;
@@ -381,7 +397,8 @@ static void a_scenario_that_does_not_repeat_itself_is_noticed(void)
     for (int run = 0; fan_explore_begin(x) && run < 10; run++) {
         int a = fan_explore_choose(x, run % 2 ? 1u : 3u);
         fan_explore_access(x, 1, true);
-        if (a != FAN_EXPLORE_NONE && fan_explore_choose(x, run % 2 ? 2u : 3u & ~(1u << a)) != FAN_EXPLORE_NONE)
+        if (a != FAN_EXPLORE_NONE &&
+            fan_explore_choose(x, run % 2 ? 2u : 3u & ~(1u << a)) != FAN_EXPLORE_NONE)
             fan_explore_access(x, 1, true);
         fan_explore_end(x);
     }

@@ -4,9 +4,15 @@
 #include "base/rng.h"
 #include "check.h"
 
-enum { BYTES = 256, MOST = 12 };
+enum {
+    BYTES = 256,
+    MOST = 12
+};
 
-static bool meet(const fan_extent_entry *x, fan_extent of) { return fan_extents_may_overlap(x->at, of); }
+static bool meet(const fan_extent_entry *x, fan_extent of)
+{
+    return fan_extents_may_overlap(x->at, of);
+}
 
 /* put: n arrays at random places of `memory`, some without elements, some backwards. */
 static void put(fan_extents *e, fan_array **made, fan_storage *s, size_t n, uint64_t *seed)
@@ -25,7 +31,8 @@ static void a_list_finds_those_who_meet(const fan_extents *e, fan_extent of, lon
     size_t at = e->n, expected = 0;
     for (size_t i = 0; i < e->n; i++)
         expected += meet(&e->all[i], of);
-    for (const fan_extent_entry *x, *before = NULL; (x = fan_extents_next(e, of, &at)) != NULL; before = x) {
+    for (const fan_extent_entry *x, *before = NULL; (x = fan_extents_next(e, of, &at)) != NULL;
+         before = x) {
         CHECK(meet(x, of) && (!before || x < before));
         CHECK(expected-- > 0);
         ++*met;
@@ -55,16 +62,19 @@ static void pairs_and_independence(const fan_extents *e, long *pairs, long *inde
 static void flats(uint64_t *seed, long *apart, long *met)
 {
     static char room[1 << 14];
-    enum { MANY = 120 };
+    enum {
+        MANY = 120
+    };
     fan_flat all[MANY];
     size_t n = fan_rng(seed) % (fan_rng(seed) % 2 ? 6 : MANY), near = 0;
     bool expected = true;
     for (size_t i = 0; i < n; i++)
-        all[i] = (fan_flat){room + fan_rng(seed) % sizeof room, fan_rng(seed) % (n > 5 ? 8 : 2000), i};
+        all[i] =
+            (fan_flat){room + fan_rng(seed) % sizeof room, fan_rng(seed) % (n > 5 ? 8 : 2000), i};
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < i; j++)
-            expected &= all[i].data + all[i].bytes <= all[j].data || all[j].data + all[j].bytes <= all[i].data ||
-                        !all[i].bytes || !all[j].bytes;
+            expected &= all[i].data + all[i].bytes <= all[j].data ||
+                        all[j].data + all[j].bytes <= all[i].data || !all[i].bytes || !all[j].bytes;
     CHECK(fan_flats_disjoint(all, n) == expected);
     apart[expected]++;
     for (int ask = 0; expected && ask < 8; ask++) {
@@ -79,24 +89,29 @@ static void flats(uint64_t *seed, long *apart, long *met)
     }
 }
 
-/* long_lists: lists that take turns, and some without any order, are sorted, and nothing is lost. */
+/* long_lists: lists that take turns, and some without any order, are sorted, and nothing is
+ * lost. */
 static void long_lists(uint64_t *seed, long *turns)
 {
-    enum { LONG = 400 };
+    enum {
+        LONG = 400
+    };
     static fan_extent_entry all[LONG];
     static bool seen[LONG];
     size_t n = fan_rng(seed) % LONG, lists = 1 + fan_rng(seed) % 48;
     fan_extents e = {all, n};
     uint64_t order = fan_rng(seed) % 4, highest = 0;
     for (size_t i = 0; i < n; i++) {
-        uint64_t at = order ? (i % lists * 7919 % lists) * 100000 + i / lists * 64 : fan_rng(seed) % 5000;
+        uint64_t at =
+            order ? (i % lists * 7919 % lists) * 100000 + i / lists * 64 : fan_rng(seed) % 5000;
         all[i] = (fan_extent_entry){.at = {at, at + fan_rng(seed) % 99}, .owner = i};
         seen[i] = false;
     }
     fan_extents_sort(&e);
     for (size_t i = 0; i < n; i++) {
         highest = all[i].at.last > highest ? all[i].at.last : highest;
-        CHECK(all[i].highest == highest && (i == 0 || all[i - 1].at.first <= all[i].at.first) && !seen[all[i].owner]);
+        CHECK(all[i].highest == highest && (i == 0 || all[i - 1].at.first <= all[i].at.first) &&
+              !seen[all[i].owner]);
         seen[all[i].owner] = true;
     }
     turns[order ? (lists > 32) + 1 : 0]++;
@@ -128,14 +143,16 @@ int main(void)
     long flats_disjoint[2] = {0}, flats_met[2] = {0};
     for (int turn = 0; turn < 5000; turn++)
         flats(&seed, flats_disjoint, flats_met);
-    CHECK(flats_disjoint[0] > 500 && flats_disjoint[1] > 500 && flats_met[0] > 500 && flats_met[1] > 500);
+    CHECK(flats_disjoint[0] > 500 && flats_disjoint[1] > 500 && flats_met[0] > 500 &&
+          flats_met[1] > 500);
     long turns[3] = {0};
     for (int turn = 0; turn < 3000; turn++)
         long_lists(&seed, turns);
     CHECK(turns[0] > 300 && turns[1] > 300 && turns[2] > 300);
-    printf("met %ld, lists with a pair %ld of %ld, independent %ld of %ld, empty %ld\n", met, pairs[1],
-           pairs[0] + pairs[1], independent[1], independent[0] + independent[1], empty);
-    CHECK(met > 1000 && pairs[0] > 1000 && pairs[1] > 1000 && independent[0] > 1000 && independent[1] > 1000);
+    printf("met %ld, lists with a pair %ld of %ld, independent %ld of %ld, empty %ld\n", met,
+           pairs[1], pairs[0] + pairs[1], independent[1], independent[0] + independent[1], empty);
+    CHECK(met > 1000 && pairs[0] > 1000 && pairs[1] > 1000 && independent[0] > 1000 &&
+          independent[1] > 1000);
     CHECK(empty > 1000);
     return check_done();
 }

@@ -1,4 +1,5 @@
-/* The list of what is done around fork(): newest first before it, oldest first behind it, each once. */
+/* The list of what is done around fork(): newest first before it, oldest first behind it, each
+ * once. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -10,14 +11,35 @@
 
 static char seen[32];
 
-static void put(char c) { seen[strlen(seen)] = c; }
+static void put(char c)
+{
+    seen[strlen(seen)] = c;
+}
 
-static void low_lock(void) { put('l'); }
-static void low_unlock(void) { put('u'); }
-static void low_child(void) { put('c'); }
-static void high_lock(void) { put('L'); }
-static void high_unlock(void) { put('U'); }
-static void last_child(void) { put('C'); }
+static void low_lock(void)
+{
+    put('l');
+}
+static void low_unlock(void)
+{
+    put('u');
+}
+static void low_child(void)
+{
+    put('c');
+}
+static void high_lock(void)
+{
+    put('L');
+}
+static void high_unlock(void)
+{
+    put('U');
+}
+static void last_child(void)
+{
+    put('C');
+}
 
 int main(void)
 {

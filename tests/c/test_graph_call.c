@@ -1,5 +1,5 @@
-/* What a call of a tree's function does: every combination of facts, beside the table of docs/graph-trees.md read row
- * by row. */
+/* What a call of a tree's function does: every combination of facts, beside the table of
+ * docs/graph-trees.md read row by row. */
 #include "graph/call.h"
 
 #include "check.h"
@@ -14,7 +14,10 @@ typedef struct reading {
     fan_tree_plan p;
 } reading;
 
-static void apply(reading *r, int row) { r->p.rules |= UINT32_C(1) << (row - 1); }
+static void apply(reading *r, int row)
+{
+    r->p.rules |= UINT32_C(1) << (row - 1);
+}
 
 static void end_path(reading *r, int row)
 {
@@ -119,19 +122,24 @@ static fan_tree_plan read_table(const fan_tree_call *c)
 
 static bool same(const fan_tree_plan *a, const fan_tree_plan *b)
 {
-    return a->end_path == b->end_path && a->restore == b->restore && a->warn_writes == b->warn_writes &&
-           a->warn_repeats == b->warn_repeats && a->count == b->count && a->demote == b->demote &&
-           a->outcome == b->outcome && a->why == b->why && a->rules == b->rules;
+    return a->end_path == b->end_path && a->restore == b->restore &&
+           a->warn_writes == b->warn_writes && a->warn_repeats == b->warn_repeats &&
+           a->count == b->count && a->demote == b->demote && a->outcome == b->outcome &&
+           a->why == b->why && a->rules == b->rules;
 }
 
 #define FITS 5
 #define PLACES (16 * FITS)
 
-static fan_tree_place place_of(int i) { return (fan_tree_place){i & 1, i & 2, i & 4, i & 8, (fan_tree_fit)(i / 16)}; }
+static fan_tree_place place_of(int i)
+{
+    return (fan_tree_place){i & 1, i & 2, i & 4, i & 8, (fan_tree_fit)(i / 16)};
+}
 
 static fan_tree_call call_of(int i, fan_tree_place here, fan_tree_place root)
 {
-    return (fan_tree_call){(fan_tree_path)(i & 3), i & 4, i & 8, i & 16, i & 32, i & 64, i & 128, i & 256, here, root};
+    return (fan_tree_call){
+        (fan_tree_path)(i & 3), i & 4, i & 8, i & 16, i & 32, i & 64, i & 128, i & 256, here, root};
 }
 
 static void every_combination_is_as_the_table_says(void)
@@ -143,8 +151,11 @@ static void every_combination_is_as_the_table_says(void)
                 fan_tree_call c = call_of(i, place_of(here), place_of(root));
                 fan_tree_plan got = fan_tree_decide(&c), warned = read_table(&c);
                 if (!same(&got, &warned) && wrong++ < 5)
-                    fprintf(stderr, "facts %d, here %d, root %d: did %d rules %x, the table: did %d rules %x\n", i,
-                            here, root, (int)got.outcome, got.rules, (int)warned.outcome, warned.rules);
+                    fprintf(
+                        stderr,
+                        "facts %d, here %d, root %d: did %d rules %x, the table: did %d rules %x\n",
+                        i, here, root, (int)got.outcome, got.rules, (int)warned.outcome,
+                        warned.rules);
                 seen++;
                 did[got.outcome]++;
                 for (int row = 0; row < FAN_TREE_RULES; row++)
@@ -179,7 +190,8 @@ static void no_plan_forgets_what_lives(void)
                 /* only what fits is replayed, and nothing that writes is recorded */
                 wrong += p.outcome == FAN_TREE_REPLAY && (at->fit != FAN_TREE_FIT_FITS || !c.warm);
                 wrong += p.outcome != FAN_TREE_EAGER && at->writes;
-                /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as it is */
+                /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as
+                 * it is */
                 wrong += p.outcome == FAN_TREE_RECORD && at->over_limit && !p.demote &&
                          (at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND);
             }

@@ -1,4 +1,5 @@
-/* A graph tree's block table, beside a map that marks each unit of its memory: first fit, checkpoints, restores. */
+/* A graph tree's block table, beside a map that marks each unit of its memory: first fit,
+ * checkpoints, restores. */
 #include "graph/pool.h"
 
 #include "base/mem.h"
@@ -10,7 +11,10 @@
 #define UNITS 48
 #define OWNERS 64
 
-static uint64_t below(uint64_t *rng, uint64_t n) { return fan_rng(rng) % n; }
+static uint64_t below(uint64_t *rng, uint64_t n)
+{
+    return fan_rng(rng) % n;
+}
 
 /* What the block table should say: of each unit, who has it. */
 typedef struct map {
@@ -52,10 +56,13 @@ static bool agree(const fan_graph_pool *p, const map *m)
     }
     bool same = p->in_use == in_use && p->taken.n == n;
     for (size_t i = 0; i + 1 < p->taken.n; i++)
-        same = same && p->taken.at[i].hi <= p->taken.at[i + 1].lo && p->taken.at[i].lo < p->taken.at[i].hi;
+        same = same && p->taken.at[i].hi <= p->taken.at[i + 1].lo &&
+               p->taken.at[i].lo < p->taken.at[i].hi;
     for (int u = 0; u < UNITS; u++) {
-        uint64_t at = fan_graph_pool_find(p, (uint64_t)u * FAN_GRAPH_ALIGN + (uint64_t)u % FAN_GRAPH_ALIGN);
-        same = same && at == (m->of[u] ? (uint64_t)m->first[m->of[u]] * FAN_GRAPH_ALIGN : FAN_GRAPH_NOWHERE);
+        uint64_t at =
+            fan_graph_pool_find(p, (uint64_t)u * FAN_GRAPH_ALIGN + (uint64_t)u % FAN_GRAPH_ALIGN);
+        same = same && at == (m->of[u] ? (uint64_t)m->first[m->of[u]] * FAN_GRAPH_ALIGN
+                                       : FAN_GRAPH_NOWHERE);
     }
     return same;
 }
@@ -110,9 +117,11 @@ static bool one_trace(uint64_t seed, long *full)
     CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
     if (seed % 2)
         CHECK_OK(fan_graph_pool_restore(&p, &then, NULL));
-    good = good && agree(&p, &kept) && p.high_water >= high && p.bytes == (uint64_t)UNITS * FAN_GRAPH_ALIGN;
+    good = good && agree(&p, &kept) && p.high_water >= high &&
+           p.bytes == (uint64_t)UNITS * FAN_GRAPH_ALIGN;
     CHECK_OK(fan_graph_pool_checkpoint(&p, &again, NULL));
-    good = good && again.n == then.n && (!then.n || memcmp(again.at, then.at, then.n * sizeof *then.at) == 0);
+    good = good && again.n == then.n &&
+           (!then.n || memcmp(again.at, then.at, then.n * sizeof *then.at) == 0);
     rng = from_here;
     m = kept;
     for (int i = 0; i < 12; i++) {
@@ -176,8 +185,8 @@ static void memory_that_ends_changes_nothing(void)
     CHECK_OK(fan_graph_pool_restore(&small, &more, NULL));
     CHECK_INT(small.in_use, 20 * 1024);
     CHECK_INT(fan_graph_pool_alloc(&small, UINT64_MAX, &offset, &err), FAN_ERR_DEVICE_NOMEM);
-    CHECK_HAS(err.text,
-              "no room for 18446744073709551615 bytes in the graph tree's 1048576, of which 20480 are in use");
+    CHECK_HAS(err.text, "no room for 18446744073709551615 bytes in the graph tree's 1048576, of "
+                        "which 20480 are in use");
     fan_graph_ranges_fini(&then);
     fan_graph_ranges_fini(&more);
     fan_graph_pool_fini(&small);

@@ -15,7 +15,8 @@ static uint64_t next(void)
     return state >> 33;
 }
 
-/* range: so many keys are drawn from; far: they are multiples of it, so that many meet in one cell. */
+/* range: so many keys are drawn from; far: they are multiples of it, so that many meet in one
+ * cell. */
 static void it_holds_what_was_put_and_not_removed(int64_t range, int64_t far)
 {
     fan_keys *k = fan_calloc(sizeof *k);

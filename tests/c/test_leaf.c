@@ -1,4 +1,5 @@
-/* Who has a leaf: one thread at a time, and, after a fork, whoever is still there; who would wait in a circle. */
+/* Who has a leaf: one thread at a time, and, after a fork, whoever is still there; who would wait
+ * in a circle. */
 #define _POSIX_C_SOURCE 200809L
 #include "engine/leaf.h"
 
@@ -163,7 +164,9 @@ static void *of_ring(void *number)
     if (fan_leaf_claim_begin(next, &one_at_a_time, &err) == FAN_OK) {
         fan_leaf_claim_end(next);
     } else {
-        CHECK_HAS(err.text, "from within the accumulation of another leaf, for which that of another leaf waits");
+        CHECK_HAS(
+            err.text,
+            "from within the accumulation of another leaf, for which that of another leaf waits");
         CHECK_HAS(err.text, "none of them would end");
         refused++;
     }
@@ -188,7 +191,8 @@ static void of_a_ring_one_is_refused_and_the_others_go_on(void)
         fan_leaf_claim_fini(&ring[i]);
 }
 
-/* helps: a thread that runs nodes for the main one, whose claim is older than the pass, or newer. */
+/* helps: a thread that runs nodes for the main one, whose claim is older than the pass, or
+ * newer. */
 static void *helps(void *caller)
 {
     fan_error err;

@@ -1,5 +1,5 @@
-/* The happens-before checker: its verdicts by example, against a checker that keeps everything, byte by byte, and its
- * speed. */
+/* The happens-before checker: its verdicts by example, against a checker that keeps everything,
+ * byte by byte, and its speed. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -12,9 +12,15 @@
 
 static uint64_t state = 1;
 
-static uint64_t draw(void) { return fan_rng(&state); }
+static uint64_t draw(void)
+{
+    return fan_rng(&state);
+}
 
-static uint32_t below(uint32_t n) { return (uint32_t)(draw() % n); }
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)(draw() % n);
+}
 
 static uint32_t lane_new(fan_race_check *o)
 {
@@ -23,8 +29,8 @@ static uint32_t lane_new(fan_race_check *o)
     return lane;
 }
 
-static fan_status access_at(fan_race_check *o, uint32_t lane, uint32_t host, const char *name, uintptr_t lo,
-                            uintptr_t hi, bool write, fan_race *race)
+static fan_status access_at(fan_race_check *o, uint32_t lane, uint32_t host, const char *name,
+                            uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
     uint64_t op;
     fan_status status = fan_race_check_begin(o, lane, host, name, "x.py:1", &op, NULL);
@@ -58,7 +64,8 @@ static void an_event_orders_two_streams(void)
     CHECK_OK(READ(b, 100, 200));
     CHECK_OK(READ(b, 100, 200));
     CHECK_INT(READ(b, 350, 351), FAN_ERR_RACE);
-    CHECK_INT(WRITE(a, 150, 160), FAN_ERR_RACE); /* b's reads come after the event, before nothing of a's */
+    /* b's reads come after the event, before nothing of a's */
+    CHECK_INT(WRITE(a, 150, 160), FAN_ERR_RACE);
     CHECK(!race.first_writes && race.second_writes);
     fan_clock_fini(&e);
     fan_race_check_free(o);
@@ -212,7 +219,8 @@ static fan_array *random_view(fan_storage *st, bool *bytes)
         }
         int64_t at = below(BYTES);
         fan_array *a;
-        if (fan_array_view(st, (char *)st->data + at, dtype, ndim, shape, strides, true, &a, NULL) != FAN_OK)
+        if (fan_array_view(st, (char *)st->data + at, dtype, ndim, shape, strides, true, &a,
+                           NULL) != FAN_OK)
             continue;
         for (int64_t i = 0; i < a->size; i++) {
             int64_t rest = i, offset = a->data - (char *)st->data;
@@ -240,7 +248,8 @@ static void a_view_is_its_bytes_and_no_others(void)
         CHECK_OK(fan_race_check_access(o, op, a, true, NULL));
         for (size_t b = 0; b < BYTES; b++) {
             uintptr_t x = (uintptr_t)memory + b;
-            CHECK_INT(access_at(o, t, h, "probe", x, x + 1, false, NULL), bytes[b] ? FAN_ERR_RACE : FAN_OK);
+            CHECK_INT(access_at(o, t, h, "probe", x, x + 1, false, NULL),
+                      bytes[b] ? FAN_ERR_RACE : FAN_OK);
             *(bytes[b] ? &inside : &outside) += 1;
         }
         fan_array_drop(a);
@@ -284,14 +293,16 @@ static bool release_some(both *p, uint32_t host, uint32_t lane)
     naive_join(gate, p->x.v[lanes[1]]);
     for (int i = 0; i < p->x.n; i++)
         for (uint32_t b = lo; b < hi; b++)
-            bad |= p->x.all[i].bytes[b] && p->x.all[i].lane >= 2 && gate[p->x.all[i].lane] < p->x.all[i].count;
+            bad |= p->x.all[i].bytes[b] && p->x.all[i].lane >= 2 &&
+                   gate[p->x.all[i].lane] < p->x.all[i].count;
     CHECK_INT(fan_race_check_release(p->o, host, lanes, 2, memory + lo, memory + hi, "", NULL),
               bad ? FAN_ERR_RACE : FAN_OK);
     p->released++;
     return bad;
 }
 
-/* An operation that touches two views: is it a race? Some find no memory, and then nothing happened. */
+/* An operation that touches two views: is it a race? Some find no memory, and then nothing
+ * happened. */
 static bool operate(both *p, uint32_t host, uint32_t lane)
 {
     bool bytes[BYTES], more[BYTES], race = false;
@@ -386,7 +397,8 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
     }
     fan_race_check_free(p.o);
     fan_storage_drop(p.st);
-    printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations refused for want of "
+    printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations "
+           "refused for want of "
            "memory\n",
            raced, clean, p.released, p.refused);
     CHECK(raced > 1000 && clean > 1000 && p.released > 1000 && p.refused > 100);
@@ -398,7 +410,9 @@ static void many_ranges_are_kept(void)
     fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o);
-    enum { N = 5000 };
+    enum {
+        N = 5000
+    };
     static uint8_t owner[N];
     for (int round = 0; round < 40000; round++) {
         uint32_t at = below(N), n = below(16) ? 1 + below(3) : 1 + below(400);
@@ -434,8 +448,8 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a proof does: 8 lanes, 16 blocks, operations of two reads and a write, with records and waits; a reset now and
- * then. No allocation. */
+/* What a proof does: 8 lanes, 16 blocks, operations of two reads and a write, with records and
+ * waits; a reset now and then. No allocation. */
 static void a_step_is_fast_and_allocates_nothing(void)
 {
     fan_race_check *o = fan_race_check_new();
@@ -445,7 +459,9 @@ static void a_step_is_fast_and_allocates_nothing(void)
         lane_new(o);
     int64_t before = 0;
     double t = 0;
-    enum { STEPS = 400000 };
+    enum {
+        STEPS = 400000
+    };
     for (int step = -20000; step < STEPS; step++) {
         if (step == 0) {
             before = fan_mem_get().total;
@@ -454,7 +470,8 @@ static void a_step_is_fast_and_allocates_nothing(void)
         if (step % 32 == 0)
             fan_race_check_reset(o);
         uint32_t s = 1 + (uint32_t)(step & 7) % 7, w = 1 + (uint32_t)((step >> 3) & 7) % 7;
-        uintptr_t x = 4096 + (uintptr_t)(step & 15) * 256, y = 4096 + (uintptr_t)((step >> 2) & 15) * 256;
+        uintptr_t x = 4096 + (uintptr_t)(step & 15) * 256,
+                  y = 4096 + (uintptr_t)((step >> 2) & 15) * 256;
         uint64_t op;
         fan_race_check_record(o, w, 0, &e);
         fan_race_check_wait(o, s, 0, &e);
@@ -464,8 +481,8 @@ static void a_step_is_fast_and_allocates_nothing(void)
         fan_race_check_range(o, op, y, y + 256, true, NULL);
     }
     t = now() - t;
-    printf("%.0f ns for a record, a wait and an operation of three accesses; %.0f ns by access\n", 1e9 * t / STEPS,
-           1e9 * t / STEPS / 3);
+    printf("%.0f ns for a record, a wait and an operation of three accesses; %.0f ns by access\n",
+           1e9 * t / STEPS, 1e9 * t / STEPS / 3);
     CHECK_INT(fan_mem_get().total - before, 0);
     fan_clock_fini(&e);
     fan_race_check_free(o);

@@ -1,4 +1,5 @@
-/* The verdicts against brute force: every byte of every element is marked, and nothing is read but the marks. */
+/* The verdicts against brute force: every byte of every element is marked, and nothing is read but
+ * the marks. */
 #include "array/overlap.h"
 
 #include "base/rng.h"
@@ -23,9 +24,15 @@ static uint64_t seed = 1;
 static bool is_full; /* the whole size, not the sample */
 
 /* rounds: how many rounds the whole size's `all` are here. */
-static int rounds(int all) { return is_full ? all : all / 5; }
+static int rounds(int all)
+{
+    return is_full ? all : all / 5;
+}
 
-static int64_t below(int64_t n) { return (int64_t)(fan_rng(&seed) % (uint64_t)n); }
+static int64_t below(int64_t n)
+{
+    return (int64_t)(fan_rng(&seed) % (uint64_t)n);
+}
 
 static const fan_region *region(made *m, uint64_t data, int64_t itemsize, int ndim)
 {
@@ -124,7 +131,8 @@ static fan_verdict ask(const fan_region *a, const fan_region *b, uint64_t budget
 
 static void judge(const fan_region *a, const fan_region *b)
 {
-    CHECK(ask(a, b, FAN_OVERLAP_BUDGET) == (truly_meet(a, b) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
+    CHECK(ask(a, b, FAN_OVERLAP_BUDGET) ==
+          (truly_meet(a, b) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
 }
 
 static fan_verdict ask_itself(const fan_region *r, uint64_t budget)
@@ -226,7 +234,8 @@ static void blocks_of_a_matrix_are_what_brute_force_says(void)
         made a, b;
         judge(block(&a), block(&b));
     }
-    printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_OVERLAP_DISJOINT], seen[FAN_OVERLAP_YES]);
+    printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_OVERLAP_DISJOINT],
+           seen[FAN_OVERLAP_YES]);
     CHECK(seen[FAN_OVERLAP_DISJOINT] > rounds(3000) && seen[FAN_OVERLAP_YES] > rounds(3000));
 }
 
@@ -251,7 +260,8 @@ static void equations_of_many_terms_are_solved(void)
         for (int i = 0; i < 20; i++) {
             int64_t target = below(most + 3);
             bool is = reached[target];
-            fan_verdict v = ask(region(&a, AT, 1, n), region(&b, AT + (uint64_t)target, 1, 0), FAN_OVERLAP_BUDGET);
+            fan_verdict v = ask(region(&a, AT, 1, n), region(&b, AT + (uint64_t)target, 1, 0),
+                                FAN_OVERLAP_BUDGET);
             CHECK(v == (is ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
             yes += is;
             no += !is;
@@ -366,7 +376,8 @@ static void large_steps_are_judged_by_search_and_by_table(void)
         large(&b, step);
         CHECK_OK(fan_overlap(&a.r, &b.r, 0, NULL, NULL, &v, NULL));
         hard += v == FAN_OVERLAP_HARD;
-        CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == (lists_meet(&a.r, &b.r) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
+        CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) ==
+              (lists_meet(&a.r, &b.r) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
     }
     printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_OVERLAP_DISJOINT],
            seen[FAN_OVERLAP_YES]);
@@ -375,7 +386,8 @@ static void large_steps_are_judged_by_search_and_by_table(void)
 
 /* ---- at the ends of what can be counted ---- */
 
-static fan_verdict of_two(uint64_t one, uint64_t two, int64_t itemsize, int64_t count, int64_t stride)
+static fan_verdict of_two(uint64_t one, uint64_t two, int64_t itemsize, int64_t count,
+                          int64_t stride)
 {
     made a, b;
     a.shape[0] = b.shape[0] = count;
@@ -422,9 +434,10 @@ static void as_many_axes_as_there_may_be(void)
         b.strides[i] = i < 55 ? (i % 2 ? -1 : 1) * (INT64_C(2) << i) : -7;
     }
     uint64_t mid = UINT64_C(1) << 60;
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) ==
-          FAN_OVERLAP_YES);
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM),
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM),
+              FAN_OVERLAP_BUDGET) == FAN_OVERLAP_YES);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM),
+              region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM),
               FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
     CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
     a.strides[3] = a.strides[2];
@@ -485,7 +498,8 @@ static void judge_list(const made *all, size_t n)
     for (size_t i = 0; i < n; i++)
         for (size_t j = i + 1; j < n; j++)
             if (met[i * n + j] && k < npairs) {
-                CHECK(pairs[k].one == i && pairs[k].two == j && pairs[k].verdict == FAN_OVERLAP_YES);
+                CHECK(pairs[k].one == i && pairs[k].two == j &&
+                      pairs[k].verdict == FAN_OVERLAP_YES);
                 k++;
             }
     fan_free(pairs);
@@ -513,8 +527,10 @@ static void family(made *all, size_t n)
             bool column = below(2) != 0;
             m->shape[0] = column ? 6 : 1 + below(3), m->shape[1] = 1 + below((int64_t)n / 2 + 1);
             m->strides[0] = 2 * row, m->strides[1] = 4;
-            region(m, AT + (uint64_t)(column ? 4 * k : 2 + 2 * row * below(4) + 4 * below((int64_t)n / 2 + 1)), 2,
-                   column ? 1 : 2);
+            region(m,
+                   AT + (uint64_t)(column ? 4 * k
+                                          : 2 + 2 * row * below(4) + 4 * below((int64_t)n / 2 + 1)),
+                   2, column ? 1 : 2);
         } else if (kind == 2) { /* blocks of columns and rows */
             region(m, AT + (uint64_t)(2 * k + rows * row) % 200, 2, 2);
         } else {
@@ -550,8 +566,8 @@ static void bytes_at(made *m, uint64_t from, int64_t n, int64_t step)
     region(m, AT + from, 1, 1);
 }
 
-/* The first ends early, the third meets neither before the fourth joins it to the second: whoever meets the third alone
- * is of the same component. */
+/* The first ends early, the third meets neither before the fourth joins it to the second: whoever
+ * meets the third alone is of the same component. */
 static void a_component_keeps_its_members_when_one_has_ended(void)
 {
     static made all[5];
@@ -565,8 +581,8 @@ static void a_component_keeps_its_members_when_one_has_ended(void)
     CHECK_INT(seen[FAN_OVERLAP_YES], 4);
 }
 
-/* The second ends early, behind the third in their list; the fourth joins that to the first, which the fifth meets
- * alone. */
+/* The second ends early, behind the third in their list; the fourth joins that to the first, which
+ * the fifth meets alone. */
 static void lists_that_become_one_keep_their_members(void)
 {
     static made all[5];
@@ -580,8 +596,8 @@ static void lists_that_become_one_keep_their_members(void)
     CHECK_INT(seen[FAN_OVERLAP_YES], 4);
 }
 
-/* Every second column of a matrix, and pieces of its rows between them: extents, and arcs modulo an element, take a
- * question for each pair. */
+/* Every second column of a matrix, and pieces of its rows between them: extents, and arcs modulo an
+ * element, take a question for each pair. */
 static void a_sweep_that_gives_up_is_followed_by_another(void)
 {
     static made all[MOST];
@@ -669,7 +685,8 @@ static fan_layout_item items[64];
 static fan_layout_item *as_items(const made *all, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        items[i] = (fan_layout_item){.region = all[i].r, .dtype = (uint64_t)all[i].r.itemsize, .writable = true};
+        items[i] = (fan_layout_item){
+            .region = all[i].r, .dtype = (uint64_t)all[i].r.itemsize, .writable = true};
     return items;
 }
 
@@ -680,7 +697,8 @@ static fan_difference check(const fan_layout *l, const made *all, size_t n)
     return d;
 }
 
-/* alike: whether the arrays of `now` hang together as those of `was`, with the same distances; by brute force. */
+/* alike: whether the arrays of `now` hang together as those of `was`, with the same distances; by
+ * brute force. */
 static bool alike(const made *was, const made *now, size_t n)
 {
     static bool met[2][64 * 64];
@@ -701,7 +719,8 @@ static bool alike(const made *was, const made *now, size_t n)
     return true;
 }
 
-/* Some arrays are moved, alone or together: the check says "same" exactly where brute force does. */
+/* Some arrays are moved, alone or together: the check says "same" exactly where brute force
+ * does. */
 static void a_layout_is_the_same_where_brute_force_says_so(void)
 {
     static made was[64], now[64];
@@ -738,8 +757,8 @@ static void a_layout_is_the_same_where_brute_force_says_so(void)
     CHECK(words[FAN_CHANGE_OVERLAP] > rounds(50));
 }
 
-/* Columns of one matrix whose memory is that of another by now, and columns that went each its own way: only the first
- * is decided by distances alone. */
+/* Columns of one matrix whose memory is that of another by now, and columns that went each its own
+ * way: only the first is decided by distances alone. */
 static void columns_that_move_apart_are_still_the_same(void)
 {
     static made was[8], now[8];
@@ -815,10 +834,13 @@ static void arrays_in_use_are_disjoint_only_where_that_is_sure(void)
     fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
     bad_pair(&a, &b, 64023025);
     fan_array *x, *y, *z;
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data, FAN_DT_INT8, 3, a.shape, a.strides, true, &x, NULL));
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)b.r.data, FAN_DT_INT8, 2, b.shape, b.strides, true, &y, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data, FAN_DT_INT8, 3, a.shape, a.strides,
+                            true, &x, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)b.r.data, FAN_DT_INT8, 2, b.shape, b.strides,
+                            true, &y, NULL));
     b.shape[0] = 10, b.strides[0] = 2;
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_DT_INT8, 1, b.shape, b.strides, true, &z, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_DT_INT8, 1, b.shape, b.strides,
+                            true, &z, NULL));
     CHECK(!fan_array_disjoint(x, y));
     CHECK(!fan_array_disjoint(x, x));
     CHECK(!fan_array_extents_disjoint(x, z) && fan_array_disjoint(x, z));

@@ -15,7 +15,8 @@ static void adds(void)
     CHECK_INT(fan_plan_add(&f).convert, FAN_CONVERT_HOST);
     f.download = true;
     CHECK_INT(fan_plan_add(&f).convert, FAN_CONVERT_SOURCE);
-    f = (fan_add_facts){.defined = true, .device = 1, .producer = THERE, .consumer = HERE, .current = HERE};
+    f = (fan_add_facts){
+        .defined = true, .device = 1, .producer = THERE, .consumer = HERE, .current = HERE};
     fan_add_plan other = fan_plan_add(&f);
     CHECK(other.sync.how == FAN_CASE_OTHER && other.record == FAN_RECORD_PRODUCER && other.mark);
     CHECK_INT(other.producer_bit, FAN_PLAN_S9_RECORD);
@@ -41,34 +42,37 @@ static void folds(void)
     for (unsigned bits = 0; bits < 1u << 11; bits++)
         for (int k = 0; k < 9; k++) {
             fan_form first = forms[k % 3], other = forms[k / 3];
-            fan_fold_facts f = {.terms = 2,
-                                .sparse = (first == FAN_FORM_SPARSE) + (size_t)(other == FAN_FORM_SPARSE),
-                                .objects = (first == FAN_FORM_OBJECT) + (size_t)(other == FAN_FORM_OBJECT),
-                                .first = {.form = first},
-                                .other = {.form = other, .format = bits >> 10 & 1},
-                                .other_is_second = bits & 1,
-                                .coalesced = bits & 2,
-                                .reuse_first = bits & 4 ? FAN_REUSE_YES : FAN_REUSE_HELD,
-                                .reuse_other = bits & 8 ? FAN_REUSE_YES : FAN_REUSE_HELD,
-                                .exact = bits & 16,
-                                .finish = bits & (32 | 64),
-                                .has_out = bits & 64,
-                                .stats = bits & 128,
-                                .expanded = bits >> 8 & 1,
-                                .seen = fan_dtype_set_add(0, FAN_DT_FLOAT16, false),
-                                .accumulate = FAN_DT_NONE,
-                                .finish_dtype = FAN_DT_NONE,
-                                .slot = {.consumer = HERE, .accum = bits & 512 ? HERE : (fan_stream_id){0, 0}}};
+            fan_fold_facts f = {
+                .terms = 2,
+                .sparse = (first == FAN_FORM_SPARSE) + (size_t)(other == FAN_FORM_SPARSE),
+                .objects = (first == FAN_FORM_OBJECT) + (size_t)(other == FAN_FORM_OBJECT),
+                .first = {.form = first},
+                .other = {.form = other, .format = bits >> 10 & 1},
+                .other_is_second = bits & 1,
+                .coalesced = bits & 2,
+                .reuse_first = bits & 4 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                .reuse_other = bits & 8 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                .exact = bits & 16,
+                .finish = bits & (32 | 64),
+                .has_out = bits & 64,
+                .stats = bits & 128,
+                .expanded = bits >> 8 & 1,
+                .seen = fan_dtype_set_add(0, FAN_DT_FLOAT16, false),
+                .accumulate = FAN_DT_NONE,
+                .finish_dtype = FAN_DT_NONE,
+                .slot = {.consumer = HERE, .accum = bits & 512 ? HERE : (fan_stream_id){0, 0}}};
             fan_fold_plan p = fan_plan_fold(&f);
             bool writes = p.action == FAN_ACTION_INTO_OLD || p.action == FAN_ACTION_INTO_NEW;
             CHECK(p.exclusive == writes);
             CHECK(!(writes && (f.finish || f.has_out || f.exact || f.objects)));
             CHECK(!(p.action == FAN_ACTION_INTO_OLD && f.reuse_first != FAN_REUSE_YES));
-            CHECK(!(p.action == FAN_ACTION_INTO_NEW && (f.reuse_other != FAN_REUSE_YES || !f.coalesced)));
+            CHECK(!(p.action == FAN_ACTION_INTO_NEW &&
+                    (f.reuse_other != FAN_REUSE_YES || !f.coalesced)));
             CHECK((p.kind == FAN_FOLD_EXACT || p.kind == FAN_FOLD_EXACT_SPARSE) == f.exact);
             CHECK((p.kind == FAN_FOLD_OBJECTS) == (!f.exact && f.objects > 0));
             CHECK(!p.expanded || (p.rules & FAN_A(13)));
-            CHECK(!p.batches || (p.kind == FAN_FOLD_DENSE && !f.stats && fan_stream_id_set(f.slot.accum)));
+            CHECK(!p.batches ||
+                  (p.kind == FAN_FOLD_DENSE && !f.stats && fan_stream_id_set(f.slot.accum)));
             CHECK_INT(p.dtype, f.finish || f.exact ? FAN_DT_FLOAT16 : FAN_DT_FLOAT32);
             CHECK((p.after.rules & FAN_S(3)) == (fan_stream_id_set(f.slot.accum) ? 0 : FAN_S(3)));
             in_place += writes;
@@ -77,14 +81,16 @@ static void folds(void)
     CHECK(in_place > 100 && fresh > 100);
 }
 
-/* The fast path makes no plan: its door lets in what leaves but one question open, where the sum lies. What it does
- * without asking is what the plans say of all that its door lets in, and it names their rules. */
+/* The fast path makes no plan: its door lets in what leaves but one question open, where the sum
+ * lies. What it does without asking is what the plans say of all that its door lets in, and it
+ * names their rules. */
 static void the_fast_path_does_what_the_plans_say(void)
 {
     static const fan_reuse_answer answers[] = {FAN_REUSE_YES, FAN_REUSE_HELD};
     for (int defined = 0; defined < 2; defined++)
         for (int consumer = 0; consumer < 2; consumer++) { /* on no device, or on another one */
-            fan_add_facts f = {.defined = defined, .consumer = consumer ? HERE : (fan_stream_id){0, 0}};
+            fan_add_facts f = {.defined = defined,
+                               .consumer = consumer ? HERE : (fan_stream_id){0, 0}};
             fan_add_plan p = fan_plan_add(&f);
             CHECK(p.convert == FAN_CONVERT_NOT && p.record == FAN_RECORD_NOT);
             CHECK(!p.wait && !p.mark && !p.mark_source && !fan_stream_id_set(p.ready));
@@ -92,7 +98,8 @@ static void the_fast_path_does_what_the_plans_say(void)
         }
     for (size_t terms = 2; terms < 5; terms++)
         for (int first = 0; first < 2; first++)
-            for (int other = 0; other < 2; other++) /* the second is the buffer's alone, too: nobody looks */
+            /* the second is the buffer's alone, too: nobody looks */
+            for (int other = 0; other < 2; other++)
                 for (int stats = 0; stats < 2; stats++) {
                     fan_fold_facts f = {.terms = terms,
                                         .first = {.form = FAN_FORM_DENSE},
@@ -105,11 +112,14 @@ static void the_fast_path_does_what_the_plans_say(void)
                                         .finish_dtype = FAN_DT_NONE,
                                         .seen = fan_dtype_set_add(0, FAN_DT_FLOAT32, false)};
                     fan_fold_plan p = fan_plan_fold(&f);
-                    CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32 && !p.expanded && !p.batches);
+                    CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32 && !p.expanded &&
+                          !p.batches);
                     CHECK(p.action == (first ? FAN_ACTION_FRESH : FAN_ACTION_INTO_OLD));
                     CHECK(p.rules == fan_plan_plain_fold(!first));
-                    CHECK(!p.after.wait_taker && !p.after.mark_out && !fan_stream_id_set(p.after.slot.accum));
-                    fan_take_facts t = {.terms = terms, .dense = terms, .same_dtype = true, .whole = true};
+                    CHECK(!p.after.wait_taker && !p.after.mark_out &&
+                          !fan_stream_id_set(p.after.slot.accum));
+                    fan_take_facts t = {
+                        .terms = terms, .dense = terms, .same_dtype = true, .whole = true};
                     CHECK(fan_plan_take(&t).way == FAN_TAKE_COMMIT && !fan_plan_take(&t).rules);
                 }
     fan_take_facts one = {.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
@@ -133,7 +143,8 @@ static void takes(void)
     f.writable = true;
     CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_HAND);
     f.reuse = FAN_REUSE_HELD; /* the taker will write it */
-    CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).counts && !fan_plan_take(&f).rules);
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).counts &&
+          !fan_plan_take(&f).rules);
     f = (fan_take_facts){.terms = 2, .dense = 2, .whole = true};
     CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_COMMIT);
     f.scaled = true;

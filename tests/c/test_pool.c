@@ -1,4 +1,5 @@
-/* The pool of large blocks: what is given back comes again, and never more than one owner has it. */
+/* The pool of large blocks: what is given back comes again, and never more than one owner has
+ * it. */
 #define _DEFAULT_SOURCE
 #include "base/mem.h"
 #include "base/pool.h"
@@ -13,7 +14,10 @@
 
 #define MB ((size_t)1 << 20)
 
-static uintptr_t page_of(const void *p) { return (uintptr_t)p / 4096; }
+static uintptr_t page_of(const void *p)
+{
+    return (uintptr_t)p / 4096;
+}
 
 static void what_is_given_back_comes_again(void)
 {
@@ -30,7 +34,8 @@ static void what_is_given_back_comes_again(void)
     CHECK_INT(fan_pool_get().blocks, 2);
     CHECK(fan_pool_get().held >= 6 * MB && fan_pool_get().held < 7 * MB);
     CHECK(fan_pool_get().peak >= fan_pool_get().held);
-    /* the newest first; of another size in the same eighth too; a smaller or larger one is another block */
+    /* the newest first; of another size in the same eighth too; a smaller or larger one is another
+     * block */
     b = fan_alloc_data(3 * MB - 100000);
     CHECK(page_of(b) == was_b);
     a = fan_alloc_data(3 * MB);

@@ -80,7 +80,8 @@ static void without_memory_nothing_is_there(void)
 
 int main(void)
 {
-    static const size_t sizes[] = {1, 2, 63, 64, 65, 127, 128, 4095, 4096, 4097, 262143, 262144, 262145};
+    static const size_t sizes[] = {1,    2,    63,   64,     65,     127,   128,
+                                   4095, 4096, 4097, 262143, 262144, 262145};
     const int64_t before = fan_mem_get().live;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int sparse = 0; sparse < 2; sparse++)

@@ -1,5 +1,5 @@
-/* The simulated machine: the axioms A1-A8 as litmus tests, with verdicts and with real values; what a race says;
- * schedules, jobs, failed calls, a machine for many runs. */
+/* The simulated machine: the axioms A1-A8 as litmus tests, with verdicts and with real values; what
+ * a race says; schedules, jobs, failed calls, a machine for many runs. */
 #define _POSIX_C_SOURCE 200809L
 #include "sim_world.h"
 
@@ -46,9 +46,18 @@ static void a3(world *w, bool read_first, bool wait_again)
     fan_event_drop(e); /* waits that are queued stay */
 }
 
-static void a3_a_wait_is_for_the_record_that_was(world *w) { a3(w, true, false); }
-static void a3_not_for_a_later_one(world *w) { a3(w, false, false); }
-static void a3_unless_it_waits_again(world *w) { a3(w, false, true); }
+static void a3_a_wait_is_for_the_record_that_was(world *w)
+{
+    a3(w, true, false);
+}
+static void a3_not_for_a_later_one(world *w)
+{
+    a3(w, false, false);
+}
+static void a3_unless_it_waits_again(world *w)
+{
+    a3(w, false, true);
+}
 
 static void a4_a_wait_for_nothing_is_nothing(world *w)
 {
@@ -185,7 +194,8 @@ static void the_axioms_hold_by_verdict_and_by_value(void)
         long same = 0, other = 0;
         for (uint64_t seed = 0; seed < 40; seed++)
             for (int schedule = FAN_SIM_SEEDED; schedule <= FAN_SIM_ROUND_ROBIN; schedule++) {
-                open(&w, config_of(axioms[i].devices, seed, (fan_sim_schedule)schedule), axioms[i].blocking);
+                open(&w, config_of(axioms[i].devices, seed, (fan_sim_schedule)schedule),
+                     axioms[i].blocking);
                 fan_sim_check(w.m, false);
                 axioms[i].program(&w);
                 CHECK_OK(w.worst);
@@ -211,7 +221,8 @@ static void a8_memory_is_used_again_at_once_and_poisoned_before(void)
     for (int i = 0; i < 100; i++)
         CHECK_INT((uint8_t)a->data[i], 0xA5);
     char *data = a->data;
-    CHECK_OK(fan_device_run(d, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, NULL));
+    CHECK_OK(fan_device_run(d, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"},
+                            NULL));
     CHECK_OK(fan_memory_record_stream(a->storage, w.s[0], NULL));
     fan_array_drop(a);
     CHECK_OK(fan_sim_array(w.m, 0, FAN_DT_UINT8, 1, &n, NULL, &b, NULL));
@@ -245,10 +256,13 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_operand in[1] = {{w.x[2], FAN_DT_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .out = w.x[0], .in = in, .n = 1, .label = "sum[0]"};
     CHECK_INT(fan_device_run(w.s[2]->device, w.s[2], &job, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' (stream "
-                        "2 of sim:0, train.py:28) wrote: nothing orders them; "
-                        "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", "
-                        "4).wait(Stream(\"sim:0\", 2)))");
+    CHECK_STR(
+        err.text,
+        "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' "
+        "(stream "
+        "2 of sim:0, train.py:28) wrote: nothing orders them; "
+        "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", "
+        "4).wait(Stream(\"sim:0\", 2)))");
     fan_race race;
     CHECK(fan_sim_first_race(w.m, &race));
     CHECK_STR(race.first.name, "mul");
@@ -257,16 +271,21 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     CHECK_INT(fan_sim_races(w.m), 1);
 
     site_now[0] = '\0';
-    CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_ERR_RACE); /* a stream of the other device reads */
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 of sim:0, "
-                      "train.py:31) wrote: nothing orders them; missing: "
-                      "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", "
-                      "3).wait(Stream(\"sim:0\", 4)))");
+    /* a stream of the other device reads */
+    CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_ERR_RACE);
+    CHECK_STR(w.text,
+              "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 "
+              "of sim:0, "
+              "train.py:31) wrote: nothing orders them; missing: "
+              "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", "
+              "3).wait(Stream(\"sim:0\", 4)))");
     strcpy(site_now, "train.py:40");
     CHECK_INT(fan_sim_host_read(w.m, w.s[3], host, w.x[0], &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, "
-                        "train.py:31) wrote: nothing orders them; missing: the "
-                        "host must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:0\", 4).synchronize())");
+    CHECK_STR(
+        err.text,
+        "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, "
+        "train.py:31) wrote: nothing orders them; missing: the "
+        "host must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:0\", 4).synchronize())");
     CHECK_INT(fan_sim_races(w.m), 3);
     close(&w);
     site_now[0] = '\0';
@@ -296,19 +315,23 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
     fan_array_drop(y);
     CHECK_INT(fan_sim_races(w.m), 1);
     CHECK_INT(fan_sim_pending(w.m, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is freed at train.py:51 while 'sum[0]' (stream 3 of "
-                        "sim:0, train.py:50) writes it: no wait orders "
-                        "that before; missing: mark as used on stream 3 of sim:0 "
-                        "(array.record_stream(Stream(\"sim:0\", 3)))");
+    CHECK_STR(
+        err.text,
+        "race on 8 bytes of sim:0: memory is freed at train.py:51 while 'sum[0]' (stream 3 of "
+        "sim:0, train.py:50) writes it: no wait orders "
+        "that before; missing: mark as used on stream 3 of sim:0 "
+        "(array.record_stream(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");
     fan_operand dead[1] = {{&copy, FAN_DT_UINT64}};
     CHECK_INT(fan_device_run(w.s[0]->device, w.s[0],
-                             &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err),
+                             &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1},
+                             &err),
               FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads freed "
-                        "memory at train.py:51; missing: a hold on it");
+    CHECK_STR(err.text,
+              "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads freed "
+              "memory at train.py:51; missing: a hold on it");
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
@@ -317,7 +340,8 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
     in[0].array = w.x[2];
     CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &job, &err));
     fan_array_drop(y);
-    CHECK_INT(launch(&w, w.s[0], "next", 1, 0, 0), FAN_ERR_RACE); /* raised by the machine's next call, once */
+    /* raised by the machine's next call, once */
+    CHECK_INT(launch(&w, w.s[0], "next", 1, 0, 0), FAN_ERR_RACE);
     CHECK_HAS(w.text, "mark as used on stream 3");
     CHECK_OK(launch(&w, w.s[0], "next", 1, 0, 0));
     CHECK_OK(fan_sim_pending(w.m, &err));
@@ -340,7 +364,8 @@ static void named_schedules_are_what_they_say(void)
     for (int schedule = FAN_SIM_FIFO; schedule <= FAN_SIM_ROUND_ROBIN; schedule++) {
         world w;
         char order_text[16] = "";
-        open(&w, config_of(1, 1, (fan_sim_schedule)schedule), 0); /* starves stream 3, which is s1 */
+        /* starves stream 3, which is s1 */
+        open(&w, config_of(1, 1, (fan_sim_schedule)schedule), 0);
         for (int i = 0; i < 8; i++)
             CHECK_OK(launch(&w, w.s[i / 2 % 3], "k", i / 2 % 3, 0, (uint64_t)i));
         for (int i = 0; i < 8; i++) {
@@ -358,8 +383,9 @@ static void named_schedules_are_what_they_say(void)
         CHECK_OK(fan_sim_step(w.m, &one, NULL));
         CHECK(!one);
         /* queued: 0 0 1 1 2 2 0 0 */
-        CHECK_STR(order_text, schedule == FAN_SIM_FIFO     ? "00112200"
-                              : schedule == FAN_SIM_LIFO   ? "22110000" /* of the heads, the newest */
+        CHECK_STR(order_text, schedule == FAN_SIM_FIFO ? "00112200"
+                              /* of the heads, the newest */
+                              : schedule == FAN_SIM_LIFO   ? "22110000"
                               : schedule == FAN_SIM_STARVE ? "00220011"
                                                            : "01201200");
         close(&w);
@@ -372,7 +398,10 @@ static fan_status fails(void *ctx, fan_error *err)
     return fan_fail(err, FAN_ERR_EXTERN, "the kernel failed");
 }
 
-static void done(void *ctx) { (*(int *)ctx) += 100; }
+static void done(void *ctx)
+{
+    (*(int *)ctx) += 100;
+}
 
 typedef struct inside {
     world *w;
@@ -426,7 +455,10 @@ static void kernels_may_fail_and_may_call_in(void)
     CHECK_INT(ran, 100);
 }
 
-static bool near(double a, double b) { return a - b < 1e-6 && b - a < 1e-6; }
+static bool near(double a, double b)
+{
+    return a - b < 1e-6 && b - a < 1e-6;
+}
 
 static void the_clock_shows_overlap(void)
 {
@@ -576,10 +608,14 @@ static void set_to(fan_array *a, double first)
     }
 }
 
-enum { SPARSE = 4, ALL = 7 };
+enum {
+    SPARSE = 4,
+    ALL = 7
+};
 
-/* The arrays of a job, on the host and on the machine: out, in, in, small, indices, values, and one that has no part.
- */
+/* The arrays of a job, on the host and on the machine: out, in, in, small, indices, values, and one
+ * that has no
+ * part. */
 typedef struct job_arrays {
     fan_array *host[ALL], *on[ALL];
     fan_sparse *sparse[2]; /* of the indices and values there, and here */
@@ -601,8 +637,8 @@ static void job_arrays_make(job_arrays *x, fan_sim *m)
     }
     for (int i = 0; i < 2; i++) {
         fan_array **all = i ? x->on : x->host;
-        CHECK_OK(
-            fan_sparse_new(FAN_FORMAT_COO, 2, shape, all[SPARSE], NULL, all[SPARSE + 1], true, &x->sparse[i], NULL));
+        CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, all[SPARSE], NULL, all[SPARSE + 1], true,
+                                &x->sparse[i], NULL));
     }
 }
 
@@ -617,7 +653,8 @@ static void job_arrays_drop(job_arrays *x, fan_stream *s)
     }
 }
 
-/* One kind of job, while another stream has read or written array `who` (-1: none); was it a race? */
+/* One kind of job, while another stream has read or written array `who` (-1: none); was it a
+ * race? */
 static bool job_touches(fan_job_kind what, int who, bool wrote)
 {
     fan_sim *m = NULL;
@@ -652,7 +689,8 @@ static bool job_touches(fan_job_kind what, int who, bool wrote)
         *(wrote ? &k.nwrites : &k.nreads) = 1;
         CHECK_OK(fan_sim_launch(m, other, &k, NULL));
     }
-    CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL), expect ? FAN_ERR_RACE : FAN_OK);
+    CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL),
+              expect ? FAN_ERR_RACE : FAN_OK);
     fan_job_run(&job[0], true);
     if (what == FAN_JOB_UPLOAD)
         set_to(x.host[1], 100); /* was read already */
@@ -666,8 +704,8 @@ static bool job_touches(fan_job_kind what, int who, bool wrote)
     return expect;
 }
 
-/* Every kind of job gives on the machine, late, what it gives at once on the host; and it reads and writes what it
- * says, no more and no less. */
+/* Every kind of job gives on the machine, late, what it gives at once on the host; and it reads and
+ * writes what it says, no more and no less. */
 static void every_job_touches_what_it_says(void)
 {
     long races = 0, none = 0;
@@ -689,11 +727,13 @@ static fan_status some_of_everything(world *w, fan_error *err)
     fan_status status;
     FAN_GO(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, err));
     FAN_GO(fan_device_array(w->s[0]->device, w->s[0], FAN_DT_UINT64, 1, &one, NULL, &a, err));
-    FAN_GO(fan_device_run(w->s[0]->device, w->s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
+    FAN_GO(fan_device_run(w->s[0]->device, w->s[0],
+                          &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
     FAN_GO(fan_event_record(w->s[0], &e, err));
     FAN_GO(fan_stream_wait(w->s[1], e, NULL, err));
     FAN_GO(fan_memory_record_stream(a->storage, w->s[1], err));
-    FAN_GO(fan_device_run(w->s[1]->device, w->s[1], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
+    FAN_GO(fan_device_run(w->s[1]->device, w->s[1],
+                          &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
     FAN_GO(fan_event_new(w->s[0]->device, &f, err));
     FAN_GO(fan_event_rerecord(f, w->s[1], err));
     bool passed;
@@ -771,7 +811,8 @@ static void a_reset_machine_is_a_new_one(void)
             races = fan_sim_races(w.m);
         }
         if (round <= 1)
-            calls = fan_sim_calls(w.m); /* the first round makes an event that later ones find in the pool */
+            /* the first round makes an event that later ones find in the pool */
+            calls = fan_sim_calls(w.m);
         CHECK(v == first);
         CHECK_INT(fan_sim_races(w.m), races);
         CHECK_INT(fan_sim_calls(w.m), calls);
@@ -799,7 +840,9 @@ static void judging_alone_is_fast(void)
         CHECK_OK(fan_sim_stream(w.m, i % 2, false, &w.s[i], NULL));
     struct timespec t0, t1;
     int64_t one = 1;
-    enum { RUNS = LIGHT ? 2000 : 20000 };
+    enum {
+        RUNS = LIGHT ? 2000 : 20000
+    };
     int64_t before = 0, steps = 0;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t0);
     for (int round = 0; round < RUNS; round++) {
@@ -811,13 +854,15 @@ static void judging_alone_is_fast(void)
         CHECK_OK(fan_device_array(w.s[1]->device, w.s[1], FAN_DT_FLOAT32, 1, &one, NULL, &b, NULL));
         fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
         for (int i = 0; i < 4; i++) {
-            CHECK_OK(
-                fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "z"}, NULL));
+            CHECK_OK(fan_device_run(w.s[0]->device, w.s[0],
+                                    &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "z"},
+                                    NULL));
             CHECK_OK(fan_event_record(w.s[0], &e, NULL));
             CHECK_OK(fan_stream_wait(w.s[1], e, NULL, NULL));
             fan_event_drop(e);
-            CHECK_OK(fan_device_run(w.s[1]->device, w.s[1],
-                                    &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "sum"}, NULL));
+            CHECK_OK(fan_device_run(
+                w.s[1]->device, w.s[1],
+                &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "sum"}, NULL));
             CHECK_OK(fan_event_record(w.s[1], &e, NULL));
             CHECK_OK(fan_stream_wait(w.s[0], e, NULL, NULL));
             fan_event_drop(e);
@@ -832,7 +877,8 @@ static void judging_alone_is_fast(void)
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t1);
     CHECK_INT(fan_mem_get().live, before);
     double ns = 1e9 * (double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec);
-    printf("judging alone: %.0f ns by step (records, waits, kernels of up to three accesses; two arrays and a reset in "
+    printf("judging alone: %.0f ns by step (records, waits, kernels of up to three accesses; two "
+           "arrays and a reset in "
            "24)\n",
            ns / (double)steps);
     close(&w);

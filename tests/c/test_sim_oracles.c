@@ -1,4 +1,5 @@
-/* Two oracles of the simulated machine against each other: happens-before, and the values under every order. */
+/* Two oracles of the simulated machine against each other: happens-before, and the values under
+ * every order. */
 #define _POSIX_C_SOURCE 200809L
 #include "sim_world.h"
 
@@ -7,7 +8,13 @@
 #define WORK 6
 #define OPS 20
 
-typedef enum { LAUNCH, RECORD, WAIT, SYNC, READ } kind;
+typedef enum {
+    LAUNCH,
+    RECORD,
+    WAIT,
+    SYNC,
+    READ
+} kind;
 
 typedef struct step {
     kind kind;
@@ -27,8 +34,10 @@ static program random_program(void)
     int most = 8 + below(OPS - 8), work = 2 + below(WORK - 1);
     while (p.n < most) {
         step *s = &p.all[p.n];
-        *s = (step){
-            .stream = below(12) ? below(3) : STREAMS, .event = below(3), .to = below(3), .from = (uint32_t)below(8)};
+        *s = (step){.stream = below(12) ? below(3) : STREAMS,
+                    .event = below(3),
+                    .to = below(3),
+                    .from = (uint32_t)below(8)};
         switch (below(10)) {
         case 0:
         case 1:
@@ -57,8 +66,8 @@ static program random_program(void)
     return p;
 }
 
-/* The partial order, worked out here from the axioms: before[i] has the works that come before work i. Reads of the
- * host are works that run when queued. */
+/* The partial order, worked out here from the axioms: before[i] has the works that come before work
+ * i. Reads of the host are works that run when queued. */
 typedef struct order_of {
     int n;
     uint32_t before[OPS];
@@ -76,7 +85,8 @@ static order_of work_out(const program *p)
         const step *s = &p->all[i];
         int t = s->stream;
         bool blocks = t == STREAMS || (p->blocking >> t & 1);
-        bool on_stream = s->kind != WAIT || recorded[s->event]; /* a wait for nothing is no operation at all */
+        /* a wait for nothing is no operation at all */
+        bool on_stream = s->kind != WAIT || recorded[s->event];
         if (blocks && on_stream)
             for (int u = 0; u <= STREAMS; u++)
                 if (u != t && (t == STREAMS ? (p->blocking >> u & 1) : u == STREAMS))
@@ -157,8 +167,8 @@ static void extensions(run *r)
     }
 }
 
-/* play: the program on a machine; its number of races. `elide` false: every wait goes to the backend. verdicts (may be
- * NULL): of each step. */
+/* play: the program on a machine; its number of races. `elide` false: every wait goes to the
+ * backend. verdicts (may be NULL): of each step. */
 static uint64_t play(world *w, const program *p, bool elide, fan_status *verdicts)
 {
     fan_event *e[3];
@@ -231,11 +241,13 @@ static void happens_before_and_values_agree(void)
         close(&w);
         close(&without);
         close(&judged);
-        /* A program without a race has one value, whatever the seed; one with a race mostly has not. */
+        /* A program without a race has one value, whatever the seed; one with a race mostly has
+         * not. */
         uint64_t first = 0;
         bool differs = false;
         for (uint64_t seed = 0; seed < 6; seed++) {
-            open(&w, config_of(1, seed, seed < 2 ? FAN_SIM_SEEDED : (fan_sim_schedule)(seed - 1)), p.blocking);
+            open(&w, config_of(1, seed, seed < 2 ? FAN_SIM_SEEDED : (fan_sim_schedule)(seed - 1)),
+                 p.blocking);
             fan_sim_check(w.m, false);
             play(&w, &p, true, NULL);
             uint64_t v = value(&w);
@@ -248,7 +260,8 @@ static void happens_before_and_values_agree(void)
             CHECK(!differs);
         differed += differs;
     }
-    printf("%d programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other values on the machine; "
+    printf("%d programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other "
+           "values on the machine; "
            "%ld waits left out\n",
            PROGRAMS, racy, clean, orders, differed, elided);
     CHECK(racy > 300 && clean > 300 && elided > 300 && differed > 100);

@@ -1,4 +1,5 @@
-/* Host threads of the simulated machine: turns, what one knows of another, deadlocks, the search of their orders. */
+/* Host threads of the simulated machine: turns, what one knows of another, deadlocks, the search of
+ * their orders. */
 #define _POSIX_C_SOURCE 200809L
 #include "sim_world.h"
 #include "device/sim/host_sched.h"
@@ -34,13 +35,15 @@ static void start(thread *t, fan_sim *m, void (*body)(void *), void *arg)
     pthread_create(&t->os, NULL, thread_main, t);
 }
 
-/* Two threads write one array on streams of their own, under a lock; the second to come waits for the first's event. */
+/* Two threads write one array on streams of their own, under a lock; the second to come waits for
+ * the first's event. */
 typedef struct pair {
     world *w;
     fan_mutex lock;
     fan_event *last;
     bool use_lock, use_event;
-    fan_event *shared; /* without a lock: the one records it, the other waits for it, in whatever order */
+    /* without a lock: the one records it, the other waits for it, in whatever order */
+    fan_event *shared;
     int who;
 } pair;
 
@@ -78,12 +81,20 @@ static void half_main(void *arg)
     launch(w, s, "own", h->i, 0, (uint64_t)h->i + 20);
 }
 
-static int choose(void *ctx, uint32_t enabled) { return fan_explore_choose(ctx, enabled); }
+static int choose(void *ctx, uint32_t enabled)
+{
+    return fan_explore_choose(ctx, enabled);
+}
 
-static void touched(void *ctx, uint64_t object, fan_sched_mode how) { fan_explore_access(ctx, object, how); }
+static void touched(void *ctx, uint64_t object, fan_sched_mode how)
+{
+    fan_explore_access(ctx, object, how);
+}
 
-/* run_pair: one run under the search. false: abandoned. The outcome says whether it raced and what came out. */
-static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *outcome, char *schedule, size_t size)
+/* run_pair: one run under the search. false: abandoned. The outcome says whether it raced and what
+ * came out. */
+static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *outcome,
+                     char *schedule, size_t size)
 {
     world w;
     pair p = {.w = &w, .use_lock = use_lock, .use_event = use_event};
@@ -108,7 +119,8 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     } else {
         fan_array *a;
         int64_t one = 1;
-        CHECK_INT(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_INT8, 1, &one, NULL, &a, NULL), FAN_ERR_STATE);
+        CHECK_INT(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_INT8, 1, &one, NULL, &a, NULL),
+                  FAN_ERR_STATE);
         w.worst = FAN_OK;
         CHECK_INT(launch(&w, w.s[0], "k", 0, 0, 0), FAN_ERR_STATE);
         CHECK_HAS(w.text, "abandoned");
@@ -141,7 +153,8 @@ static void the_reduction_loses_nothing_on_real_threads(void)
     static uint64_t found[2][20000];
     static const bool ways[][2] = {{true, true}, {true, false}, {false, false}};
     int64_t live = fan_mem_get().live;
-    for (int way = LIGHT ? 2 : 0; way < 3; way++) { /* the whole search takes long under a sanitizer */
+    /* the whole search takes long under a sanitizer */
+    for (int way = LIGHT ? 2 : 0; way < 3; way++) {
         size_t n[2] = {0, 0};
         uint64_t gone = 0, runs[2];
         char one[64] = "", two[64] = "";
@@ -173,8 +186,8 @@ static void the_reduction_loses_nothing_on_real_threads(void)
             fan_explore_free(x);
         }
         size_t a = distinct(found[0], n[0]), b = distinct(found[1], n[1]);
-        printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64 " runs, %" PRIu64
-               " abandoned, %zu outcomes\n",
+        printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64
+               " runs, %" PRIu64 " abandoned, %zu outcomes\n",
                ways[way][0], ways[way][1], runs[0], a, runs[1], gone, b);
         CHECK_INT(b, a);
         CHECK(a == b && memcmp(found[0], found[1], a * sizeof(uint64_t)) == 0);
@@ -199,7 +212,8 @@ static void threads_act_by_the_seed_one_at_a_time(void)
             fan_mutex_init(&p.lock);
             for (int i = 0; i < 2; i++)
                 start(&t[i], w.m, half_main, &h[i]);
-            CHECK_OK(again ? fan_sim_join(w.m, NULL) : fan_sim_synchronize(w.m, NULL)); /* which joins first */
+            /* which joins first */
+            CHECK_OK(again ? fan_sim_join(w.m, NULL) : fan_sim_synchronize(w.m, NULL));
             for (int i = 0; i < 2; i++)
                 pthread_join(t[i].os, NULL);
             fan_sim_host_schedule(w.m, text[again], sizeof text[again]);
@@ -219,7 +233,8 @@ static void threads_act_by_the_seed_one_at_a_time(void)
     CHECK(n > 30);
 }
 
-/* What blocks lets go of the frontend's lock first: here a mutex that every thread holds while it is in C. */
+/* What blocks lets go of the frontend's lock first: here a mutex that every thread holds while it
+ * is in C. */
 static pthread_mutex_t frontend = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int frontend_held;
 static atomic_long blocked;
@@ -383,7 +398,8 @@ static void races_between_threads_name_them(void)
         pthread_join(t[i].os, NULL);
     CHECK_OK(a.status);
     CHECK_INT(b.status, FAN_ERR_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host thread 0 reads: nothing "
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host "
+                      "thread 0 reads: nothing "
                       "orders them; missing: what is queued on stream 3 "
                       "of sim:0 must be queued after host thread 0 has read (a lock, or a join)");
     close(&w);
@@ -391,10 +407,13 @@ static void races_between_threads_name_them(void)
     fan_stream *d = legacy_of(&w, 0);
     CHECK_OK(launch(&w, d, "first", 0, 0, 1));
     CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_ERR_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy default "
-                      "stream of sim:0) wrote: nothing orders them; "
-                      "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' "
-                      "(Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
+    CHECK_STR(
+        w.text,
+        "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy "
+        "default "
+        "stream of sim:0) wrote: nothing orders them; "
+        "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' "
+        "(Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
     fan_stream_drop(d);
     close(&w);
 }
@@ -444,7 +463,9 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     tangle a = {.w = &w, .first = &one, .never = &never};
     start(&t[0], w.m, waiter_main, &a);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text, "deadlock: host thread 0 (scenario.py:7) waits for a change that no other thread makes");
+    CHECK_STR(
+        err.text,
+        "deadlock: host thread 0 (scenario.py:7) waits for a change that no other thread makes");
     pthread_join(t[0].os, NULL);
     CHECK(a.gave_up);
     CHECK_INT(a.after, FAN_ERR_DEADLOCK);
@@ -456,13 +477,14 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     /* Two that wait for it do not take each other for somebody who changes something. */
     site_now[0] = '\0';
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
-    tangle both[2] = {{.w = &w, .first = &one, .never = &never}, {.w = &w, .first = &one, .never = &never}};
+    tangle both[2] = {{.w = &w, .first = &one, .never = &never},
+                      {.w = &w, .first = &one, .never = &never}};
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, waiter_main, &both[i]);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text,
-              "deadlock: host thread 0 waits for a change that no other thread makes; host thread 1 waits for a "
-              "change that no other thread makes");
+    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other thread makes; "
+                        "host thread 1 waits for a "
+                        "change that no other thread makes");
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     close(&w);
@@ -480,7 +502,8 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     site_now[0] = '\0';
     for (int good = 1; good >= 0; good--) {
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
-        tangle x = {.w = &w, .first = &one, .second = &two}, y = {.w = &w, .first = &two, .second = &one};
+        tangle x = {.w = &w, .first = &one, .second = &two},
+               y = {.w = &w, .first = &two, .second = &one};
         script = good ? "000000000" : "00110101";
         script_at = 0;
         fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = follow});
@@ -495,8 +518,10 @@ static void a_deadlock_is_named_and_ends_the_join(void)
             pthread_join(stays[1].os, NULL);
             fan_free(stays);
         } else {
-            CHECK_STR(err.text, "deadlock: host thread 0 waits for a lock that host thread 1 holds; host thread 1 "
-                                "waits for a lock that host thread 0 holds");
+            CHECK_STR(
+                err.text,
+                "deadlock: host thread 0 waits for a lock that host thread 1 holds; host thread 1 "
+                "waits for a lock that host thread 0 holds");
         }
         close(&w); /* the stuck threads stay, and the machine with them */
         CHECK(!fan_sched_active());
@@ -563,7 +588,8 @@ static void many_threads_one_after_the_other(void)
     close(&w);
 }
 
-/* Threads that nobody spawned use a machine side by side; each orders its own work, so there is one value. */
+/* Threads that nobody spawned use a machine side by side; each orders its own work, so there is one
+ * value. */
 static void *beside(void *arg)
 {
     half *h = arg;
@@ -642,7 +668,8 @@ static fan_status runs_until_another_stands_by(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-/* Neither before_block nor after_block is called with a lock of the machine's held: else this never ends. */
+/* Neither before_block nor after_block is called with a lock of the machine's held: else this never
+ * ends. */
 static void a_thread_stands_by_while_another_one_runs_the_machine(void)
 {
     fan_sim_config c = config_of(1, 0, FAN_SIM_FIFO);
@@ -652,7 +679,9 @@ static void a_thread_stands_by_while_another_one_runs_the_machine(void)
     CHECK_OK(fan_sim_new(&c, &hooks, &k.m, NULL));
     CHECK_OK(fan_sim_stream(k.m, 0, false, &s, NULL));
     CHECK_OK(fan_sim_launch(
-        k.m, s, &(fan_sim_kernel){.name = "k", .fn = runs_until_another_stands_by, .ctx = &k, .us = -1}, NULL));
+        k.m, s,
+        &(fan_sim_kernel){.name = "k", .fn = runs_until_another_stands_by, .ctx = &k, .us = -1},
+        NULL));
     CHECK_OK(fan_sim_synchronize(k.m, NULL));
     pthread_join(k.other, NULL);
     CHECK_INT(atomic_load(&stood), 1);
@@ -660,7 +689,8 @@ static void a_thread_stands_by_while_another_one_runs_the_machine(void)
     fan_sim_drop(k.m);
 }
 
-/* The machine's answer to a wait: others have acted, so that nobody dozes; in a run that is given up, too. */
+/* The machine's answer to a wait: others have acted, so that nobody dozes; in a run that is given
+ * up, too. */
 typedef struct answered {
     fan_mutex lock;
     bool changed, waited, acted;
@@ -706,10 +736,13 @@ static void a_wait_is_over_once_another_thread_has_acted(void)
     CHECK(waited > 0 && waited < 16);
 }
 
-static int pick_last(void *ctx, int n) { return *(int *)ctx = n - 1; }
+static int pick_last(void *ctx, int n)
+{
+    return *(int *)ctx = n - 1;
+}
 
-/* Its list of choices begins without memory, and is full at some of these lengths: only a sanitizer notices a read
- * beyond it there. */
+/* Its list of choices begins without memory, and is full at some of these lengths: only a sanitizer
+ * notices a read beyond it there. */
 static void a_schedule_has_as_many_characters_as_choices_were_made(void)
 {
     char text[48], cut[8];

@@ -1,5 +1,6 @@
-/* Sparse sums against a dense model: every number of the dense shape is folded by itself, in the order (key, position).
- */
+/* Sparse sums against a dense model: every number of the dense shape is folded by itself, in the
+ * order (key,
+ * position). */
 #include "array/sum.h"
 #include "array/sparse.h"
 
@@ -18,9 +19,15 @@ typedef struct model {
     fan_dtype acc;
 } model;
 
-static int64_t load_at(const fan_array *a, int64_t i) { return (int64_t)get(a, i).whole; }
+static int64_t load_at(const fan_array *a, int64_t i)
+{
+    return (int64_t)get(a, i).whole;
+}
 
-static int dims_of(const fan_sparse *s) { return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2; }
+static int dims_of(const fan_sparse *s)
+{
+    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
+}
 
 /* place_of: the linear index in the dense shape of number c of stored entry e. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t c)
@@ -144,8 +151,8 @@ static void put_index(const fan_array *a, int64_t i, int64_t x)
 }
 
 /* dims: sparse_dim for COO; h, w: blocks. Entries are in any order, with duplicates. */
-static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int64_t *shape, int dims, int64_t h,
-                                 int64_t w)
+static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int64_t *shape,
+                                 int dims, int64_t h, int64_t w)
 {
     int64_t nnz = random_below(6) ? random_below(40) : 0, part[FAN_MAX_NDIM];
     fan_array *indices, *pointers = NULL, *values;
@@ -164,8 +171,8 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int6
             part[n++] = shape[i];
     } else {
         int axis = f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC;
-        int64_t rows = axis ? shape[1] / w : shape[0] / h, others = axis ? shape[0] / h : shape[1] / w,
-                count = rows + 1;
+        int64_t rows = axis ? shape[1] / w : shape[0] / h,
+                others = axis ? shape[0] / h : shape[1] / w, count = rows + 1;
         nnz = rows && others ? nnz : 0;
         pointers = random_index(1, &count);
         indices = random_index(1, &nnz);
@@ -208,7 +215,8 @@ typedef struct sum {
     bool alike;
 } sum;
 
-/* random_sum: `kind` 0 COO of one sparse_dim, 1 COO of several, 2 compressed, 3 a mixture of all. */
+/* random_sum: `kind` 0 COO of one sparse_dim, 1 COO of several, 2 compressed, 3 a mixture of
+ * all. */
 static void random_sum(sum *s, int kind)
 {
     int ndim = kind < 2 ? (int)random_below(4) : 2, dims = ndim ? (int)random_below(ndim + 1) : 0;
@@ -236,10 +244,12 @@ static void random_sum(sum *s, int kind)
             w = 1 + random_below(2);
         }
         bool blocks = f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC;
-        s->part[k] = random_sparse(kind < 2 ? FAN_FORMAT_COO : f, d, ndim, shape, dims, kind >= 2 && blocks ? h : 1,
-                                   kind >= 2 && blocks ? w : 1);
-        s->in[k] = (fan_sparse_operand){s->part[k], own ? s->dtype : fan_dtype_accumulate(s->dtype)};
-        s->alike &= s->part[k]->format == s->part[0]->format && dims_of(s->part[k]) == dims_of(s->part[0]) &&
+        s->part[k] = random_sparse(kind < 2 ? FAN_FORMAT_COO : f, d, ndim, shape, dims,
+                                   kind >= 2 && blocks ? h : 1, kind >= 2 && blocks ? w : 1);
+        s->in[k] =
+            (fan_sparse_operand){s->part[k], own ? s->dtype : fan_dtype_accumulate(s->dtype)};
+        s->alike &= s->part[k]->format == s->part[0]->format &&
+                    dims_of(s->part[k]) == dims_of(s->part[0]) &&
                     memcmp(s->part[k]->values->shape + 1, s->part[0]->values->shape + 1,
                            (size_t)(s->part[0]->values->ndim - 1) * sizeof(int64_t)) == 0;
     }
@@ -272,7 +282,8 @@ static void merges_equal_the_dense_model(int kind)
             model_add(m, s.part[k], s.in[k].acc);
         model_scale(m, &s.scale);
         model_convert(m, result == FAN_DT_NONE ? last : result);
-        CHECK_OK(fan_sparse_merge(s.in, s.n, want, result, s.scale.on ? &s.scale : NULL, &got, NULL));
+        CHECK_OK(
+            fan_sparse_merge(s.in, s.n, want, result, s.scale.on ? &s.scale : NULL, &got, NULL));
         CHECK(same_as_model(got, m));
         CHECK_OK(fan_sparse_check(got, NULL));
         CHECK(got->indices->dtype == FAN_DT_INT64);
@@ -293,15 +304,18 @@ static void merges_equal_the_dense_model(int kind)
         CHECK(same_as_model(twice, m) && is_sorted(twice));
         fan_sparse_drop(twice);
 
-        /* folding in two steps gives what folding in one gives (park and fold: the same bits for every budget) */
+        /* folding in two steps gives what folding in one gives (park and fold: the same bits for
+         * every budget) */
         if (s.n > 1 && !s.scale.on && result == FAN_DT_NONE) {
             size_t split = 1 + (size_t)random_below((int64_t)s.n - 1);
             fan_sparse *first = NULL, *both = NULL;
             fan_sparse_operand rest[MOST + 1];
-            CHECK_OK(fan_sparse_merge(s.in, split, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
+            CHECK_OK(
+                fan_sparse_merge(s.in, split, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
             rest[0] = (fan_sparse_operand){first, s.in[split - 1].acc};
             memcpy(rest + 1, s.in + split, (s.n - split) * sizeof rest[0]);
-            CHECK_OK(fan_sparse_merge(rest, s.n - split + 1, random_below(2), FAN_DT_NONE, NULL, &both, NULL));
+            CHECK_OK(fan_sparse_merge(rest, s.n - split + 1, random_below(2), FAN_DT_NONE, NULL,
+                                      &both, NULL));
             CHECK(same_as_model(both, m));
             fan_sparse_drop(first);
             fan_sparse_drop(both);
@@ -331,7 +345,8 @@ static void coo_is_concatenated_in_order(void)
             put_index(indices, e, 9 - 2 * e - k);
             put(values, e, (number){0, e + 10 * k, 0});
         }
-        CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 1, &shape, indices, NULL, values, false, &s[k], NULL));
+        CHECK_OK(
+            fan_sparse_new(FAN_FORMAT_COO, 1, &shape, indices, NULL, values, false, &s[k], NULL));
         in[k] = (fan_sparse_operand){s[k], FAN_DT_FLOAT32};
         fan_array_drop(indices);
         fan_array_drop(values);
@@ -365,7 +380,8 @@ static void keys_may_have_several_columns(void)
         for (int64_t e = 0; e < nnz; e++) {
             for (int i = 0; i < 4; i++)
                 put_index(indices, i * nnz + e,
-                          shape[i] == 3 ? random_below(3) : random_below(2) * (huge - 2 + random_below(2)));
+                          shape[i] == 3 ? random_below(3)
+                                        : random_below(2) * (huge - 2 + random_below(2)));
             put_index(values, e, random_below(1000000));
         }
         CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 4, shape, indices, NULL, values, false, &s, &err));
@@ -380,7 +396,8 @@ static void keys_may_have_several_columns(void)
             for (int64_t e = 0; e < nnz; e++) {
                 bool same = true;
                 for (int i = 0; i < 4; i++)
-                    same &= load_at(indices, i * nnz + e) == load_at(got->indices, i * fan_sparse_nnz(got) + g);
+                    same &= load_at(indices, i * nnz + e) ==
+                            load_at(got->indices, i * fan_sparse_nnz(got) + g);
                 want += same ? load_at(values, e) : 0;
             }
             CHECK_INT(load_at(got->values, g), want);
@@ -456,7 +473,8 @@ static void scatters_equal_the_dense_model(void)
 static void long_rows_are_scattered_whole(void)
 {
     for (int round = 0; round < 40; round++) {
-        int64_t row = 1 + random_below(1500), shape[] = {3, row}, nnz = 5, index_shape[] = {1, 5}, part[] = {5, row};
+        int64_t row = 1 + random_below(1500), shape[] = {3, row}, nnz = 5, index_shape[] = {1, 5},
+                part[] = {5, row};
         fan_dtype d = round % 2 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT16;
         fan_array *indices, *values = random_view(d, 2, part, true),
                             *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
@@ -483,14 +501,16 @@ static void long_rows_are_scattered_whole(void)
     }
 }
 
-/* A sum to a declared shape: entries in their order, onto zeros, in the dtype of D7, rounded once. */
+/* A sum to a declared shape: entries in their order, onto zeros, in the dtype of D7, rounded
+ * once. */
 static void reductions_equal_the_dense_model(void)
 {
     for (int round = 0; round < 1500; round++) {
         sum s;
         random_sum(&s, round % 4);
         const fan_sparse *part = s.part[0];
-        fan_dtype acc = fan_reduce_dtype(part->values->dtype), d = random_below(2) ? part->values->dtype : acc;
+        fan_dtype acc = fan_reduce_dtype(part->values->dtype),
+                  d = random_below(2) ? part->values->dtype : acc;
         int fewer = part->ndim ? (int)random_below(part->ndim + 1) : 0;
         int64_t small[4], cells = numbers_in_entry(part);
         for (int i = 0; i < fewer; i++)
@@ -505,7 +525,8 @@ static void reductions_equal_the_dense_model(void)
                 at += extent == 1 ? 0 : index * step;
                 step *= extent;
             }
-            want[at] = add_numbers(acc, want[at], convert_number(part->values->dtype, get(part->values, i), acc));
+            want[at] = add_numbers(acc, want[at],
+                                   convert_number(part->values->dtype, get(part->values, i), acc));
         }
         CHECK_OK(fan_sparse_reduce(out, part, part->values->dtype, NULL));
         for (int64_t i = 0; i < out->size; i++) {
@@ -555,8 +576,8 @@ static void bad_parts_are_refused(void)
 {
     fan_error err;
     fan_sparse *s = NULL;
-    const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6, block[] = {3, 2, 3},
-                  odd[] = {3, 3, 3};
+    const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6,
+                  block[] = {3, 2, 3}, odd[] = {3, 3, 3};
     fan_array *coo, *values, *floats, *index, *rows, *columns, *blocks, *odd_blocks;
     CHECK_OK(fan_array_new(FAN_DT_INT64, 2, two, NULL, &coo, NULL));
     CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &three, NULL, &values, NULL));
@@ -594,8 +615,8 @@ static void bad_parts_are_refused(void)
         {FAN_FORMAT_COO, FAN_MAX_NDIM + 1, coo, NULL, values, FAN_ERR_VALUE, "axes"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fan_status got = fan_sparse_new(cases[i].f, cases[i].ndim, shape, cases[i].indices, cases[i].pointers,
-                                        cases[i].values, false, &s, &err);
+        fan_status got = fan_sparse_new(cases[i].f, cases[i].ndim, shape, cases[i].indices,
+                                        cases[i].pointers, cases[i].values, false, &s, &err);
         CHECK_INT(got, cases[i].want);
         CHECK((s != NULL) == (got == FAN_OK));
         if (got)
@@ -612,7 +633,8 @@ static void bad_parts_are_refused(void)
     fan_array_drop(odd_blocks);
 }
 
-/* Index parts may change after they were checked: whatever they then say, nothing outside is touched. */
+/* Index parts may change after they were checked: whatever they then say, nothing outside is
+ * touched. */
 static void indices_that_lie_do_no_harm(void)
 {
     static const int64_t lies[] = {-1, 1000000, INT64_MAX, INT64_MIN, 7};
@@ -632,7 +654,8 @@ static void indices_that_lie_do_no_harm(void)
         CHECK((status == FAN_OK) == good);
         CHECK((got != NULL) == good);
         if (!good)
-            CHECK(status == FAN_ERR_VALUE && (strstr(err.text, "index") || strstr(err.text, "pointer")));
+            CHECK(status == FAN_ERR_VALUE &&
+                  (strstr(err.text, "index") || strstr(err.text, "pointer")));
         refused += !good;
         fan_sparse_drop(got);
         fan_array_drop(into);
@@ -657,7 +680,8 @@ static void out_of_memory_leaves_nothing_behind(void)
                 fan_mem_fail_at(n, and_on ? -1 : 1);
                 status = fan_sparse_merge(s.in, s.n, want, s.dtype, &s.scale, &got, &err);
                 fan_mem_fail_at(-1, 0);
-                CHECK(status == FAN_OK || (status == FAN_ERR_NOMEM && got == NULL && err.status == FAN_ERR_NOMEM));
+                CHECK(status == FAN_OK ||
+                      (status == FAN_ERR_NOMEM && got == NULL && err.status == FAN_ERR_NOMEM));
                 failures += status == FAN_ERR_NOMEM;
                 fan_sparse_drop(got);
                 CHECK_INT(fan_mem_get().live, live);

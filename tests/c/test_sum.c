@@ -46,8 +46,8 @@ static void random_shape(sum *s)
         s->shape[random_below(s->ndim)] = 0;
 }
 
-/* Operands of random dtypes that widen as D3 says; `own`: all of one dtype, added in that very dtype; `wish`: in a
- * wider one. */
+/* Operands of random dtypes that widen as D3 says; `own`: all of one dtype, added in that very
+ * dtype; `wish`: in a wider one. */
 static void random_operands(sum *s, int kind)
 {
     bool one_dtype = kind != 0;
@@ -55,14 +55,17 @@ static void random_operands(sum *s, int kind)
     s->dtype = d;
     s->n = 1 + (size_t)random_below(random_below(3) ? 4 : MOST);
     if (kind == 2 || kind == 3)
-        acc = kind == 2 ? d : fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
+        acc = kind == 2
+                  ? d
+                  : fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
     for (size_t k = 0; k < s->n; k++) {
         fan_dtype next = one_dtype ? d : (fan_dtype)random_below(FAN_DT_COUNT);
         if (random_below(3) == 0 || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
         s->in[k].acc = acc == FAN_DT_NONE ? fan_dtype_accumulate(s->dtype) : acc;
-        if (k && random_below(8) == 0 && s->array[k - 1]->dtype == next) { /* the same array twice */
+        /* the same array twice */
+        if (k && random_below(8) == 0 && s->array[k - 1]->dtype == next) {
             s->array[k] = fan_array_hold(s->array[k - 1]);
         } else {
             s->array[k] = random_view(next, s->ndim, s->shape, true);
@@ -126,10 +129,11 @@ static bool check_sum(const sum *s, const fan_array *out, const char *what)
     for (int64_t i = 0; i < size; i++) {
         good &= same_number(get(out, i), want[i]);
         if (!CHECK(same_number(get(out, i), want[i]))) {
-            fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what, (long long)i, (long long)size,
-                    s->n, fan_dtype_name(out->dtype));
+            fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what,
+                    (long long)i, (long long)size, s->n, fan_dtype_name(out->dtype));
             for (size_t k = 0; k < s->n; k++)
-                fprintf(stderr, " %s/%s", fan_dtype_name(s->array[k]->dtype), fan_dtype_name(s->in[k].acc));
+                fprintf(stderr, " %s/%s", fan_dtype_name(s->array[k]->dtype),
+                        fan_dtype_name(s->in[k].acc));
             fprintf(stderr, "\n");
             break;
         }
@@ -147,7 +151,10 @@ static void drop(sum *s)
 static bool is_full; /* the whole size, not the sample */
 
 /* rounds: how many rounds the whole size's `all` are here. */
-static int rounds(int all) { return is_full ? all : all / 5; }
+static int rounds(int all)
+{
+    return is_full ? all : all / 5;
+}
 
 static void sums_equal_the_left_fold(int kind, const char *what)
 {
@@ -156,7 +163,8 @@ static void sums_equal_the_left_fold(int kind, const char *what)
         random_shape(&s);
         random_operands(&s, kind);
         random_scale(&s);
-        fan_dtype last = s.in[s.n - 1].acc, d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype last = s.in[s.n - 1].acc,
+                  d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(last, d))
             d = last;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
@@ -166,7 +174,8 @@ static void sums_equal_the_left_fold(int kind, const char *what)
     }
 }
 
-/* `out` is one of the operands, at every position; or the memory of one, seen as another dtype of the same width. */
+/* `out` is one of the operands, at every position; or the memory of one, seen as another dtype of
+ * the same width. */
 static void in_place_at_every_position(void)
 {
     int as_other = 0;
@@ -188,7 +197,8 @@ static void in_place_at_every_position(void)
         fan_dtype d = mine->dtype;
         for (int try = 0; try < 20; try ++) {
             fan_dtype other = (fan_dtype)random_below(FAN_DT_COUNT);
-            if (fan_dtype_size(other) == fan_dtype_size(mine->dtype) && fan_dtype_can_cast(last, other))
+            if (fan_dtype_size(other) == fan_dtype_size(mine->dtype) &&
+                fan_dtype_can_cast(last, other))
                 d = other;
         }
         if (!fan_dtype_can_cast(last, d)) {
@@ -197,7 +207,8 @@ static void in_place_at_every_position(void)
             continue;
         }
         as_other += d != mine->dtype;
-        CHECK_OK(fan_array_view(mine->storage, mine->data, d, s.ndim, mine->shape, mine->strides, true, &out, NULL));
+        CHECK_OK(fan_array_view(mine->storage, mine->data, d, s.ndim, mine->shape, mine->strides,
+                                true, &out, NULL));
         check_sum(&s, out, "in place");
         fan_array_drop(out);
         fan_array_drop(mine);
@@ -206,8 +217,8 @@ static void in_place_at_every_position(void)
     CHECK(as_other > rounds(100));
 }
 
-/* Every number of operands around the groups inside, and lengths around the tiles: gap-free float32, in place at each
- * position too. */
+/* Every number of operands around the groups inside, and lengths around the tiles: gap-free
+ * float32, in place at each position too. */
 static void every_count_and_length(void)
 {
     static const int64_t lengths[] = {1, 2, 3, 7, 16, 17, 2047, 2048, 2049, 4096, 4099};
@@ -248,8 +259,10 @@ static void nothing_is_added_to_the_first(void)
     memory[0] = minus;
     memory[1] = also;
     CHECK_OK(fan_array_view(st, (char *)memory, FAN_DT_FLOAT64, 0, NULL, NULL, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(memory + 1), FAN_DT_FLOAT64, 0, NULL, NULL, true, &b, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(memory + 2), FAN_DT_FLOAT64, 0, NULL, NULL, true, &out, NULL));
+    CHECK_OK(
+        fan_array_view(st, (char *)(memory + 1), FAN_DT_FLOAT64, 0, NULL, NULL, true, &b, NULL));
+    CHECK_OK(
+        fan_array_view(st, (char *)(memory + 2), FAN_DT_FLOAT64, 0, NULL, NULL, true, &out, NULL));
     fan_operand in[3] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}};
     for (size_t n = 1; n <= 3; n++) {
         fan_sum(out, in, n, NULL);
@@ -259,9 +272,11 @@ static void nothing_is_added_to_the_first(void)
     /* the order of a left fold: (1e16 + 1) + 1 loses both ones, (1 + 1) + 1e16 keeps two */
     memory[0] = 1;
     memory[1] = 1e16;
-    fan_sum(out, (fan_operand[]){{b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}}, 3, NULL);
+    fan_sum(out, (fan_operand[]){{b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}}, 3,
+            NULL);
     CHECK(memory[2] == 1e16);
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}}, 3, NULL);
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}}, 3,
+            NULL);
     CHECK(memory[2] == 1e16 + 2);
     fan_array_drop(a);
     fan_array_drop(b);
@@ -269,7 +284,8 @@ static void nothing_is_added_to_the_first(void)
     fan_storage_drop(st);
 }
 
-/* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add, as acc says. */
+/* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add,
+ * as acc says. */
 static void each_kind_sums_in_its_way(void)
 {
     fan_storage *st = fan_storage_new(64);
@@ -295,8 +311,10 @@ static void each_kind_sums_in_its_way(void)
     uint16_t *halves = st->data;
     fan_operand ten[10];
     CHECK_OK(fan_array_view(st, (char *)halves, FAN_DT_FLOAT16, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(halves + 1), FAN_DT_FLOAT16, 1, &one, &none, true, &b, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(halves + 2), FAN_DT_FLOAT16, 1, &one, &none, true, &out, NULL));
+    CHECK_OK(
+        fan_array_view(st, (char *)(halves + 1), FAN_DT_FLOAT16, 1, &one, &none, true, &b, NULL));
+    CHECK_OK(
+        fan_array_view(st, (char *)(halves + 2), FAN_DT_FLOAT16, 1, &one, &none, true, &out, NULL));
     halves[0] = (uint16_t)encode_low(FAN_DT_FLOAT16, 2048);
     halves[1] = (uint16_t)encode_low(FAN_DT_FLOAT16, 1);
     for (int k = 0; k < 10; k++)
@@ -313,7 +331,8 @@ static void each_kind_sums_in_its_way(void)
     fan_storage_drop(st);
 }
 
-/* reduce_one: what element o of a reduction must be: the reduced axes in C order, one after the other. */
+/* reduce_one: what element o of a reduction must be: the reduced axes in C order, one after the
+ * other. */
 static number reduce_one(const fan_array *in, const fan_array *out, int64_t o)
 {
     fan_dtype acc = fan_reduce_dtype(in->dtype);
@@ -357,13 +376,15 @@ static void reductions_equal_the_left_fold(void)
                   to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(d, to))
             to = d;
-        fan_array *in = random_view(d, ndim, shape, true), *out = random_view(to, fewer, small, false);
+        fan_array *in = random_view(d, ndim, shape, true),
+                  *out = random_view(to, fewer, small, false);
         CHECK(fan_broadcasts_from(ndim, shape, fewer, small));
         fan_reduce(out, in, in->dtype);
         for (int64_t i = 0; i < out->size; i++) {
             number want = reduce_one(in, out, i);
             if (!CHECK(same_number(get(out, i), want)))
-                fprintf(stderr, "    round %d: %s to %s\n", round, fan_dtype_name(d), fan_dtype_name(to));
+                fprintf(stderr, "    round %d: %s to %s\n", round, fan_dtype_name(d),
+                        fan_dtype_name(to));
         }
         rows += in->size > 0;
         zeros += in->size == 0 && out->size > 0;
@@ -387,8 +408,8 @@ static fan_array *fresh(fan_dtype d, int64_t n, size_t off)
     return a;
 }
 
-/* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among them; one array in
- * many is enough of them. */
+/* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among
+ * them; one array in many is enough of them. */
 static void fill(fan_array *a, bool wild)
 {
     size_t size = fan_dtype_size(a->dtype), known = 0;
@@ -399,10 +420,12 @@ static void fill(fan_array *a, bool wild)
         do {
             random_element(a->dtype, p);
             x = load_number(a->dtype, p);
-        } while (!wild && (!isfinite(x.re) || !isfinite(x.im) || fabs(x.re) > 1e100 || fabs(x.im) > 1e100));
+        } while (!wild &&
+                 (!isfinite(x.re) || !isfinite(x.im) || fabs(x.re) > 1e100 || fabs(x.im) > 1e100));
     }
     for (int64_t i = 0; i < a->size; i++) {
-        memcpy(a->data + (size_t)i * size, pattern + (size_t)((i * 7 + i / 997) % 997) * size, size);
+        memcpy(a->data + (size_t)i * size, pattern + (size_t)((i * 7 + i / 997) % 997) * size,
+               size);
     }
 }
 
@@ -411,7 +434,9 @@ static uint64_t hash_of(const fan_array *a)
 {
     uint64_t h = 1469598103934665603u;
     size_t size = fan_dtype_size(a->dtype), parts = is_complex(a->dtype) ? 2 : 1;
-    fan_dtype part = parts == 1 ? a->dtype : a->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    fan_dtype part = parts == 1                     ? a->dtype
+                     : a->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32
+                                                    : FAN_DT_FLOAT64;
     for (size_t i = 0; i < (size_t)a->size * parts; i++) {
         const char *p = a->data + i * (size / parts);
         uint64_t bits = 0;
@@ -425,11 +450,13 @@ static uint64_t hash_of(const fan_array *a)
 
 static bool same_stats(fan_stats a, fan_stats b)
 {
-    return a.count == b.count && memcmp(&a.squares, &b.squares, sizeof a.squares) == 0 && a.scale == b.scale &&
-           a.absmax == b.absmax && a.nonfinite == b.nonfinite && a.bad == b.bad;
+    return a.count == b.count && memcmp(&a.squares, &b.squares, sizeof a.squares) == 0 &&
+           a.scale == b.scale && a.absmax == b.absmax && a.nonfinite == b.nonfinite &&
+           a.bad == b.bad;
 }
 
-/* The sum keeps statistics of each piece on the stack: FAN_STATS_PIECES of them, whatever the size. */
+/* The sum keeps statistics of each piece on the stack: FAN_STATS_PIECES of them, whatever the
+ * size. */
 static void statistics_have_no_more_pieces_than_there_is_room_for(void)
 {
     for (int64_t all = 1; all <= INT64_C(1) << 40; all *= 2)
@@ -439,8 +466,8 @@ static void statistics_have_no_more_pieces_than_there_is_room_for(void)
         }
 }
 
-/* model_stats: what the header of stats.h says, element by element, of a gap-free array; the squares of the elements
- * times 2^-scale. */
+/* model_stats: what the header of stats.h says, element by element, of a gap-free array; the
+ * squares of the elements times 2^-scale. */
 static fan_stats model_scaled(const fan_array *a, int scale)
 {
     fan_stats all = {.bad = SIZE_MAX, .scale = scale};
@@ -451,7 +478,8 @@ static fan_stats model_scaled(const fan_array *a, int scale)
         fan_stats one = {.count = 0};
         for (int64_t i = at; i < a->size && i < at + piece; i++) {
             char wide[16];
-            fan_convert(wide, FAN_DT_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype), a->dtype, 0, 1);
+            fan_convert(wide, FAN_DT_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype),
+                        a->dtype, 0, 1);
             number z = load_number(FAN_DT_COMPLEX128, wide);
             bool whole = isfinite(z.re) && isfinite(z.im);
             double number[2] = {ldexp(z.re, -scale), ldexp(z.im, -scale)};
@@ -499,16 +527,18 @@ static size_t model_bad(const fan_operand *in, size_t n, const fan_array *out)
     for (size_t k = 0; k < n; k++) {
         for (int64_t i = 0; i < out->size; i++) {
             number x = get(in[k].array, i), r = get(out, i);
-            if (!is_whole(out->dtype) && (!isfinite(x.re) || !isfinite(x.im)) && (!isfinite(r.re) || !isfinite(r.im)))
+            if (!is_whole(out->dtype) && (!isfinite(x.re) || !isfinite(x.im)) &&
+                (!isfinite(r.re) || !isfinite(r.im)))
                 return k;
         }
     }
     return SIZE_MAX;
 }
 
-/* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and beside statistics,
- * in place and not: one hash. */
-static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t off, bool wild, bool in_place)
+/* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and
+ * beside statistics, in place and not: one hash. */
+static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t off, bool wild,
+                      bool in_place)
 {
     fan_array *a[70];
     fan_operand in[70];
@@ -520,8 +550,9 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
         fill(a[k], wild && k % 3 == 1);
         in[k] = (fan_operand){a[k], acc};
     }
-    fan_array *keep = fresh(d, size, 0),
-              *out = in_place ? fan_array_hold(a[n / 2]) : fresh(d, size, off ? fan_dtype_size(d) : 0);
+    fan_array *keep = fresh(d, size, 0), *out = in_place
+                                                    ? fan_array_hold(a[n / 2])
+                                                    : fresh(d, size, off ? fan_dtype_size(d) : 0);
     memcpy(keep->data, a[n / 2]->data, (size_t)size * fan_dtype_size(d));
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
         CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
@@ -552,9 +583,11 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
                 }
                 met = true;
                 if (!same)
-                    fprintf(stderr, "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place %d\n",
-                            fan_dtype_name(d), fan_dtype_name(acc), n, (long long)size, off, fan_sum_isa(), threads,
-                            stats, in_place);
+                    fprintf(stderr,
+                            "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place "
+                            "%d\n",
+                            fan_dtype_name(d), fan_dtype_name(acc), n, (long long)size, off,
+                            fan_sum_isa(), threads, stats, in_place);
             }
         }
     }
@@ -580,12 +613,14 @@ static void all_ways_are_one(void)
                 if (!is_full && (n + (size_t)d) % 4 != 0)
                     continue;
                 bool in_place = random_below(3) == 0;
-                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n, 1 + random_below(1 + random_below(3000)),
-                          offsets[n % 4], n % 2, in_place);
+                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n,
+                          1 + random_below(1 + random_below(3000)), offsets[n % 4], n % 2,
+                          in_place);
             }
             if (!is_full && k && (fan_dtype)d != FAN_DT_BFLOAT16)
                 continue;
-            bool large = d == FAN_DT_FLOAT32 || d == FAN_DT_BFLOAT16 || d == FAN_DT_COMPLEX128 || d == FAN_DT_INT64;
+            bool large = d == FAN_DT_FLOAT32 || d == FAN_DT_BFLOAT16 || d == FAN_DT_COMPLEX128 ||
+                         d == FAN_DT_INT64;
             /* several pieces, two threads */
             every_way((fan_dtype)d, accs[k], 3, large && is_full ? 700001 : 40001, 64, true, false);
         }
@@ -593,10 +628,12 @@ static void all_ways_are_one(void)
     every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 3, 700001, 64, true, true);
     every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 17, 100003, 1088, false, false); /* in groups */
     every_way(FAN_DT_BFLOAT16, FAN_DT_FLOAT32, 20, 200003, 1088, false, true);
-    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 70, 20003, 64, true, false); /* too many for one list */
+    /* too many for one list */
+    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 70, 20003, 64, true, false);
 }
 
-/* So large that it is written around the caches, at the start of a line, beside one, and between elements. */
+/* So large that it is written around the caches, at the start of a line, beside one, and between
+ * elements. */
 static void what_is_larger_than_the_caches(void)
 {
     static const size_t offsets[] = {4, 0, 1};
@@ -650,7 +687,8 @@ static void every_low_float(void)
             for (int own = 0; own < 2; own++) {
                 for (size_t n = 1; n <= 2; n++) {
                     int64_t wrong = 0;
-                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d,
+                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n,
+                                       (size_t)codes, (fan_dtype)d,
                                        own ? (fan_dtype)d : FAN_DT_FLOAT32, NULL));
                     for (int64_t c = 0; c < codes; c++)
                         wrong += !same_number(get(a, c), get(out, c));
@@ -665,7 +703,8 @@ static void every_low_float(void)
     CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_DT_INT8, FAN_DT_INT16, NULL));
 }
 
-/* Statistics of any layout and any dtypes: counts exact, sums of squares as close as another order may be. */
+/* Statistics of any layout and any dtypes: counts exact, sums of squares as close as another order
+ * may be. */
 static void statistics_of_any_layout(void)
 {
     int culprits = 0;
@@ -687,12 +726,15 @@ static void statistics_of_any_layout(void)
         fan_stats want = model_stats(flat);
         want.bad = model_bad(s.in, s.n, out);
         culprits += want.bad != SIZE_MAX;
-        bool close = got.squares == want.squares || fabs(got.squares - want.squares) <= 1e-12 * want.squares;
-        if (!CHECK(close && got.scale == want.scale && got.count == want.count && got.absmax == want.absmax &&
-                   got.nonfinite == want.nonfinite && got.bad == want.bad))
-            fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n", round,
-                    fan_dtype_name(d), (long long)out->size, got.squares, want.squares, got.absmax, want.absmax,
-                    (unsigned long long)got.nonfinite, (unsigned long long)want.nonfinite, got.bad, want.bad);
+        bool close =
+            got.squares == want.squares || fabs(got.squares - want.squares) <= 1e-12 * want.squares;
+        if (!CHECK(close && got.scale == want.scale && got.count == want.count &&
+                   got.absmax == want.absmax && got.nonfinite == want.nonfinite &&
+                   got.bad == want.bad))
+            fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n",
+                    round, fan_dtype_name(d), (long long)out->size, got.squares, want.squares,
+                    got.absmax, want.absmax, (unsigned long long)got.nonfinite,
+                    (unsigned long long)want.nonfinite, got.bad, want.bad);
         fan_array_drop(out);
         fan_array_drop(flat);
         drop(&s);
@@ -733,7 +775,10 @@ static void a_sum_allocates_nothing(void)
     fan_array_drop(out);
 }
 
-static fan_status give_up(fan_error *err) { return fan_fail(err, FAN_ERR_EXTERN, "interrupted"); }
+static fan_status give_up(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_EXTERN, "interrupted");
+}
 
 /* The pieces that follow an interrupt are neither summed nor counted. */
 static void an_interrupted_sum_writes_nothing_more(void)
@@ -748,7 +793,8 @@ static void an_interrupted_sum_writes_nothing_more(void)
     fan_interrupt_begin(&now, give_up, &err);
     now.next = 1; /* the check is due at the first poll that reads the clock */
     now.ahead = 0;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = &s});
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
+            &(fan_sum_how){.stats = &s});
     CHECK_INT(fan_interrupt_end(&now, FAN_OK), FAN_ERR_EXTERN);
     CHECK(s.absmax == 0);
     for (int64_t i = 0; i < 4 * n; i += 4093)

@@ -1,5 +1,5 @@
-/* The hooks of mutexes and conditions, watched from a scheduler of one page: threads take turns, and only the one whose
- * turn it is acts. */
+/* The hooks of mutexes and conditions, watched from a scheduler of one page: threads take turns,
+ * and only the one whose turn it is acts. */
 #include "base/thread.h"
 
 #include "check.h"
@@ -52,8 +52,11 @@ static void hooks_see_each_step_in_order(void)
     fan_mutex m, other;
     fan_cond c;
     fan_mutex *held_elsewhere = NULL;
-    const fan_thread_hooks hooks = {
-        .yield = on_yield, .wait = on_wait, .locked = on_locked, .unlocking = on_unlocking, .ctx = &held_elsewhere};
+    const fan_thread_hooks hooks = {.yield = on_yield,
+                                    .wait = on_wait,
+                                    .locked = on_locked,
+                                    .unlocking = on_unlocking,
+                                    .ctx = &held_elsewhere};
     CHECK_INT(fan_mutex_init(&m), 0);
     CHECK_INT(fan_mutex_init(&other), 0);
     CHECK(m.id != other.id);
@@ -98,7 +101,8 @@ static void hooks_see_each_step_in_order(void)
     fan_mutex_fini(&other);
 }
 
-/* Two threads hand a ball to and fro. `declines`: with hooks whose wait sends them to sleep as usual. */
+/* Two threads hand a ball to and fro. `declines`: with hooks whose wait sends them to sleep as
+ * usual. */
 typedef struct game {
     fan_mutex m;
     fan_cond c;
@@ -152,7 +156,8 @@ static void no_call_is_lost(bool declines)
         pthread_join(t[i], NULL);
     CHECK_INT(g.ball, 2 * g.rounds);
     CHECK(g.ids[0] >= 1 && g.ids[1] >= 1 && g.ids[0] != g.ids[1]);
-    CHECK(fan_thread_id() == fan_thread_id() && fan_thread_id() != g.ids[0] && fan_thread_id() != g.ids[1]);
+    CHECK(fan_thread_id() == fan_thread_id() && fan_thread_id() != g.ids[0] &&
+          fan_thread_id() != g.ids[1]);
     fan_cond_fini(&g.c);
     fan_mutex_fini(&g.m);
 }

@@ -1,5 +1,5 @@
-/* Window sums against exact folds (which test_exact.c checks against whole numbers): random blocks of every range of
- * exponents, trees of merges and messages; their memory; what fails. */
+/* Window sums against exact folds (which test_exact.c checks against whole numbers): random blocks
+ * of every range of exponents, trees of merges and messages; their memory; what fails. */
 #include "array/convert.h"
 #include "array/exact.h"
 #include "array/exact_loops.h"
@@ -7,8 +7,9 @@
 #include "base/mem.h"
 #include "windows.h"
 
-static const fan_dtype dtypes[] = {FAN_DT_FLOAT32,     FAN_DT_FLOAT64,   FAN_DT_BFLOAT16,   FAN_DT_FLOAT16,
-                                   FAN_DT_FLOAT8_E5M2, FAN_DT_COMPLEX64, FAN_DT_COMPLEX128, FAN_DT_FLOAT8_E4M3FN};
+static const fan_dtype dtypes[] = {FAN_DT_FLOAT32,    FAN_DT_FLOAT64,      FAN_DT_BFLOAT16,
+                                   FAN_DT_FLOAT16,    FAN_DT_FLOAT8_E5M2,  FAN_DT_COMPLEX64,
+                                   FAN_DT_COMPLEX128, FAN_DT_FLOAT8_E4M3FN};
 #define DTYPES 8
 
 static fan_array *array_of(fan_dtype d, int64_t size)
@@ -18,7 +19,10 @@ static fan_array *array_of(fan_dtype d, int64_t size)
     return a;
 }
 
-static size_t numbers_of(fan_dtype d) { return is_complex(d) ? 2 : 1; }
+static size_t numbers_of(fan_dtype d)
+{
+    return is_complex(d) ? 2 : 1;
+}
 
 static fan_dtype part_of(fan_dtype d)
 {
@@ -43,14 +47,16 @@ static double drawn(const recipe *r)
     return ldexp(random_below(2) ? m : -m, r->top - (int)random_below(r->range + 1));
 }
 
-/* fill: draws every number, rounded by the conversions of the library, which have tests of their own. */
+/* fill: draws every number, rounded by the conversions of the library, which have tests of their
+ * own. */
 static void fill(fan_array *to, fan_dtype d, const recipe *r)
 {
     int64_t n = to->size * (int64_t)numbers_of(d);
     double *x = malloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++)
         x[i] = drawn(r);
-    fan_convert(to->data, part_of(d), (int64_t)fan_dtype_size(part_of(d)), (const char *)x, FAN_DT_FLOAT64, 8, n);
+    fan_convert(to->data, part_of(d), (int64_t)fan_dtype_size(part_of(d)), (const char *)x,
+                FAN_DT_FLOAT64, 8, n);
     free(x);
 }
 
@@ -102,12 +108,16 @@ static void random_blocks(int64_t blocks, int only)
                     .special = random_below(6) == 0,
                     .zeros = random_below(4) == 0};
         if (random_below(8) == 0)
-            r.top = d == FAN_DT_FLOAT64 ? (random_below(2) ? 1023 : -1000) : random_below(2) ? 127 : -100;
+            r.top = d == FAN_DT_FLOAT64 ? (random_below(2) ? 1023 : -1000)
+                    : random_below(2)   ? 127
+                                        : -100;
         fan_array *in[64];
         for (size_t i = 0; i < n; i++) {
             recipe own = r;
             own.top -= (int)random_below(8);
-            in[i] = array_of(random_below(12) || is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]), size);
+            in[i] = array_of(
+                random_below(12) || is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]),
+                size);
             fill(in[i], in[i]->dtype, &own);
         }
         fan_exact_isa((int)random_below(3));
@@ -128,13 +138,15 @@ static void random_blocks(int64_t blocks, int only)
     CHECK_INT(wrong, 0);
 }
 
-/* A block of 64 bits: 8 bytes a number in memory, about 6 in a message; zeros cost nothing in one. */
+/* A block of 64 bits: 8 bytes a number in memory, about 6 in a message; zeros cost nothing in
+ * one. */
 static void memory_is_as_promised(size_t damaged)
 {
     int64_t size = 1 << 16;
     fan_array *a = array_of(FAN_DT_FLOAT32, size);
     recipe r = {.top = 0, .range = 8};
-    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size), *other = fan_window_new(FAN_DT_FLOAT32, size);
+    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size),
+               *other = fan_window_new(FAN_DT_FLOAT32, size);
     const fan_array *in[] = {a};
     for (int k = 0; k < 8; k++) {
         fill(a, FAN_DT_FLOAT32, &r);
@@ -189,7 +201,8 @@ static void failures_lose_nothing(void)
         fill(a, FAN_DT_FLOAT32, &narrow);
         fill(b, FAN_DT_FLOAT32, &wide);
         const fan_array *one[] = {a}, *two[] = {b};
-        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size), *other = fan_window_new(FAN_DT_FLOAT32, size);
+        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size),
+                   *other = fan_window_new(FAN_DT_FLOAT32, size);
         CHECK_OK(fan_window_add(w, one, 1, NULL));
         CHECK_OK(fan_window_add(other, two, 1, NULL));
         void *bytes = malloc(fan_window_room(other));
@@ -222,16 +235,19 @@ static void failures_lose_nothing(void)
 /* A copy in a dtype that contains its own is the same sum. */
 static void copies_widen_without_loss(void)
 {
-    static const fan_dtype from[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT32, FAN_DT_BFLOAT16, FAN_DT_COMPLEX64,
-                                     FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT32},
-                           to[] = {FAN_DT_FLOAT64,    FAN_DT_COMPLEX64, FAN_DT_COMPLEX128, FAN_DT_COMPLEX128,
-                                   FAN_DT_COMPLEX128, FAN_DT_FLOAT32,   FAN_DT_FLOAT32};
+    static const fan_dtype from[] = {FAN_DT_FLOAT32,   FAN_DT_FLOAT32, FAN_DT_BFLOAT16,
+                                     FAN_DT_COMPLEX64, FAN_DT_FLOAT64, FAN_DT_FLOAT16,
+                                     FAN_DT_FLOAT32},
+                           to[] = {FAN_DT_FLOAT64,    FAN_DT_COMPLEX64,  FAN_DT_COMPLEX128,
+                                   FAN_DT_COMPLEX128, FAN_DT_COMPLEX128, FAN_DT_FLOAT32,
+                                   FAN_DT_FLOAT32};
     static const int ranges[] = {8, 60, 120};
     for (int k = 0; k < 7; k++)
         for (int i = 0; i < 3; i++) {
             int64_t size = 1000;
             recipe r = {.top = 3, .range = ranges[i], .special = i == 1, .zeros = true};
-            fan_array *a[3], *more = array_of(to[k], size), *x = array_of(to[k], size), *y = array_of(to[k], size);
+            fan_array *a[3], *more = array_of(to[k], size), *x = array_of(to[k], size),
+                             *y = array_of(to[k], size);
             fan_operand terms[4];
             for (int t = 0; t < 3; t++) {
                 a[t] = array_of(from[k], size);
@@ -261,7 +277,10 @@ static void elements_by_index(void)
     for (int k = 0; k < 60; k++) {
         fan_dtype d = dtypes[random_below(DTYPES)];
         int64_t size = 1 + random_below(600), n = 1 + random_below(900), at[900];
-        recipe r = {.top = 2, .range = (int)random_below(90), .special = random_below(3) == 0, .zeros = true};
+        recipe r = {.top = 2,
+                    .range = (int)random_below(90),
+                    .special = random_below(3) == 0,
+                    .zeros = true};
         fan_array *values = array_of(d, n), *x = array_of(d, size), *y = array_of(d, size);
         size_t each = fan_dtype_size(d);
         fill(values, d, &r);
@@ -274,7 +293,8 @@ static void elements_by_index(void)
             double minus_zero = -0.0;
             for (int64_t p = 0; p < size * (int64_t)numbers_of(d); p++)
                 fan_convert(one->data + p * (int64_t)fan_dtype_size(part_of(d)), part_of(d),
-                            (int64_t)fan_dtype_size(part_of(d)), (const char *)&minus_zero, FAN_DT_FLOAT64, 8, 1);
+                            (int64_t)fan_dtype_size(part_of(d)), (const char *)&minus_zero,
+                            FAN_DT_FLOAT64, 8, 1);
             memcpy(one->data + (size_t)at[i] * each, values->data + (size_t)i * each, each);
             CHECK_OK(fan_window_add(v, (const fan_array *const[]){one}, 1, NULL));
             fan_array_drop(one);
@@ -307,7 +327,8 @@ static void many_terms(int64_t terms)
     }
     fan_window_round(out, w, NULL);
     for (int64_t i = 0; i < size; i++)
-        CHECK(((double *)(void *)out->data)[i] == (i % 2 ? 0.0 : 0x1p-30 * (double)(terms * (i + 1))));
+        CHECK(((double *)(void *)out->data)[i] ==
+              (i % 2 ? 0.0 : 0x1p-30 * (double)(terms * (i + 1))));
     fan_window_forms(w, count);
     CHECK_INT(count[1], 1);
     fan_window_free(w);

@@ -1,4 +1,5 @@
-/* The workers: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
+/* The workers: each task once, whoever calls, however many at a time; after fork; begun late and
+ * ended. */
 #include "base/thread.h"
 #include "base/workers.h"
 
@@ -47,8 +48,9 @@ static void every_task_is_done_once(void)
     }
 }
 
-/* Tasks that wait for each other: they end only where as many threads as there are tasks are at work, on one core, too.
- */
+/* Tasks that wait for each other: they end only where as many threads as there are tasks are at
+ * work, on one core,
+ * too. */
 typedef struct meeting {
     pthread_mutex_t lock;
     pthread_cond_t all_here;
@@ -108,8 +110,13 @@ static void several_callers_at_once(void)
 
 #if defined(__SANITIZE_THREAD__)
 /* the thread sanitizer ends such a child */
-static void a_child_of_a_fork_beside_the_first_start_ends(void) {}
-static void a_child_starts_its_own(void) { fan_workers_set(1); }
+static void a_child_of_a_fork_beside_the_first_start_ends(void)
+{
+}
+static void a_child_starts_its_own(void)
+{
+    fan_workers_set(1);
+}
 #else
 static atomic_bool forking, helped, served;
 
@@ -120,9 +127,14 @@ static void fork_begins(void)
         sched_yield(); /* bounded: the thread may need what this fork holds */
 }
 
-static void fork_is_over(void) {}
+static void fork_is_over(void)
+{
+}
 
-static void serve(void *arg) { atomic_store((atomic_bool *)arg, true); }
+static void serve(void *arg)
+{
+    atomic_store((atomic_bool *)arg, true);
+}
 
 static void *start_beside(void *arg)
 {

@@ -1,6 +1,6 @@
-/* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads with no interpreter's
- * lock between them: for the thread sanitizer to see. What comes out is checked as well.
- * tests/device/test_threads_cuda.py runs it, with -Wl,--wrap=fan__cuda_capture. */
+/* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads
+ * with no interpreter's lock between them: for the thread sanitizer to see. What comes out is
+ * checked as well. tests/device/test_threads_cuda.py runs it, with -Wl,--wrap=fan__cuda_capture. */
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"
@@ -11,7 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 4, TURNS = 12, LENGTH = 32, SLOTS = 3, DEVICES = 2 };
+enum {
+    THREADS = 4,
+    TURNS = 12,
+    LENGTH = 32,
+    SLOTS = 3,
+    DEVICES = 2
+};
 
 /* ---- the driver, as its other users call it ---- */
 
@@ -109,13 +115,17 @@ typedef struct one {
     pthread_t thread;
 } one;
 
-static void nothing(void *o) { (void)o; }
+static void nothing(void *o)
+{
+    (void)o;
+}
 static bool unshared(void *o)
 {
     (void)o;
     return false;
 }
-static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
+static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out,
+                          fan_error *err)
 {
     (void)c;
     (void)a;
@@ -123,7 +133,8 @@ static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_v
     (void)out;
     return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
-static const fan_frontend frontend = {.hold = nothing, .drop = nothing, .unshared = unshared, .combine = combine};
+static const fan_frontend frontend = {
+    .hold = nothing, .drop = nothing, .unshared = unshared, .combine = combine};
 
 static bool fine(fan_status status, const fan_error *err)
 {
@@ -133,7 +144,8 @@ static bool fine(fan_status status, const fan_error *err)
     return good;
 }
 
-/* device_of: fan_cuda_device. This program embeds no kernels; the fake driver takes the beginning of a fatbin. */
+/* device_of: fan_cuda_device. This program embeds no kernels; the fake driver takes the beginning
+ * of a fatbin. */
 static fan_status device_of(fan_cuda *c, int index, fan_device **out, fan_error *err)
 {
     static const unsigned char image[] = {0x50, 0xED, 0x55, 0xBA};
@@ -213,7 +225,9 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
         memcpy(host->data + 8 * i, &x, sizeof x);
     fan_operand in = {host, FAN_DT_FLOAT64};
     fan_stream *on = s ? fan_stream_hold(s) : fan_stream_current(d);
-    fine(fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &in, .n = 1}, &err), &err);
+    fine(fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &in, .n = 1},
+                        &err),
+         &err);
     if (!s)
         fine(fan_stream_sync(on, &err), &err);
     fan_stream_drop(on);
@@ -233,8 +247,8 @@ static double read_first(fan_stream *s, const fan_array *a)
     return x;
 }
 
-static fan_status add(fan_buffer *b, size_t slot, fan_device *d, fan_stream *s, fan_array *a, int64_t key,
-                      fan_error *err)
+static fan_status add(fan_buffer *b, size_t slot, fan_device *d, fan_stream *s, fan_array *a,
+                      int64_t key, fan_error *err)
 {
     fan_contribution c = {.value = fan_value_dense(a, d), .key = key, .stream = s};
     fan_status status = fan_buffer_add(b, slot, &c, err);
@@ -246,8 +260,11 @@ static fan_buffer *buffer_new(fan_stream *s, uint64_t budget)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {
-        .slots = SLOTS, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend, .stream = s};
+    fan_buffer_config config = {.slots = SLOTS,
+                                .budget = budget,
+                                .accumulate = FAN_DT_NONE,
+                                .frontend = &frontend,
+                                .stream = s};
     if (!fine(fan_buffer_new(&config, &b, &err), &err))
         exit(1);
     return b;
@@ -295,7 +312,8 @@ static void *opening(void *ctx)
     return NULL;
 }
 
-/* All add to the slots of one buffer, each from a stream of its own; one of them takes now and then. */
+/* All add to the slots of one buffer, each from a stream of its own; one of them takes now and
+ * then. */
 static void *adding(void *ctx)
 {
     one *me = ctx;
@@ -306,8 +324,8 @@ static void *adding(void *ctx)
         context_in(0);
     (void)pthread_barrier_wait(&w->begin);
     for (int i = 0; i < TURNS; i++) {
-        fine(add(w->b, (size_t)(i + me->k) % SLOTS, w->d[0], w->s[me->k], on_device(w->d[0], w->s[me->k], i + 1), -1,
-                 &err),
+        fine(add(w->b, (size_t)(i + me->k) % SLOTS, w->d[0], w->s[me->k],
+                 on_device(w->d[0], w->s[me->k], i + 1), -1, &err),
              &err);
         if (me->k == 0 && i % 3 == 2)
             taken += (long)take_all(w->b, w->s[THREADS]);
@@ -336,7 +354,10 @@ static void adds_lose_nothing(const char *path, uint64_t budget)
     world_out(&w);
 }
 
-static void count_release(void *ctx) { atomic_fetch_add((atomic_long *)ctx, 1); }
+static void count_release(void *ctx)
+{
+    atomic_fetch_add((atomic_long *)ctx, 1);
+}
 
 /* Memory goes back: used on everybody's stream, let go by everybody; some of it is a library's. */
 static void *leaving(void *ctx)
@@ -346,12 +367,15 @@ static void *leaving(void *ctx)
     fan_error err = {0};
     (void)pthread_barrier_wait(&w->begin);
     for (int i = 0; i < TURNS; i++) {
-        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i), *mine = on_device(w->d[0], w->s[me->k], i);
+        fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i),
+                  *mine = on_device(w->d[0], w->s[me->k], i);
         fan_storage *theirs = NULL;
         for (int k = 0; k < THREADS; k++)
-            fine(fan_memory_record_stream((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err), &err);
+            fine(fan_memory_record_stream((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err),
+                 &err);
         fine(fan_memory_record_stream(w->shared, w->s[(me->k + i) % THREADS], &err), &err);
-        if (fine(fan_memory_wrap(w->d[0], mine->data, count_release, &w->released, &theirs, &err), &err))
+        if (fine(fan_memory_wrap(w->d[0], mine->data, count_release, &w->released, &theirs, &err),
+                 &err))
             fine(fan_memory_record_stream(theirs, w->s[me->k], &err), &err);
         fan_storage_drop(theirs);
         fan_array_drop(a);
@@ -390,7 +414,8 @@ static void *events(void *ctx)
     return NULL;
 }
 
-/* Two threads capture what they add and take, and replay it; the others add and let go beside them. */
+/* Two threads capture what they add and take, and replay it; the others add and let go beside
+ * them. */
 static void *capturing(void *ctx)
 {
     one *me = ctx;
@@ -409,7 +434,8 @@ static void *capturing(void *ctx)
         bool captured = me->k < 2;
         memset(out, 0, sizeof out);
         if (captured)
-            CHECK_INT(cu.StreamBeginCapture_v2(w->raw[me->k], me->k), 0); /* one global, one of its thread */
+            /* one global, one of its thread */
+            CHECK_INT(cu.StreamBeginCapture_v2(w->raw[me->k], me->k), 0);
         for (int n = 0; n < 3; n++)
             fine(add(b, 0, w->d[0], s, fan_array_hold(g), -1, &err), &err);
         fine(fan_buffer_take(b, &how, out, &err), &err);
@@ -476,7 +502,8 @@ static void one_capture_of_many_threads(const char *path)
     world_out(&w);
 }
 
-/* Somebody's capture begins between two calls of ours: between the question whether there is one, and the next call. */
+/* Somebody's capture begins between two calls of ours: between the question whether there is one,
+ * and the next call. */
 static _Thread_local struct {
     int asks; /* of them until it begins; 0: none begins */
     fan_cu_stream on;

@@ -34,7 +34,8 @@ static fan_window *window_of(fan_array *const *in, size_t n, fan_dtype d, int64_
     } else {
         size_t middle = 1 + (size_t)random_below((int64_t)n - 1);
         for (int half = 0; half < 2; half++) {
-            part = half ? window_of(in + middle, n - middle, d, size) : window_of(in, middle, d, size);
+            part =
+                half ? window_of(in + middle, n - middle, d, size) : window_of(in, middle, d, size);
             if (random_below(2))
                 CHECK_OK(fan_window_merge(w, part, NULL));
             else
@@ -51,10 +52,11 @@ static fan_window *window_of(fan_array *const *in, size_t n, fan_dtype d, int64_
 /* windows_met: whether there were blocks of each form, and messages. */
 static bool windows_met(void)
 {
-    printf("windows: %lld blocks empty, %lld of 64 bits, %lld of 128, %lld of superaccumulators; %lld elements sent in "
+    printf("windows: %lld blocks empty, %lld of 64 bits, %lld of 128, %lld of superaccumulators; "
+           "%lld elements sent in "
            "%lld bytes\n",
-           (long long)forms_met[0], (long long)forms_met[1], (long long)forms_met[2], (long long)forms_met[3],
-           (long long)packed_numbers, (long long)packed_bytes);
+           (long long)forms_met[0], (long long)forms_met[1], (long long)forms_met[2],
+           (long long)forms_met[3], (long long)packed_numbers, (long long)packed_bytes);
     return forms_met[1] && forms_met[2] && forms_met[3] && packed_bytes;
 }
 

@@ -15,8 +15,8 @@
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
-/* A switch by ucontext makes a system call for the signal mask. Without a sanitizer only the first switch to a thread
- * uses it. */
+/* A switch by ucontext makes a system call for the signal mask. Without a sanitizer only the first
+ * switch to a thread uses it. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define QUICK false
 #define STACK ((size_t)64 << 10)
@@ -50,7 +50,10 @@ static _Thread_local block *block_now;
 static _Atomic(block *) kept; /* for the next run: pages that are there already */
 static atomic_bool forgotten;
 
-__attribute__((noinline, noreturn)) static void block_jump(block_place *to) { __builtin_longjmp(to->jump, 1); }
+__attribute__((noinline, noreturn)) static void block_jump(block_place *to)
+{
+    __builtin_longjmp(to->jump, 1);
+}
 
 /* block_switch_quick: as block_switch. */
 __attribute__((noinline)) static void block_switch_quick(block_place *from, block_place *to)
@@ -62,10 +65,12 @@ __attribute__((noinline)) static void block_switch_quick(block_place *from, bloc
         block_jump(to);
     to->begun = true;
     (void)setcontext(&to->at);
-    abort(); /* no switch continues here; without this line clang removes the frame that `jump` returns to */
+    /* no switch continues here; without this line clang removes the frame that `jump` returns to */
+    abort();
 }
 
-/* block_switch: continues at `to`, and returns when another switch continues at `from`; with `last` none does. */
+/* block_switch: continues at `to`, and returns when another switch continues at `from`; with `last`
+ * none does. */
 static void block_switch(block_place *from, block_place *to, bool last)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -137,7 +142,8 @@ static bool block_rounds(block *b)
     int ended = 0;
     for (unsigned round = 0; ended == 0; round++)
         for (unsigned n = 0; n < FAN_K_BLOCK; n++) {
-            unsigned at = round % 2 ? FAN_K_BLOCK - 1 - n : n; /* the first first, then the last first, then mixed */
+            /* the first first, then the last first, then mixed */
+            unsigned at = round % 2 ? FAN_K_BLOCK - 1 - n : n;
             b->lane = (int)(round < 2 ? at : (n * 101 + round * 17) % FAN_K_BLOCK);
             block_switch(&b->back, &b->lanes[b->lane], false);
             ended += b->done[b->lane];
@@ -160,7 +166,8 @@ fan__block_end fan__block_run(fan__block_thread *run, const void *args, int64_t 
     b->back.fiber = __tsan_get_current_fiber();
 #endif
     block_now = b;
-    for (b->first = threads; same && b->first > 0;) { /* the last block first: no GPU promises another order */
+    /* the last block first: no GPU promises another order */
+    for (b->first = threads; same && b->first > 0;) {
         b->first -= FAN_K_BLOCK;
         block_lanes_init(b);
         same = block_rounds(b);
@@ -179,4 +186,7 @@ void fan__block_meet(void)
         block_switch(&b->lanes[b->lane], &b->back, false);
 }
 
-void fan__block_forget_barriers(bool on) { atomic_store_explicit(&forgotten, on, memory_order_relaxed); }
+void fan__block_forget_barriers(bool on)
+{
+    atomic_store_explicit(&forgotten, on, memory_order_relaxed);
+}

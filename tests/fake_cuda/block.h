@@ -1,6 +1,7 @@
-/* block: the blocks of a kernel that has barriers, one after the other: the threads of each run by turns, each until it
- * comes to the barrier or to its end, in another order in each round. So a barrier that is missing shows in what the
- * block computes, and one that some threads pass by is found. */
+/* block: the blocks of a kernel that has barriers, one after the other: the threads of each run by
+ * turns, each until it comes to the barrier or to its end, in another order in each round. So a
+ * barrier that is missing shows in what the block computes, and one that some threads pass by is
+ * found. */
 #ifndef FAN_FAKE_BLOCK_H
 #define FAN_FAKE_BLOCK_H
 
@@ -12,7 +13,8 @@ typedef void fan__block_thread(const void *args, int64_t thread);
 typedef enum fan__block_end {
     FAN__BLOCK_FINE,
     FAN__BLOCK_NO_MEMORY,
-    FAN__BLOCK_DIVERGED /* some threads have ended while others wait at the barrier: undefined on a GPU */
+    /* some threads have ended while others wait at the barrier: undefined on a GPU */
+    FAN__BLOCK_DIVERGED
 } fan__block_end;
 
 /* fan__block_run: `run` for each of so many threads, FAN_K_BLOCK of them to a block. */

@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-FAN_FAKE_SHOWN int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory, int check);
+FAN_FAKE_SHOWN int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve,
+                                uint64_t memory, int check);
 
 FAN_FAKE_SHOWN void fanFakeFail(const char *name, int64_t at, int code, int sticks);
 
@@ -42,8 +43,9 @@ FAN_FAKE_SHOWN int fanFakeMode(void);
 
 FAN_FAKE_SHOWN void fanFakeBarriers(int hold);
 
-FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token,
-                                 const int64_t *reads, int nreads, const int64_t *writes, int nwrites);
+FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t),
+                                 int64_t token, const int64_t *reads, int nreads,
+                                 const int64_t *writes, int nwrites);
 
 static void control_forget_all(void)
 {
@@ -56,7 +58,8 @@ static void control_forget_all(void)
     fan__fake.memory_cap = 0;
 }
 
-int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory, int check)
+int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory,
+                 int check)
 {
     fan_error err = {.status = FAN_OK};
     control_forget_all();
@@ -130,7 +133,10 @@ void fanFakeHide(int place, const char *name)
         snprintf(fan__fake.hidden[place], sizeof fan__fake.hidden[place], "%s", name);
 }
 
-void fanFakeBarriers(int hold) { fan__block_forget_barriers(!hold); }
+void fanFakeBarriers(int hold)
+{
+    fan__block_forget_barriers(!hold);
+}
 
 int fanFakeTraffic(int on, uint64_t *read, uint64_t *written)
 {
@@ -176,9 +182,15 @@ static const char *control_text(const char *text)
     return copy;
 }
 
-const char *fanFakeRace(void) { return control_text(fan__fake.race); }
+const char *fanFakeRace(void)
+{
+    return control_text(fan__fake.race);
+}
 
-const char *fanFakeMessage(void) { return control_text(fan__fake.message); }
+const char *fanFakeMessage(void)
+{
+    return control_text(fan__fake.message);
+}
 
 int fanFakeSynchronize(void)
 {
@@ -241,8 +253,11 @@ static fan_status control_run(void *ctx, fan_error *err)
 /* control_view: from (address, dtype, ndim, extents .., strides ..) one after the other. */
 static const int64_t *control_view(const int64_t *at, fan_fake_access *a)
 {
-    a->array = (fan_array){
-        .data = fan__host((uint64_t)at[0]), .dtype = (fan_dtype)at[1], .ndim = (int)at[2], .size = 1, .writable = true};
+    a->array = (fan_array){.data = fan__host((uint64_t)at[0]),
+                           .dtype = (fan_dtype)at[1],
+                           .ndim = (int)at[2],
+                           .size = 1,
+                           .writable = true};
     memcpy(a->dims, at + 3, 2 * (size_t)at[2] * sizeof *at);
     a->array.shape = a->dims;
     a->array.strides = a->dims + at[2];
@@ -251,10 +266,12 @@ static const int64_t *control_view(const int64_t *at, fan_fake_access *a)
     return at + 3 + 2 * at[2];
 }
 
-int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads,
-                  int nreads, const int64_t *writes, int nwrites)
+int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token,
+                  const int64_t *reads, int nreads, const int64_t *writes, int nwrites)
 {
-    enum { MOST = 16 };
+    enum {
+        MOST = 16
+    };
     static _Thread_local fan_fake_access a[2 * MOST];
     fan_array *in[MOST], *out[MOST];
     fan_error err = {.status = FAN_OK};

@@ -5,44 +5,55 @@
 #include <string.h>
 
 /* X(number, name, text): the codes that are known by name. */
-#define CODE_LIST(X)                                                                                               \
-    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                                           \
-    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                                              \
-    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                                     \
-    X(4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down")                                                       \
-    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                                              \
-    X(35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "CUDA driver version is insufficient for CUDA runtime version")        \
-    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                                           \
-    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                                  \
-    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                                           \
-    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                                 \
-    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device")             \
-    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")                                  \
-    X(226, "CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error")            \
-    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                                 \
-    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                                       \
-    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                                             \
-    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")                               \
-    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")                        \
-    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                              \
-    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                                  \
-    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                               \
-    X(802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized")                                            \
-    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination") \
-    X(804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW") \
-    X(810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated by the server")                     \
-    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing")            \
-    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture")     \
-    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences")   \
-    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began")          \
-    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work")                             \
-    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream")       \
-    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",                                                                   \
-      "operation would make the legacy stream depend on a capturing blocking stream")                              \
-    X(907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream") \
-    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",                                                               \
-      "attempt to terminate a thread-local capture sequence from another thread")                                  \
-    X(911, "CUDA_ERROR_EXTERNAL_DEVICE", "external device failure")                                                \
+#define CODE_LIST(X)                                                                           \
+    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                       \
+    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                          \
+    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                 \
+    X(4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down")                                   \
+    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                          \
+    X(35, "CUDA_ERROR_INSUFFICIENT_DRIVER",                                                    \
+      "CUDA driver version is insufficient for CUDA runtime version")                          \
+    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                       \
+    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                              \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                       \
+    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                             \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU",                                                     \
+      "no kernel image is available for execution on the device")                              \
+    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")              \
+    X(226, "CUDA_ERROR_CONTAINED",                                                             \
+      "Invalid access of peer GPU memory over nvlink or a hardware error")                     \
+    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                             \
+    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                   \
+    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                         \
+    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")           \
+    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")    \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                          \
+    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                              \
+    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                           \
+    X(802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized")                        \
+    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",                                                \
+      "system has unsupported display driver / cuda driver combination")                       \
+    X(804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",                                        \
+      "forward compatibility was attempted on non supported HW")                               \
+    X(810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated by the server") \
+    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",                                            \
+      "operation not permitted when stream is capturing")                                      \
+    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",                                            \
+      "operation failed due to a previous error during capture")                               \
+    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE",                                                  \
+      "operation would result in a merge of separate capture sequences")                       \
+    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",                                              \
+      "capture was not ended in the same stream as it began")                                  \
+    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work")         \
+    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",                                              \
+      "dependency created on uncaptured work in another stream")                               \
+    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",                                               \
+      "operation would make the legacy stream depend on a capturing blocking stream")          \
+    X(907, "CUDA_ERROR_CAPTURED_EVENT",                                                        \
+      "operation not permitted on an event last recorded in a capturing stream")               \
+    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",                                           \
+      "attempt to terminate a thread-local capture sequence from another thread")              \
+    X(911, "CUDA_ERROR_EXTERNAL_DEVICE", "external device failure")                            \
     X(999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
 fan_cu_result fan_fake_Init(unsigned flags)
@@ -77,9 +88,15 @@ static fan_cu_result driver_code(fan_cu_result code, const char **name, const ch
     return INVALID_VALUE;
 }
 
-fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name) { return driver_code(code, name, NULL); }
+fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name)
+{
+    return driver_code(code, name, NULL);
+}
 
-fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text) { return driver_code(code, NULL, text); }
+fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text)
+{
+    return driver_code(code, NULL, text);
+}
 
 fan_cu_result fan_fake_DeviceGetCount(int *count)
 {
@@ -88,15 +105,20 @@ fan_cu_result fan_fake_DeviceGetCount(int *count)
     return OK;
 }
 
-/* A device's number contains its machine's, so that a number of an older machine returns no context of this one. Tests
-   may give the ordinal alone. */
-static fan_cu_device driver_device(int ordinal) { return (int)(fan__fake.era & 0xFFFFFF) * 2 * MOST_DEVICES + ordinal; }
+/* A device's number contains its machine's, so that a number of an older machine returns no context
+   of this one. Tests may give the ordinal alone. */
+static fan_cu_device driver_device(int ordinal)
+{
+    return (int)(fan__fake.era & 0xFFFFFF) * 2 * MOST_DEVICES + ordinal;
+}
 
 /* driver_ordinal: of a device of this machine; -1: of none. */
 static int driver_ordinal(fan_cu_device d)
 {
     int ordinal = d % (2 * MOST_DEVICES);
-    return d >= 0 && ordinal < fan__fake.devices && (d == ordinal || d == driver_device(ordinal)) ? ordinal : -1;
+    return d >= 0 && ordinal < fan__fake.devices && (d == ordinal || d == driver_device(ordinal))
+               ? ordinal
+               : -1;
 }
 
 fan_cu_result fan_fake_DeviceGet(fan_cu_device *out, int ordinal)
@@ -199,7 +221,9 @@ fan_cu_result fan_fake_CtxPopCurrent(fan_cu_context *out)
         return INVALID_CONTEXT;
     *out = c;
     fan__fake_here
-        .depth--; /* a pop that is planned to fail pops all the same: else the thread would keep the context */
+        /* a pop that is planned to fail pops all the same: else the thread would keep the
+         * context */
+        .depth--;
     CALL(CtxPopCurrent);
     return OK;
 }
@@ -214,7 +238,8 @@ static bool driver_hides(const char *name)
 
 API cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
-fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status)
+fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags,
+                                  int *status)
 {
     static const struct {
         const char *name;
@@ -229,8 +254,8 @@ fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uin
     *out = NULL;
     *status = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version || fan__fake.version < rows[i].version ||
-            driver_hides(name + 2))
+        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version ||
+            fan__fake.version < rows[i].version || driver_hides(name + 2))
             continue;
         switch (rows[i].at) {
 #define X(name, suffix, version, feature, parameters)   \

@@ -1,5 +1,6 @@
-/* entry: the driver's entry points. Each bears our name in here, and is shown by the driver's. Each begins with CALL,
- * which checks the plan of faults and a lost context, and then does what the driver would. */
+/* entry: the driver's entry points. Each bears our name in here, and is shown by the driver's. Each
+ * begins with CALL, which checks the plan of faults and a lost context, and then does what the
+ * driver would. */
 #ifndef FAN_FAKE_ENTRY_H
 #define FAN_FAKE_ENTRY_H
 

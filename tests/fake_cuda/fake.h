@@ -1,13 +1,13 @@
 /* fake: a CUDA driver made of a simulated machine: what driver.c, kernels.c and control.c share.
  *
- * It is a shared library of its own with the driver's entry points (cu..) and some more for tests (fanFake..). Streams,
- * events, memory and the checker are those of device/sim/sim.h; kernels are device/kernels/kernels.cu compiled for the
- * host. It refuses what the driver refuses, with the same codes, as far as the backend and its tests can see. Addresses
- * bear FAN_FAKE_TAG.
+ * It is a shared library of its own with the driver's entry points (cu..) and some more for tests
+ * (fanFake..). Streams, events, memory and the checker are those of device/sim/sim.h; kernels are
+ * device/kernels/kernels.cu compiled for the host. It refuses what the driver refuses, with the
+ * same codes, as far as the backend and its tests can see. Addresses bear FAN_FAKE_TAG.
  *
- * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from then on, as after a
- * reset of the device by another library.
- */
+ * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from
+ * then on, as after a reset of the device by another
+ * library. */
 #ifndef FAN_FAKE_FAKE_H
 #define FAN_FAKE_FAKE_H
 
@@ -51,8 +51,8 @@ typedef struct fan_fake_kernel {
     size_t bytes;                                            /* of its arguments */
     bool table;                                              /* its arguments are a fan_k_many */
     fan_cu_result (*run)(const void *args, int64_t threads); /* a code that loses the context */
-    /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number.
-     * `table`: the host copy of the memory that a fan_k_many names */
+    /* most: room for its accesses. accesses: what it reads and writes, those that it writes last;
+     * their number. `table`: the host copy of the memory that a fan_k_many names */
     size_t (*most)(const void *args);
     size_t (*accesses)(const void *args, const char *table, fan_fake_access *out, size_t *written);
 } fan_fake_kernel;

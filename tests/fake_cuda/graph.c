@@ -82,7 +82,8 @@ void fan__graph_forget_all(void)
     }
 }
 
-/* graph_blocking_captured: a stream that the legacy stream of a device would have to wait for is captured. */
+/* graph_blocking_captured: a stream that the legacy stream of a device would have to wait for is
+ * captured. */
 static bool graph_blocking_captured(int device)
 {
     bool found = false;
@@ -96,8 +97,9 @@ static bool graph_blocking_captured(int device)
     return found;
 }
 
-fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, uint64_t *id, fan_cu_graph *graph,
-                                            const void **frontier, size_t *count)
+fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, uint64_t *id,
+                                            fan_cu_graph *graph, const void **frontier,
+                                            size_t *count)
 {
     fan_stream *s;
     uint64_t number = 0;
@@ -113,14 +115,15 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     if (rests)
         return 906; /* and no capture is broken */
     if (id)
-        *id = *status == 1 ? number : UINT64_MAX; /* undefined if there is no capture, or a broken one */
+        /* undefined if there is no capture, or a broken one */
+        *id = *status == 1 ? number : UINT64_MAX;
     if (graph && *status == 1 && !(*graph = graph_of(number)))
         return OUT_OF_MEMORY;
     return OK;
 }
 
-fan_cu_result fan_fake_UserObjectCreate(fan_cu_object *out, void *ctx, fan_cu_call *destroy, unsigned refs,
-                                        unsigned flags)
+fan_cu_result fan_fake_UserObjectCreate(fan_cu_object *out, void *ctx, fan_cu_call *destroy,
+                                        unsigned refs, unsigned flags)
 {
     CALL(UserObjectCreate);
     if (flags != FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC || !refs || !destroy)
@@ -146,7 +149,8 @@ fan_cu_result fan_fake_UserObjectRelease(fan_cu_object o, unsigned count)
     return OK;
 }
 
-fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags)
+fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, unsigned count,
+                                             unsigned flags)
 {
     CALL(GraphRetainUserObject);
     fan__thing *t = fan__thing_find(AN_OBJECT, o);
@@ -281,7 +285,8 @@ fan_cu_result fan_fake_GraphLaunch(fan_cu_exec run, fan_cu_stream handle)
     if (code)
         return code;
     fan__fake_note_races();
-    code = fan__fake_done(fan_sim_graph_launch(((struct fan_cu_graph *)(void *)run)->graph, s, &err), &err);
+    code = fan__fake_done(
+        fan_sim_graph_launch(((struct fan_cu_graph *)(void *)run)->graph, s, &err), &err);
     fan_stream_drop(s);
     return code;
 }

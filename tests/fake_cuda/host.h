@@ -1,7 +1,8 @@
-/* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid.
- * If it has barriers, the threads of a block run in turns (fake_cuda/block.h, which the including file provides). An
- * access of a GPU must be aligned to its size: fan_k_misaligned records a violation. AT reports each access, element by
- * element, to fake_cuda/traffic.h; so memory that is only read must be passed as const. */
+/* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each
+ * thread of its grid. If it has barriers, the threads of a block run in turns (fake_cuda/block.h,
+ * which the including file provides). An access of a GPU must be aligned to its size:
+ * fan_k_misaligned records a violation. AT reports each access, element by element, to
+ * fake_cuda/traffic.h; so memory that is only read must be passed as const. */
 #ifndef FAN_FAKE_HOST_H
 #define FAN_FAKE_HOST_H
 
@@ -32,7 +33,8 @@ static inline void fan_k_meet(void)
     fan_k_thread = mine;
 }
 
-/* fan_k_same: returns the lanes of the warp that pass the same x. All threads of the block must call it. */
+/* fan_k_same: returns the lanes of the warp that pass the same x. All threads of the block must
+ * call it. */
 static inline uint32_t fan_k_same(uint32_t x)
 {
     static _Thread_local uint32_t given[FAN_K_BLOCK];

@@ -5,7 +5,8 @@
 
 #include <assert.h>
 
-/* Of a piece that is not 16 bytes only the first number is read, which a compiler that unrolls does not see. */
+/* Of a piece that is not 16 bytes only the first number is read, which a compiler that unrolls does
+ * not see. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "fake_cuda/host.h"
@@ -32,8 +33,8 @@ static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count
 }
 
 /* strided: extents and strides, unchanged; two runs of axes may be joined. */
-static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1,
-                    int n2, const int64_t *e2, const int64_t *s2)
+static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1,
+                    const int64_t *s1, int n2, const int64_t *e2, const int64_t *s2)
 {
     fan_array *v = access_at(a, address, dtype, n1 + n2);
     assert(n1 + n2 <= FAN_MAX_NDIM);
@@ -67,8 +68,8 @@ static size_t many_most(const void *args)
 }
 
 /* many_accesses: the table, all sources, all results. */
-static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, int acc, fan_fake_access *out,
-                            size_t *written)
+static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, int acc,
+                            fan_fake_access *out, size_t *written)
 {
     const fan_k_row *rows = (const fan_k_row *)(const void *)table;
     const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
@@ -76,8 +77,8 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, i
     dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
     for (int64_t i = 0; i < a->rows; i++)
         for (uint32_t k = 0; k < rows[i].n; k++)
-            dense(&out[n++], sources[rows[i].first + k], k == 0 && (rows[i].flags & FAN_K_FIRST_WIDE) ? acc : dtype,
-                  rows[i].count);
+            dense(&out[n++], sources[rows[i].first + k],
+                  k == 0 && (rows[i].flags & FAN_K_FIRST_WIDE) ? acc : dtype, rows[i].count);
     for (int64_t i = 0; i < a->rows; i++)
         dense(&out[n++], rows[i].out, rows[i].flags & FAN_K_OUT_WIDE ? acc : dtype, rows[i].count);
     *written = (size_t)a->rows;
@@ -95,7 +96,8 @@ static size_t any_accesses(const void *args, fan_fake_access *out)
     const fan_k_any *a = args;
     const int64_t *to = a->words + a->ndim, *source = to + 1 + a->ndim;
     for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim)
-        strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words, source + 2, 0, NULL, NULL);
+        strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words,
+                source + 2, 0, NULL, NULL);
     strided(&out[a->n], (uint64_t)to[0], a->out, a->ndim, a->words, to + 1, 0, NULL, NULL);
     return (size_t)a->n + 1;
 }
@@ -155,7 +157,8 @@ static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *
     if (a->again)
         dense(&out[0], a->in, from, a->numbers * a->terms);
     else
-        strided(&out[0], a->in, of_parts(from, a->parts), a->stay, a->words, in, a->go, gone, gone + a->go);
+        strided(&out[0], a->in, of_parts(from, a->parts), a->stay, a->words, in, a->go, gone,
+                gone + a->go);
     if (a->last)
         strided(&out[1], a->out, of_parts(a->to, a->parts), a->stay, a->words, to, 0, NULL, NULL);
     else
@@ -163,11 +166,20 @@ static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *
     return 2;
 }
 
-static int index_dtype(int size) { return size == 4 ? FAN_DT_INT32 : FAN_DT_INT64; }
+static int index_dtype(int size)
+{
+    return size == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
+}
 
-static int few_dtype(int size) { return size == 1 ? FAN_DT_UINT8 : size == 2 ? FAN_DT_UINT16 : FAN_DT_UINT32; }
+static int few_dtype(int size)
+{
+    return size == 1 ? FAN_DT_UINT8 : size == 2 ? FAN_DT_UINT16 : FAN_DT_UINT32;
+}
 
-static void fours(fan_fake_access *a, uint64_t address, int64_t count) { dense(a, address, FAN_DT_UINT32, count); }
+static void fours(fan_fake_access *a, uint64_t address, int64_t count)
+{
+    dense(a, address, FAN_DT_UINT32, count);
+}
 
 static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
 {
@@ -176,7 +188,8 @@ static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
 }
 
 /* list_rows, list_came: what a list of entries has. */
-static size_t list_rows(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form, int64_t entries)
+static size_t list_rows(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form,
+                        int64_t entries)
 {
     dense(&out[0], list->low, few_dtype(form->low_size), entries);
     if (form->high_size)
@@ -184,13 +197,15 @@ static size_t list_rows(fan_fake_access *out, const fan_k_list *list, const fan_
     return form->high_size ? 2 : 1;
 }
 
-static size_t list_came(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form, int64_t entries)
+static size_t list_came(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form,
+                        int64_t entries)
 {
     dense(&out[0], list->came, few_dtype(form->came_size), entries);
     return 1;
 }
 
-/* sort_count_accesses, sort_scan_accesses, sort_move_accesses: what they touch where there is something to sort. */
+/* sort_count_accesses, sort_scan_accesses, sort_move_accesses: what they touch where there is
+ * something to sort. */
 static size_t sort_count_accesses(const fan_k_sort *a, fan_fake_access *out)
 {
     size_t n = 1;
@@ -221,8 +236,8 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
     if (a->coo.indices) {
         indices(&out[n++], &a->coo, a->entries);
         if (a->entry.values)
-            strided(&out[n++], a->entry.values, few_dtype(a->entry.came_size), 1, &a->entries, &a->entry.value_step, 0,
-                    NULL, NULL);
+            strided(&out[n++], a->entry.values, few_dtype(a->entry.came_size), 1, &a->entries,
+                    &a->entry.value_step, 0, NULL, NULL);
     } else {
         n += list_rows(&out[n], &a->list, &a->entry, a->entries);
         n += list_came(&out[n], &a->list, &a->entry, a->entries);
@@ -232,13 +247,15 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
     return n + list_came(&out[n], &a->out, &a->entry, a->entries);
 }
 
-/* scatter_accesses: it writes where its indices point, which are unknown when it is queued: all within reach counts. */
+/* scatter_accesses: it writes where its indices point, which are unknown when it is queued: all
+ * within reach counts. */
 static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 {
-    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse), *into = extent + a->inner,
-                  *values = into + a->inner;
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse),
+                  *into = extent + a->inner, *values = into + a->inner;
     size_t n = 0;
-    strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent, values);
+    strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent,
+            values);
     if (!a->pointers) {
         indices(&out[n++], &a->coo, a->entries);
         if (a->unsorted) {
@@ -246,20 +263,27 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
             n += list_rows(&out[n], &a->list, &a->entry, a->entries);
             n += list_came(&out[n], &a->list, &a->entry, a->entries);
         }
-        strided(&out[n++], a->into, a->into_dtype, a->coo.sparse, a->words, a->words + a->coo.sparse, a->inner, extent,
-                into);
+        strided(&out[n++], a->into, a->into_dtype, a->coo.sparse, a->words,
+                a->words + a->coo.sparse, a->inner, extent, into);
         return n;
     }
-    int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]}, strides[2] = {a->words[1], a->words[2]};
-    strided(&out[n++], a->indices, index_dtype(a->index_size), 1, &a->entries, &a->index_step, 0, NULL, NULL);
-    strided(&out[n++], a->pointers, index_dtype(a->pointer_size), 1, &rows, &a->pointer_step, 0, NULL, NULL);
+    int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]},
+            strides[2] = {a->words[1], a->words[2]};
+    strided(&out[n++], a->indices, index_dtype(a->index_size), 1, &a->entries, &a->index_step, 0,
+            NULL, NULL);
+    strided(&out[n++], a->pointers, index_dtype(a->pointer_size), 1, &rows, &a->pointer_step, 0,
+            NULL, NULL);
     strided(&out[n++], a->into, a->into_dtype, 2, shape, strides, a->inner, extent, into);
     return n;
 }
 
-static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_ADDRESS : fine ? OK : LAUNCH_FAILED; }
+static fan_cu_result run_end(bool fine)
+{
+    return fan_k_misaligned ? MISALIGNED_ADDRESS : fine ? OK : LAUNCH_FAILED;
+}
 
-/* RUN: a kernel without barriers, the last thread first: no GPU promises another order. RUN_BLOCKS: one with. */
+/* RUN: a kernel without barriers, the last thread first: no GPU promises another order. RUN_BLOCKS:
+ * one with. */
 #define RUN(name, T, kernel)                                           \
     static fan_cu_result run_##name(const void *args, int64_t threads) \
     {                                                                  \
@@ -288,12 +312,13 @@ static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_A
         return run_end(end == FAN__BLOCK_FINE);                            \
     }
 #define ACCESSES(name, call) ACCESSES_OF(name, 1, call)
-#define ACCESSES_OF(name, writes, call)                                                                       \
-    static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, size_t *written) \
-    {                                                                                                         \
-        (void)table;                                                                                          \
-        *written = (writes);                                                                                  \
-        return call;                                                                                          \
+#define ACCESSES_OF(name, writes, call)                                                      \
+    static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, \
+                                  size_t *written)                                           \
+    {                                                                                        \
+        (void)table;                                                                         \
+        *written = (writes);                                                                 \
+        return call;                                                                         \
     }
 #define FOLD_RUN(name, bytes, from, acc)                                                         \
     RUN(name, fan_k_fold, fan_fold_##name)                                                       \
@@ -326,27 +351,37 @@ ACCESSES_OF(sort_scan, 2, sort_scan_accesses(args, out))
 ACCESSES(sort_move, sort_move_accesses(args, out, written))
 
 static const fan_fake_kernel kernels[] = {
-#define FOLD_ROW(name, bytes, from, acc)                                                                           \
-    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, fold_count, accesses_##name},                       \
-        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},           \
-        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_stats_##name, fold_count, accesses_stats_##name}, \
-        {"fan_scatter_" #name, sizeof(fan_k_scatter), false, run_scatter_##name, fold_count, accesses_scatter},
-    FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, fold_count, accesses_any},
+#define FOLD_ROW(name, bytes, from, acc)                                                     \
+    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, fold_count, accesses_##name}, \
+        {"fan_many_" #name, sizeof(fan_k_many), true,                                        \
+         run_many_##name,   many_most,          accesses_many_##name},                       \
+        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false,                                 \
+         run_stats_##name,        fold_count,         accesses_stats_##name},                \
+        {"fan_scatter_" #name, sizeof(fan_k_scatter), false, run_scatter_##name,             \
+         fold_count,           accesses_scatter},
+    FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, fold_count,
+                              accesses_any},
     {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, fold_count, accesses_stats_any},
-    {"fan_fold_stats_end", sizeof(fan_k_stats_end), false, run_stats_end, fold_count, accesses_stats_end},
+    {"fan_fold_stats_end", sizeof(fan_k_stats_end), false, run_stats_end, fold_count,
+     accesses_stats_end},
     {"fan_nonfinite_any", sizeof(fan_k_any), false, run_nonfinite, fold_count, accesses_nonfinite},
-#define REDUCE_ROW(name, from, acc) \
-    {"fan_reduce_" #name, sizeof(fan_k_reduce), false, run_reduce_##name, fold_count, accesses_reduce_##name},
-    FAN_K_REDUCE_LIST(REDUCE_ROW){"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count,
-                                  accesses_scatter},
+#define REDUCE_ROW(name, from, acc)                    \
+    {"fan_reduce_" #name, sizeof(fan_k_reduce), false, \
+     run_reduce_##name,   fold_count,           accesses_reduce_##name},
+    FAN_K_REDUCE_LIST(REDUCE_ROW){"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter,
+                                  fold_count, accesses_scatter},
     {"fan_sort_count", sizeof(fan_k_sort), false, run_sort_count, fold_count, accesses_sort_count},
     {"fan_sort_scan", sizeof(fan_k_sort), false, run_sort_scan, fold_count, accesses_sort_scan},
     {"fan_sort_move", sizeof(fan_k_sort), false, run_sort_move, fold_count, accesses_sort_move},
 };
 
-_Static_assert(sizeof kernels / sizeof *kernels <= FAN_FAKE_KERNELS, "more kernels than are counted");
+_Static_assert(sizeof kernels / sizeof *kernels <= FAN_FAKE_KERNELS,
+               "more kernels than are counted");
 
-size_t fan_fake_kernel_number(const fan_fake_kernel *k) { return (size_t)(k - kernels); }
+size_t fan_fake_kernel_number(const fan_fake_kernel *k)
+{
+    return (size_t)(k - kernels);
+}
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)
 {

@@ -11,15 +11,17 @@
 #define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
 #define CUBIN UINT32_C(0x464C457F)  /* how an ELF file begins */
 
-/* launch_takes: what a driver of this compute capability returns for an image: OK, INVALID_IMAGE for one without the
- * kernels, NO_BINARY_FOR_GPU for a CUBIN of another major version or a later minor one, or PTX of a later version. */
+/* launch_takes: what a driver of this compute capability returns for an image: OK, INVALID_IMAGE
+ * for one without the kernels, NO_BINARY_FOR_GPU for a CUBIN of another major version or a later
+ * minor one, or PTX of a later version. */
 static fan_cu_result launch_takes(const char *image, int compute)
 {
     uint32_t magic = 0, flags = 0;
     memcpy(&magic, image, sizeof magic);
     if (magic == FATBIN)
         return OK;
-    if (magic == CUBIN) { /* e_flags has the architecture: from CUDA 13 on, ABI version 8, in its second byte */
+    /* e_flags has the architecture: from CUDA 13 on, ABI version 8, in its second byte */
+    if (magic == CUBIN) {
         memcpy(&flags, image + 48, sizeof flags);
         int arch = (int)(image[8] >= 8 ? flags >> 8 : flags) & 0xFF;
         return arch / 10 == compute / 10 && arch <= compute ? OK : NO_BINARY_FOR_GPU;
@@ -79,21 +81,29 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     return OK;
 }
 
-/* launch_lose: from now on every call in the context fails: what a kernel does wrong shows when it runs. */
+/* launch_lose: from now on every call in the context fails: what a kernel does wrong shows when it
+ * runs. */
 static void launch_lose(const fan__fake_work *w, fan_cu_result code)
 {
     fan_cu_result none = OK;
     if (code) /* the first cause stays */
-        (void)atomic_compare_exchange_strong(&fan__fake.contexts[w->device->index].lost, &none, code);
+        (void)atomic_compare_exchange_strong(&fan__fake.contexts[w->device->index].lost, &none,
+                                             code);
 }
 
-static void launch_run_kernel(fan__fake_work *w) { launch_lose(w, w->kernel->run(w->payload, w->threads)); }
+static void launch_run_kernel(fan__fake_work *w)
+{
+    launch_lose(w, w->kernel->run(w->payload, w->threads));
+}
 
 /* launch_run_stray: a kernel that touches what is no memory. */
-static void launch_run_stray(fan__fake_work *w) { launch_lose(w, ILLEGAL_ADDRESS); }
+static void launch_run_stray(fan__fake_work *w)
+{
+    launch_lose(w, ILLEGAL_ADDRESS);
+}
 
-/* launch_run_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something
- * else is there now the kernel would stray. */
+/* launch_run_table: behind the arguments lies the table as it was to be when the kernel was queued.
+ * Where something else is there now the kernel would stray. */
 static void launch_run_table(fan__fake_work *w)
 {
     fan_k_many *a = (fan_k_many *)(void *)w->payload;
@@ -105,9 +115,9 @@ static void launch_run_table(fan__fake_work *w)
     launch_lose(w, w->kernel->run(w->payload, w->threads));
 }
 
-/* launch_table: what will lie where a kernel's table is once its turn comes: what the host sent there last, in the
- * order of its calls. That the kernel waits for the copies is the checker's business, for it reads that memory. NULL:
- * nothing was sent there. */
+/* launch_table: what will lie where a kernel's table is once its turn comes: what the host sent
+ * there last, in the order of its calls. That the kernel waits for the copies is the checker's
+ * business, for it reads that memory. NULL: nothing was sent there. */
 static const char *launch_table(const fan_k_many *a)
 {
     const fan__thing *t = fan__thing_memory(a->table, fan_fake_table_bytes(a));
@@ -115,8 +125,8 @@ static const char *launch_table(const fan_k_many *a)
 }
 
 /* launch_accesses: what a kernel touches; *stray: something that is no memory. */
-static size_t launch_accesses(const fan_fake_kernel *k, const void *args, const char *table, fan_fake_access *a,
-                              fan_array **all, size_t *written, bool *stray)
+static size_t launch_accesses(const fan_fake_kernel *k, const void *args, const char *table,
+                              fan_fake_access *a, fan_array **all, size_t *written, bool *stray)
 {
     size_t n = k->accesses(args, table, a, written);
     for (size_t i = 0; i < n; i++) {
@@ -125,8 +135,10 @@ static size_t launch_accesses(const fan_fake_kernel *k, const void *args, const 
         a[i].array.strides = a[i].dims + a[i].array.ndim;
         all[i] = &a[i].array;
         fan_array_reach(all[i], &lo, &hi);
-        *stray |= hi > lo && !fan__thing_memory(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG,
-                                                (uint64_t)(hi - lo));
+        *stray |=
+            hi > lo &&
+            !fan__thing_memory(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG,
+                               (uint64_t)(hi - lo));
     }
     return n;
 }
@@ -140,17 +152,20 @@ static fan_cu_result launch_queue_stray(fan_stream *s, const fan_fake_kernel *k)
     return fan__work_queue(s, k->name, w, NULL, 0, NULL, 0);
 }
 
-static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
+static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const void *args,
+                                  int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
-    atomic_fetch_add_explicit(&fan__fake.launches[fan_fake_kernel_number(k)], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&fan__fake.launches[fan_fake_kernel_number(k)], 1,
+                              memory_order_relaxed);
     const char *table = k->table ? launch_table(args) : NULL;
     if (k->table && !table)
         return launch_queue_stray(s, k);
     size_t behind = k->table ? fan_fake_table_bytes(args) : 0, most = k->most(args), written;
     fan_fake_access *a = fan_calloc(most * sizeof *a);
     fan_array **all = fan_calloc(most * sizeof *all);
-    fan__fake_work *w = fan__work_new(k->table ? launch_run_table : launch_run_kernel, 0, 0, k->bytes + behind);
+    fan__fake_work *w =
+        fan__work_new(k->table ? launch_run_table : launch_run_kernel, 0, 0, k->bytes + behind);
     if (a && all && w) {
         bool stray = false;
         size_t n = launch_accesses(k, args, table, a, all, &written, &stray);
@@ -174,8 +189,8 @@ static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const
     return code;
 }
 
-fan_cu_result fan_fake_OccupancyMaxActiveBlocksPerMultiprocessor(int *out, fan_cu_function f, int threads,
-                                                                 size_t shared)
+fan_cu_result fan_fake_OccupancyMaxActiveBlocksPerMultiprocessor(int *out, fan_cu_function f,
+                                                                 int threads, size_t shared)
 {
     CALL(OccupancyMaxActiveBlocksPerMultiprocessor);
     INSIDE(c);
@@ -187,8 +202,9 @@ fan_cu_result fan_fake_OccupancyMaxActiveBlocksPerMultiprocessor(int *out, fan_c
     return OK;
 }
 
-fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                    unsigned bz, unsigned shared, fan_cu_stream handle, void **params, void **extra)
+fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy, unsigned gz,
+                                    unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                                    fan_cu_stream handle, void **params, void **extra)
 {
     fan_stream *s;
     CALL(LaunchKernel);
@@ -196,15 +212,16 @@ fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy,
     const fan__thing *t = fan__thing_find(A_FUNCTION, f);
     if (!t || t->device != c->device)
         return INVALID_HANDLE;
-    if (!gx || gx > INT32_MAX || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra ||
-        !params)
+    if (!gx || gx > INT32_MAX || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 ||
+        shared || extra || !params)
         return INVALID_VALUE;
     if (bx > FAN_K_BLOCK) /* its launch bounds */
         return LAUNCH_OUT_OF_RESOURCES;
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    code = s->device->index == c->device ? launch_queue(s, t->kernel, params[0], (int64_t)gx * bx) : INVALID_HANDLE;
+    code = s->device->index == c->device ? launch_queue(s, t->kernel, params[0], (int64_t)gx * bx)
+                                         : INVALID_HANDLE;
     fan_stream_drop(s);
     return code;
 }

@@ -5,14 +5,26 @@
 
 #include <string.h>
 
-static void memory_run_copy_in(fan__fake_work *w) { memcpy(fan__host(w->address), w->payload, w->bytes); }
+static void memory_run_copy_in(fan__fake_work *w)
+{
+    memcpy(fan__host(w->address), w->payload, w->bytes);
+}
 
-static void memory_run_copy_out(fan__fake_work *w) { memcpy(w->to, fan__host(w->address), w->bytes); }
+static void memory_run_copy_out(fan__fake_work *w)
+{
+    memcpy(w->to, fan__host(w->address), w->bytes);
+}
 
-static void memory_run_fill(fan__fake_work *w) { memset(fan__host(w->address), w->byte, w->bytes); }
+static void memory_run_fill(fan__fake_work *w)
+{
+    memset(fan__host(w->address), w->byte, w->bytes);
+}
 
 /* memory_run_copy_late: the device reads the host's memory itself, also after it was reused. */
-static void memory_run_copy_late(fan__fake_work *w) { memcpy(fan__host(w->address), w->to, w->bytes); }
+static void memory_run_copy_late(fan__fake_work *w)
+{
+    memcpy(fan__host(w->address), w->to, w->bytes);
+}
 
 static void memory_run_free(fan__fake_work *w)
 {
@@ -33,8 +45,8 @@ static uint64_t memory_taken(int device)
     return taken;
 }
 
-/* memory_fits: whether the device has so many free bytes; a pool takes them from the system, if it has not
- * got them. Locked. */
+/* memory_fits: whether the device has so many free bytes; a pool takes them from the system, if it
+ * has not got them. Locked. */
 static bool memory_fits(int device, fan__thing *pool, size_t bytes)
 {
     uint64_t more = bytes;
@@ -70,8 +82,8 @@ static void memory_unclaim(int device, fan__thing *pool, size_t bytes)
     fan__fake_unlock();
 }
 
-static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream *s, fan__thing *pool, size_t bytes,
-                                     uint64_t *out)
+static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream *s,
+                                     fan__thing *pool, size_t bytes, uint64_t *out)
 {
     fan_error err = {.status = FAN_OK};
     fan_device *d = fan_sim_device(fan__fake.m, c->device);
@@ -80,7 +92,8 @@ static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream 
         return INVALID_VALUE;
     fan__fake_lock();
     int failed = fan_grow((void **)&fan__fake.memory, &fan__fake.memory_cap, fan__fake.nmemory + 16,
-                          sizeof *fan__fake.memory); /* several threads may be about to show theirs */
+                          /* several threads may be about to show theirs */
+                          sizeof *fan__fake.memory);
     fan__fake_unlock();
     fan__thing *t = failed ? NULL : fan__thing_new(MEMORY, c->device);
     if (!t)
@@ -111,22 +124,27 @@ fan_cu_result fan_fake_MemAlloc(fan_cu_pointer *out, size_t bytes)
     return memory_allocate(c, NULL, NULL, bytes, out);
 }
 
-/* memory_from_pool: where there is no more memory, what was freed on streams that have not come to it yet is waited
- * for, as by the dependencies that a driver puts in. */
-static fan_cu_result memory_from_pool(const struct fan_cu_context *c, fan__thing *pool, size_t bytes, fan_stream *s,
-                                      uint64_t *out)
+/* memory_from_pool: where there is no more memory, what was freed on streams that have not come to
+ * it yet is waited for, as by the dependencies that a driver puts in. */
+static fan_cu_result memory_from_pool(const struct fan_cu_context *c, fan__thing *pool,
+                                      size_t bytes, fan_stream *s, uint64_t *out)
 {
     fan_error err = {.status = FAN_OK};
     bool ran = true;
     fan_cu_result code = memory_allocate(c, s, pool, bytes, out);
-    while (code == OUT_OF_MEMORY && ran && pool->freed && fan_sim_step(fan__fake.m, &ran, &err) == FAN_OK)
+    while (code == OUT_OF_MEMORY && ran && pool->freed &&
+           fan_sim_step(fan__fake.m, &ran, &err) == FAN_OK)
         code = memory_allocate(c, s, pool, bytes, out);
     return code;
 }
 
-static void memory_run_node(fan__fake_work *w) { (void)w; }
+static void memory_run_node(fan__fake_work *w)
+{
+    (void)w;
+}
 
-/* memory_node: on a captured stream it becomes a node of the graph; elsewhere it is as unsafe as call `number` is. */
+/* memory_node: on a captured stream it becomes a node of the graph; elsewhere it is as unsafe as
+ * call `number` is. */
 static fan_cu_result memory_node(fan_stream *s, const char *name, int number)
 {
     if (!fan_sim_capture_state(fan__fake.m, s, NULL, NULL))
@@ -135,7 +153,8 @@ static fan_cu_result memory_node(fan_stream *s, const char *name, int number)
     return w ? fan__work_queue(s, name, w, NULL, 0, NULL, 0) : OUT_OF_MEMORY;
 }
 
-fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, fan_cu_pool pool, fan_cu_stream handle)
+fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, fan_cu_pool pool,
+                                             fan_cu_stream handle)
 {
     fan_stream *s;
     CALL(MemAllocFromPoolAsync);
@@ -151,7 +170,8 @@ fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, 
     return code;
 }
 
-/* memory_tell_release: the checker holds against each other all that touched the memory and this release of it. */
+/* memory_tell_release: the checker holds against each other all that touched the memory and this
+ * release of it. */
 static void memory_tell_release(const fan__thing *t, fan_stream *s)
 {
     fan_device *d = fan_sim_device(fan__fake.m, t->device);
@@ -236,8 +256,9 @@ fan_cu_result fan_fake_MemPoolCreate(fan_cu_pool *out, const fan_cu_pool_props *
 {
     CALL(MemPoolCreate);
     BESIDE(MemPoolCreate);
-    if (props->allocation != FAN_CU_ALLOCATION_PINNED || props->location != FAN_CU_LOCATION_DEVICE || props->handles ||
-        props->device < 0 || props->device >= fan__fake.devices)
+    if (props->allocation != FAN_CU_ALLOCATION_PINNED ||
+        props->location != FAN_CU_LOCATION_DEVICE || props->handles || props->device < 0 ||
+        props->device >= fan__fake.devices)
         return INVALID_VALUE;
     *out = (fan_cu_pool)(void *)fan__thing_made(A_POOL, props->device);
     return *out ? OK : OUT_OF_MEMORY;
@@ -297,8 +318,8 @@ fan_cu_result fan_fake_MemPoolTrimTo(fan_cu_pool pool, size_t keep)
 }
 
 /* memory_transfer: the start of the three: the range must be memory. */
-static fan_cu_result memory_transfer(const struct fan_cu_context *c, uint64_t p, size_t bytes, fan_cu_stream handle,
-                                     fan_stream **s)
+static fan_cu_result memory_transfer(const struct fan_cu_context *c, uint64_t p, size_t bytes,
+                                     fan_cu_stream handle, fan_stream **s)
 {
     if (!fan__thing_memory(p, bytes))
         return INVALID_VALUE;
@@ -308,12 +329,14 @@ static fan_cu_result memory_transfer(const struct fan_cu_context *c, uint64_t p,
 /* memory_write: the end of those that write; takes w, which may be NULL, and the hold on s. */
 static fan_cu_result memory_write(fan_stream *s, const char *name, fan__fake_work *w, fan_array *a)
 {
-    fan_cu_result code = w ? fan__work_queue(s, name, w, NULL, 0, (fan_array *const[]){a}, 1) : OUT_OF_MEMORY;
+    fan_cu_result code =
+        w ? fan__work_queue(s, name, w, NULL, 0, (fan_array *const[]){a}, 1) : OUT_OF_MEMORY;
     fan_stream_drop(s);
     return code;
 }
 
-fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream handle)
+fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size_t bytes,
+                                       fan_cu_stream handle)
 {
     fan_stream *s;
     int64_t dims[2];
@@ -323,7 +346,8 @@ fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size
     fan_cu_result code = memory_transfer(c, to, bytes, handle, &s);
     if (code)
         return code;
-    fan__fake_work *w = fan__work_new(fan__fake.coherent ? memory_run_copy_late : memory_run_copy_in, to, bytes, bytes);
+    fan__fake_work *w = fan__work_new(
+        fan__fake.coherent ? memory_run_copy_late : memory_run_copy_in, to, bytes, bytes);
     fan_array a = fan__bytes_at(to, bytes, dims);
     fan__thing *t = fan__thing_memory(to, bytes);
     if (w) {
@@ -335,7 +359,8 @@ fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size
     return memory_write(s, "copy in", w, &a);
 }
 
-fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream handle)
+fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t bytes,
+                                       fan_cu_stream handle)
 {
     fan_stream *s;
     int64_t dims[2];
@@ -349,7 +374,8 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     fan_array a = fan__bytes_at(from, bytes, dims);
     if (w)
         w->to = to;
-    code = w ? fan__work_queue(s, "copy out", w, (fan_array *const[]){&a}, 1, NULL, 0) : OUT_OF_MEMORY;
+    code =
+        w ? fan__work_queue(s, "copy out", w, (fan_array *const[]){&a}, 1, NULL, 0) : OUT_OF_MEMORY;
     if (code == OK) { /* into pageable memory: the call returns when it is there */
         fan_error err = {.status = FAN_OK};
         code = fan__fake_done(s->device->backend->sync(s, &err), &err);
@@ -359,7 +385,8 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     return code;
 }
 
-fan_cu_result fan_fake_MemsetD8Async(fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream handle)
+fan_cu_result fan_fake_MemsetD8Async(fan_cu_pointer p, unsigned char byte, size_t bytes,
+                                     fan_cu_stream handle)
 {
     fan_stream *s;
     int64_t dims[2];

@@ -6,7 +6,8 @@
 
 pthread_mutex_t fan__fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-struct fan__fake fan__fake = {.devices = 1, .version = 12040, .fail_at = -1, .pools = true, .compute = 75};
+struct fan__fake fan__fake = {
+    .devices = 1, .version = 12040, .fail_at = -1, .pools = true, .compute = 75};
 
 _Thread_local struct fan__fake_here fan__fake_here;
 
@@ -28,7 +29,8 @@ fan_cu_result fan__fake_call(int number)
         (!fan__fake.fail_name[0] || strcmp(fan__fake.fail_name, fan__fake_names[number]) == 0) &&
         fan__fake.fail_at-- == 0) {
         code = fan__fake.fail_with;
-        if (fan__fake.fail_sticks && fan__fake_here.era == fan__fake.era && fan__fake_here.depth > 0)
+        if (fan__fake.fail_sticks && fan__fake_here.era == fan__fake.era &&
+            fan__fake_here.depth > 0)
             fan__fake_here.stack[fan__fake_here.depth - 1]->lost = code;
     }
     fan__fake_unlock();
@@ -95,12 +97,17 @@ fan_cu_result fan__fake_done(fan_status status, const fan_error *err)
     return fan__fake_code(work_note_race(status, err), err);
 }
 
-/* What a call does during a capture of another thread. Corrections by a GPU's results belong here. Where the documents
- * are silent the call is forbidden, except those that users make inside torch.cuda.graph (making an event) or for every
- * stream (cuStreamGetId). */
-enum { LEGAL, UNLESS_RELAXED, ALWAYS_BREAKS };
+/* What a call does during a capture of another thread. Corrections by a GPU's results belong here.
+ * Where the documents are silent the call is forbidden, except those that users make inside
+ * torch.cuda.graph (making an event) or for every stream (cuStreamGetId). */
+enum {
+    LEGAL,
+    UNLESS_RELAXED,
+    ALWAYS_BREAKS
+};
 static const unsigned char beside[NUMBERS] = {
-    /* refused, and the captures that it disturbs are broken, unless the thread is in relaxed mode */
+    /* refused, and the captures that it disturbs are broken, unless the thread is in relaxed
+     * mode */
     [NUMBER_DevicePrimaryCtxRetain] = UNLESS_RELAXED,  /* where it makes the context */
     [NUMBER_DevicePrimaryCtxRelease] = UNLESS_RELAXED, /* .. where it ends it */
     [NUMBER_ModuleLoadData] = UNLESS_RELAXED,
@@ -135,8 +142,9 @@ fan_cu_result fan__fake_beside(int number)
     fan_error err = {.status = FAN_OK};
     if (beside[number] == LEGAL || !fan__fake.m)
         return OK;
-    return fan__fake_done(fan_sim_unsafe(fan__fake.m, fan__fake_names[number], beside[number] == ALWAYS_BREAKS, &err),
-                          &err);
+    return fan__fake_done(
+        fan_sim_unsafe(fan__fake.m, fan__fake_names[number], beside[number] == ALWAYS_BREAKS, &err),
+        &err);
 }
 
 void fan__fake_synchronized(void)

@@ -1,11 +1,16 @@
-/* state: the one machine of the fake driver, its lock, its plan of faults, and what its calls begin and end with. */
+/* state: the one machine of the fake driver, its lock, its plan of faults, and what its calls begin
+ * and end with. */
 #ifndef FAN_FAKE_STATE_H
 #define FAN_FAKE_STATE_H
 
 #include "device/event.h"
 #include "fake_cuda/fake.h"
 
-enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
+enum {
+    MOST_DEVICES = 8,
+    MOST_DEPTH = 16,
+    MOST_HIDDEN = 8
+};
 
 typedef enum kind {
     A_STREAM = 1,
@@ -19,7 +24,9 @@ typedef enum kind {
     DESTROYED,
     RETIRED,
     KINDS
-} fan__kind; /* DESTROYED: a stream that was; RETIRED: one whose handle is another's now; A_GRAPH is only counted */
+    /* DESTROYED: a stream that was; RETIRED: one whose handle is another's now; A_GRAPH is only
+     * counted */
+} fan__kind;
 
 /* Whatever the driver gave a handle for. */
 typedef struct fan__thing {
@@ -35,12 +42,14 @@ typedef struct fan__thing {
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;
     struct fan__thing *pool; /* .. the pool that it is of; NULL: none */
-    char *sent;              /* .. what the host copied there, in the order of its calls; NULL: nothing. A_MODULE: the
-                                PTX of one that has not all kernels */
-    fan_cu_call *destroy;    /* AN_OBJECT */
+    /* .. what the host copied there, in the order of its calls; NULL: nothing. A_MODULE: the PTX of
+     * one that has not all kernels */
+    char *sent;
+    fan_cu_call *destroy; /* AN_OBJECT */
     void *ctx;
     size_t refs;
-    uint64_t threshold, reserved, used, freed; /* A_POOL: bytes; freed: of `used`, once the work before it has run */
+    /* A_POOL: bytes; freed: of `used`, once the work before it has run */
+    uint64_t threshold, reserved, used, freed;
 } fan__thing;
 
 struct fan_cu_context {
@@ -50,14 +59,16 @@ struct fan_cu_context {
     _Atomic fan_cu_result lost; /* the code of the error that sticks */
 };
 
-/* The state of the driver; guarded by the mutex, except fields that are set before the first call. */
+/* The state of the driver; guarded by the mutex, except fields that are set before the first
+ * call. */
 extern struct fan__fake {
     fan_sim *m;
     int devices;
     unsigned era; /* machines so far */
     atomic_bool initialised;
     bool pools;
-    bool coherent; /* devices read the host's memory: a copy from there may read it after the call */
+    /* devices read the host's memory: a copy from there may read it after the call */
+    bool coherent;
     int version;
     int compute;                  /* of all devices: 75 */
     uint64_t ids;                 /* of streams so far */
@@ -69,7 +80,8 @@ extern struct fan__fake {
     fan__thing **memory; /* MEMORY by address */
     size_t nmemory, memory_cap;
     size_t live[KINDS];
-    struct fan_cu_context *contexts; /* of this machine; those of older ones stay, so that no address is used twice */
+    /* of this machine; those of older ones stay, so that no address is used twice */
+    struct fan_cu_context *contexts;
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
     atomic_uint_fast64_t launches[FAN_FAKE_KERNELS]; /* of each kernel */
@@ -89,25 +101,32 @@ extern _Thread_local struct fan__fake_here {
     struct fan_cu_context *stack[MOST_DEPTH];
 } fan__fake_here;
 
-static inline void fan__fake_lock(void) { (void)pthread_mutex_lock(&fan__fake_mutex); }
-static inline void fan__fake_unlock(void) { (void)pthread_mutex_unlock(&fan__fake_mutex); }
+static inline void fan__fake_lock(void)
+{
+    (void)pthread_mutex_lock(&fan__fake_mutex);
+}
+static inline void fan__fake_unlock(void)
+{
+    (void)pthread_mutex_unlock(&fan__fake_mutex);
+}
 
 enum {
 #define X(name, suffix, version, feature, parameters) NUMBER_##name,
     FAN_CUDA_LIST(X)
 #undef X
-        NUMBERS
+    NUMBERS
 };
 fan_cu_result fan__fake_call(int number);
 extern const char *const fan__fake_names[NUMBERS];
 
-#define CALL(name)                                                                                              \
-    do {                                                                                                        \
-        fan_cu_result call_code = fan__fake_call(NUMBER_##name);                                                \
-        if (call_code)                                                                                          \
-            return call_code;                                                                                   \
-        if (!fan__fake.initialised && NUMBER_##name != NUMBER_Init && NUMBER_##name != NUMBER_DriverGetVersion) \
-            return NOT_INITIALIZED;                                                                             \
+#define CALL(name)                                                    \
+    do {                                                              \
+        fan_cu_result call_code = fan__fake_call(NUMBER_##name);      \
+        if (call_code)                                                \
+            return call_code;                                         \
+        if (!fan__fake.initialised && NUMBER_##name != NUMBER_Init && \
+            NUMBER_##name != NUMBER_DriverGetVersion)                 \
+            return NOT_INITIALIZED;                                   \
     } while (0)
 struct fan_cu_context *fan__fake_current(void);
 
@@ -122,10 +141,12 @@ fan_cu_result fan__fake_inside(struct fan_cu_context **out);
     } while (0)
 /* fan__fake_code: a status of the machine as the driver's code; keeps its message for tests. */
 fan_cu_result fan__fake_code(fan_status status, const fan_error *err);
-/* fan__fake_note_races: a race that a release found is taken note of, so that no later call stumbles over it. */
+/* fan__fake_note_races: a race that a release found is taken note of, so that no later call
+ * stumbles over it. */
 void fan__fake_note_races(void);
 fan_cu_result fan__fake_done(fan_status status, const fan_error *err);
-/* fan__fake_beside: what a call does during a capture of another thread (the table is in state.c). */
+/* fan__fake_beside: what a call does during a capture of another thread (the table is in
+ * state.c). */
 fan_cu_result fan__fake_beside(int number);
 #define BESIDE(name)                                                 \
     do {                                                             \
@@ -133,7 +154,8 @@ fan_cu_result fan__fake_beside(int number);
         if (beside_code)                                             \
             return beside_code;                                      \
     } while (0)
-/* fan__fake_synchronized: called after a wait: pools return to the system what exceeds their threshold. */
+/* fan__fake_synchronized: called after a wait: pools return to the system what exceeds their
+ * threshold. */
 void fan__fake_synchronized(void);
 
 #endif

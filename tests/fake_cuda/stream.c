@@ -13,8 +13,9 @@ fan_cu_result fan_fake_CtxSynchronize(void)
     return code ? code : c->lost;
 }
 
-/* stream_reuse: the handle of the stream of the device that was destroyed last is a new stream's: a driver gives
- * addresses out again. What the old one has queued still runs. False: there is none, or no memory. */
+/* stream_reuse: the handle of the stream of the device that was destroyed last is a new stream's: a
+ * driver gives addresses out again. What the old one has queued still runs. False: there is none,
+ * or no memory. */
 static bool stream_reuse(fan__thing *fresh, fan_cu_stream *out)
 {
     fan__thing *old = fan__thing_new(RETIRED, fresh->device), *t = NULL;
@@ -51,8 +52,10 @@ fan_cu_result fan_fake_StreamCreate(fan_cu_stream *out, unsigned flags)
     fan__thing *t = fan__thing_new(A_STREAM, c->device);
     if (!t)
         return OUT_OF_MEMORY;
-    fan_cu_result code = fan__fake_code(
-        fan_sim_stream(fan__fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING), &t->stream, &err), &err);
+    fan_cu_result code =
+        fan__fake_code(fan_sim_stream(fan__fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING),
+                                      &t->stream, &err),
+                       &err);
     if (code) {
         fan__thing_drop(t);
         return code;
@@ -83,11 +86,14 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     return OK;
 }
 
-/* stream_of_handle: a stream that was created; NULL for the default ones, and on a failure, with *code. */
+/* stream_of_handle: a stream that was created; NULL for the default ones, and on a failure, with
+ * *code. */
 static const fan__thing *stream_of_handle(fan_cu_stream s, fan_cu_result *code)
 {
     const fan__thing *t = (uintptr_t)s > 2 ? fan__thing_find(A_STREAM, s) : NULL;
-    *code = t || (uintptr_t)s <= 2 ? OK : fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+    *code = t || (uintptr_t)s <= 2          ? OK
+            : fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED
+                                            : INVALID_HANDLE;
     return t;
 }
 
@@ -158,7 +164,8 @@ fan_cu_result fan_fake_EventCreate(fan_cu_event *out, unsigned flags)
     if (!t)
         return OUT_OF_MEMORY;
     t->timed = !(flags & FAN_CU_EVENT_DISABLE_TIMING);
-    fan_cu_result code = fan__fake_code(fan_event_new(fan_sim_device(fan__fake.m, c->device), &t->event, &err), &err);
+    fan_cu_result code = fan__fake_code(
+        fan_event_new(fan_sim_device(fan__fake.m, c->device), &t->event, &err), &err);
     if (code) {
         fan__thing_drop(t);
         return code;
@@ -191,8 +198,9 @@ fan_cu_result fan_fake_EventRecord(fan_cu_event e, fan_cu_stream handle)
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    code = s->device->index == t->device ? fan__fake_done(s->device->backend->record(t->event, s, &err), &err)
-                                         : INVALID_HANDLE;
+    code = s->device->index == t->device
+               ? fan__fake_done(s->device->backend->record(t->event, s, &err), &err)
+               : INVALID_HANDLE;
     fan_stream_drop(s);
     return code;
 }
@@ -208,7 +216,8 @@ fan_cu_result fan_fake_EventQuery(fan_cu_event e)
         return INVALID_HANDLE;
     if (!fan_sim_event_captured(fan__fake.m, t->event)) /* else it has no time at all */
         BESIDE(EventQuery);
-    fan_cu_result code = fan__fake_done(t->event->device->backend->query(t->event, &passed, &err), &err);
+    fan_cu_result code =
+        fan__fake_done(t->event->device->backend->query(t->event, &passed, &err), &err);
     return code ? code : passed ? OK : NOT_READY;
 }
 
@@ -223,7 +232,8 @@ fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
     if (!fan_sim_event_captured(fan__fake.m, t->event))
         BESIDE(EventSynchronize);
     fan__fake_note_races();
-    fan_cu_result code = fan__fake_done(t->event->device->backend->event_sync(t->event, &err), &err);
+    fan_cu_result code =
+        fan__fake_done(t->event->device->backend->event_sync(t->event, &err), &err);
     fan__fake_synchronized();
     return code ? code : c->lost;
 }
@@ -245,6 +255,8 @@ fan_cu_result cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end
         if (code)
             return code;
     }
-    *ms = (float)((fan_sim_event_us(fan__fake.m, to->event) - fan_sim_event_us(fan__fake.m, from->event)) / 1000);
+    *ms = (float)((fan_sim_event_us(fan__fake.m, to->event) -
+                   fan_sim_event_us(fan__fake.m, from->event)) /
+                  1000);
     return OK;
 }

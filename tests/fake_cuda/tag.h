@@ -1,4 +1,5 @@
-/* tag: addresses of the fake device have this bit, so that no host code can read through them by mistake. */
+/* tag: addresses of the fake device have this bit, so that no host code can read through them by
+ * mistake. */
 #ifndef FAN_FAKE_TAG_H
 #define FAN_FAKE_TAG_H
 

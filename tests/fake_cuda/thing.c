@@ -36,7 +36,8 @@ void fan__thing_add(fan__thing *t)
     fan__fake.live[t->kind]++;
     if (t->kind == MEMORY) {
         size_t i = thing_memory_place(t->address);
-        memmove(fan__fake.memory + i + 1, fan__fake.memory + i, (fan__fake.nmemory++ - i) * sizeof *fan__fake.memory);
+        memmove(fan__fake.memory + i + 1, fan__fake.memory + i,
+                (fan__fake.nmemory++ - i) * sizeof *fan__fake.memory);
         fan__fake.memory[i] = t;
     }
     fan__fake_unlock();
@@ -66,7 +67,8 @@ fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes)
     fan__fake_lock();
     size_t i = thing_memory_place(address + 1);
     fan__thing *t = i ? fan__fake.memory[i - 1] : NULL;
-    bool inside = t && address - t->address < t->bytes && bytes <= t->bytes - (address - t->address);
+    bool inside =
+        t && address - t->address < t->bytes && bytes <= t->bytes - (address - t->address);
     fan__fake_unlock();
     return inside ? t : NULL;
 }
@@ -87,7 +89,8 @@ void fan__thing_drop(fan__thing *gone)
     fan__thing_remove(gone);
     size_t i = gone->kind == MEMORY ? thing_memory_place(gone->address) : fan__fake.nmemory;
     if (i < fan__fake.nmemory && fan__fake.memory[i] == gone)
-        memmove(fan__fake.memory + i, fan__fake.memory + i + 1, (--fan__fake.nmemory - i) * sizeof *fan__fake.memory);
+        memmove(fan__fake.memory + i, fan__fake.memory + i + 1,
+                (--fan__fake.nmemory - i) * sizeof *fan__fake.memory);
     fan__fake_unlock();
     fan_stream_drop(gone->stream);
     fan_event_drop(gone->event);
@@ -95,7 +98,8 @@ void fan__thing_drop(fan__thing *gone)
     fan_free(gone);
 }
 
-/* thing_own_stream: the calling thread's per-thread stream of a device, made when it is first named. */
+/* thing_own_stream: the calling thread's per-thread stream of a device, made when it is first
+ * named. */
 static fan_stream *thing_own_stream(int device)
 {
     uint64_t id = fan_thread_id();
@@ -121,7 +125,8 @@ static fan_stream *thing_own_stream(int device)
     return s;
 }
 
-fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle, fan_stream **out)
+fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle,
+                                fan_stream **out)
 {
     fan_device *d = fan_sim_device(fan__fake.m, c->device);
     uintptr_t number = (uintptr_t)handle;

@@ -5,7 +5,8 @@
 #include "fake_cuda/state.h"
 
 fan__thing *fan__thing_new(fan__kind k, int device);
-/* fan__thing_add: t is made, and found from here on by every thread. Memory needs a place that was made for it. */
+/* fan__thing_add: t is made, and found from here on by every thread. Memory needs a place that was
+ * made for it. */
 void fan__thing_add(fan__thing *t);
 /* fan__thing_made: both, for what needs nothing between them; NULL: out of memory. */
 fan__thing *fan__thing_made(fan__kind k, int device);
@@ -15,6 +16,7 @@ fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes);
 void fan__thing_remove(fan__thing *gone);
 void fan__thing_drop(fan__thing *gone);
 /* fan__thing_stream: a hold on what a handle means in this context. */
-fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle, fan_stream **out);
+fan_cu_result fan__thing_stream(const struct fan_cu_context *c, fan_cu_stream handle,
+                                fan_stream **out);
 
 #endif

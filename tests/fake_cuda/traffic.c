@@ -27,9 +27,15 @@ bool fan__traffic_begin(void)
     return new != NULL;
 }
 
-void fan__traffic_end(void) { fan_free(atomic_exchange(&sectors, NULL)); }
+void fan__traffic_end(void)
+{
+    fan_free(atomic_exchange(&sectors, NULL));
+}
 
-bool fan__traffic_counts(void) { return atomic_load_explicit(&sectors, memory_order_relaxed) != NULL; }
+bool fan__traffic_counts(void)
+{
+    return atomic_load_explicit(&sectors, memory_order_relaxed) != NULL;
+}
 
 void fan__traffic_block(void)
 {
@@ -37,7 +43,8 @@ void fan__traffic_block(void)
     used = 0;
 }
 
-/* traffic_find: the place of a sector. A block that touches too many forgets them all, as a cache does. */
+/* traffic_find: the place of a sector. A block that touches too many forgets them all, as a cache
+ * does. */
 static traffic_sector *traffic_find(uint64_t number)
 {
     traffic_sector *all = atomic_load_explicit(&sectors, memory_order_relaxed);
@@ -71,6 +78,12 @@ void fan__traffic_touch(uint64_t address, size_t bytes, bool reads)
     }
 }
 
-uint64_t fan__traffic_read(void) { return bytes_read; }
+uint64_t fan__traffic_read(void)
+{
+    return bytes_read;
+}
 
-uint64_t fan__traffic_written(void) { return bytes_written; }
+uint64_t fan__traffic_written(void)
+{
+    return bytes_written;
+}

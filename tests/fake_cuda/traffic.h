@@ -1,5 +1,6 @@
-/* traffic: how many bytes kernels read and write. Each byte counts once for each block of a launch that touches it, for
- * blocks share no cache but the device's. Tests turn it on while one thread uses the driver. */
+/* traffic: how many bytes kernels read and write. Each byte counts once for each block of a launch
+ * that touches it, for blocks share no cache but the device's. Tests turn it on while one thread
+ * uses the driver. */
 #ifndef FAN_FAKE_TRAFFIC_H
 #define FAN_FAKE_TRAFFIC_H
 

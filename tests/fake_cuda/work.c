@@ -10,8 +10,9 @@ static fan_status work_run(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w, fan_array *const *reads,
-                              size_t nreads, fan_array *const *writes, size_t nwrites)
+fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w,
+                              fan_array *const *reads, size_t nreads, fan_array *const *writes,
+                              size_t nwrites)
 {
     fan_error err = {.status = FAN_OK};
     fan__fake_note_races();
@@ -43,7 +44,8 @@ fan_array fan__bytes_at(uint64_t address, size_t bytes, int64_t *dims)
                        .writable = true};
 }
 
-fan__fake_work *fan__work_new(void (*run)(fan__fake_work *), uint64_t address, size_t bytes, size_t payload)
+fan__fake_work *fan__work_new(void (*run)(fan__fake_work *), uint64_t address, size_t bytes,
+                              size_t payload)
 {
     fan__fake_work *w = fan_calloc(sizeof *w + payload);
     if (w) {

@@ -19,12 +19,17 @@ typedef struct fan__fake_work {
     char payload[];
 } fan__fake_work;
 
-static inline void *fan__host(uint64_t address) { return (void *)(uintptr_t)(address & ~FAN_FAKE_TAG); }
+static inline void *fan__host(uint64_t address)
+{
+    return (void *)(uintptr_t)(address & ~FAN_FAKE_TAG);
+}
 
-fan__fake_work *fan__work_new(void (*run)(fan__fake_work *), uint64_t address, size_t bytes, size_t payload);
+fan__fake_work *fan__work_new(void (*run)(fan__fake_work *), uint64_t address, size_t bytes,
+                              size_t payload);
 /* fan__work_queue: puts w behind what s has; the machine frees it. */
-fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w, fan_array *const *reads,
-                              size_t nreads, fan_array *const *writes, size_t nwrites);
+fan_cu_result fan__work_queue(fan_stream *s, const char *name, fan__fake_work *w,
+                              fan_array *const *reads, size_t nreads, fan_array *const *writes,
+                              size_t nwrites);
 fan_array fan__bytes_at(uint64_t address, size_t bytes, int64_t *dims);
 
 #endif

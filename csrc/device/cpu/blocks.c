@@ -49,7 +49,8 @@ void fan_blocks_drop(fan_blocks *b)
 /* block_before: returns how many blocks begin at an address or before it. */
 static size_t block_before(const fan_blocks *b, const void *data)
 {
-    return fan_search_end(b->at, b->n, sizeof *b->at, offsetof(block, at.first), fan_extent_flat(data, 1).first);
+    return fan_search_end(b->at, b->n, sizeof *b->at, offsetof(block, at.first),
+                          fan_extent_flat(data, 1).first);
 }
 
 static void block_release(fan_storage *s)
@@ -69,8 +70,8 @@ static block *block_reuse(fan_blocks *b, size_t n)
     block *best = NULL;
     for (size_t i = 0; i < b->n; i++) {
         block *one = &b->at[i];
-        if ((!one->live || FAN_FAULT(BLOCK_GIVEN_TWICE)) && one->bytes >= n && one->bytes / 2 <= n &&
-            (!best || one->bytes < best->bytes))
+        if ((!one->live || FAN_FAULT(BLOCK_GIVEN_TWICE)) && one->bytes >= n &&
+            one->bytes / 2 <= n && (!best || one->bytes < best->bytes))
             best = one;
     }
     return best;

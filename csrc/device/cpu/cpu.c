@@ -1,15 +1,19 @@
-/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no waits. */
+/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no
+ * waits. */
 #include "array/nditer.h"
 #include "base/mem.h"
 #include "device/cpu/recording.h"
 #include "device/memory.h"
 #include "device/stream.h"
 
-static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
+                            fan_error *err)
 {
     (void)d, (void)stream;
     *out = fan_alloc_data(bytes);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+    return *out ? FAN_OK
+                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes,
+                           FAN_PLURAL(bytes));
 }
 
 static void cpu_free(fan_device *d, void *data, size_t bytes)
@@ -18,7 +22,8 @@ static void cpu_free(fan_device *d, void *data, size_t bytes)
     fan_free_data(data, bytes);
 }
 
-static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_array *src, fan_error *err)
+static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_array *src,
+                           fan_error *err)
 {
     (void)stream, (void)err;
     fan_array_copy(dst, src);
@@ -30,7 +35,8 @@ static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     FAN_TRY(fan_recording_job(job, err));
     if (fan_recording_defers())
         return FAN_OK;
-    uint64_t begin_ns = atomic_load_explicit(&fan_traces, memory_order_relaxed) ? fan_trace_ns() : 0;
+    uint64_t begin_ns =
+        atomic_load_explicit(&fan_traces, memory_order_relaxed) ? fan_trace_ns() : 0;
     fan_job_run(job, true);
     fan_job_trace(d, s, job, begin_ns, -1, -1);
     return FAN_OK;
@@ -49,7 +55,10 @@ static const fan_backend backend = {
 
 static fan_device device = {.backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-fan_device *fan_cpu(void) { return &device; }
+fan_device *fan_cpu(void)
+{
+    return &device;
+}
 
 static fan_status cpu_find(long index, fan_device **out, fan_error *err)
 {

@@ -32,11 +32,20 @@ struct fan_recording {
 
 static _Thread_local fan_recording *here;
 
-fan_recording *fan_recording_here(void) { return fan_storage_redirected() ? here : NULL; }
+fan_recording *fan_recording_here(void)
+{
+    return fan_storage_redirected() ? here : NULL;
+}
 
-bool fan_recording_defers(void) { return fan_storage_redirected() && here && here->defers; }
+bool fan_recording_defers(void)
+{
+    return fan_storage_redirected() && here && here->defers;
+}
 
-static fan_storage *make_here(size_t n) { return fan_blocks_storage(here->blocks, n); }
+static fan_storage *make_here(size_t n)
+{
+    return fan_blocks_storage(here->blocks, n);
+}
 
 fan_recording *fan_recording_new(void)
 {
@@ -73,7 +82,8 @@ void fan_recording_free(fan_recording *r)
 fan_status fan_recording_begin(fan_recording *r, fan_error *err)
 {
     if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
+        return fan_fail(err, FAN_ERR_CAPTURE,
+                        "this thread records already: end that recording first");
     here = r;
     if (!r->defers)
         r->was = fan_storage_redirect(make_here);
@@ -94,9 +104,11 @@ fan_status fan_recording_end(fan_recording *r, fan_error *err)
 
 /* ---- valid memory, and refusals ---- */
 
-fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, bool writable, fan_error *err)
+fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, bool writable,
+                                 fan_error *err)
 {
-    if (fan_grow((void **)&r->operands, &r->operand_cap, r->operand_count + 1, sizeof *r->operands) < 0)
+    if (fan_grow((void **)&r->operands, &r->operand_cap, r->operand_count + 1,
+                 sizeof *r->operands) < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     r->operands[r->operand_count++] = (operand){fan_extent_flat(data, bytes), writable};
     return FAN_OK;
@@ -108,14 +120,17 @@ bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes, bool 
     if (any || fan_blocks_have(r->blocks, data, bytes))
         return true;
     for (size_t i = 0; i < r->operand_count; i++)
-        if ((!write || r->operands[i].writable) && fan_extent_within(fan_extent_flat(data, bytes), r->operands[i].at))
+        if ((!write || r->operands[i].writable) &&
+            fan_extent_within(fan_extent_flat(data, bytes), r->operands[i].at))
             return true;
     return false;
 }
 
 /* recording_refuse: makes the recording invalid, for a reason, which `err` (may be NULL) gets. */
-__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r, fan_error *err,
-                                                                         fan_status status, const char *fmt, ...)
+__attribute__((format(printf, 4, 5))) static fan_status recording_refuse(fan_recording *r,
+                                                                         fan_error *err,
+                                                                         fan_status status,
+                                                                         const char *fmt, ...)
 {
     char text[FAN_ERROR_TEXT];
     va_list args;
@@ -137,15 +152,19 @@ static fan_status recording_no_memory(fan_recording *r, fan_error *err)
     return recording_refuse(r, err, FAN_ERR_NOMEM, "out of memory");
 }
 
-static fan_status check_access(fan_recording *r, const char *name, fan_cpu_access access, fan_error *err)
+static fan_status check_access(fan_recording *r, const char *name, fan_cpu_access access,
+                               fan_error *err)
 {
     return fan_recording_knows(r, access.data, access.bytes, false)
                ? FAN_OK
-               : recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                  "%s %s memory that is neither allocated in the recording nor an operand: a replay "
-                                  "would use its contents at that time; compute it in the recording, or pass it as an "
-                                  "operand (to a step of tape.compiled as an argument, or in static=)",
-                                  name, access.write ? "writes" : "reads");
+               : recording_refuse(
+                     r, err, FAN_ERR_CAPTURE,
+                     "%s %s memory that is neither allocated in the recording nor an operand: a "
+                     "replay "
+                     "would use its contents at that time; compute it in the recording, or pass it "
+                     "as an "
+                     "operand (to a step of tape.compiled as an argument, or in static=)",
+                     name, access.write ? "writes" : "reads");
 }
 
 /* ---- kernels ---- */
@@ -193,12 +212,14 @@ fan_status fan_recording_job(const fan_job *job, fan_error *err)
         return recording_refuse(r, err, FAN_ERR_CAPTURE,
                                 "an exact sum cannot be recorded: record with another accumulate=");
     if (job->kind == FAN_JOB_SCATTER)
-        return recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
-                                "their values");
+        return recording_refuse(
+            r, err, FAN_ERR_CAPTURE,
+            "a sum of sparse gradients cannot be recorded: make them dense: its size depends on "
+            "their values");
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return recording_refuse(r, err, FAN_ERR_CAPTURE,
-                                "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
+        return recording_refuse(
+            r, err, FAN_ERR_CAPTURE,
+            "the statistics of a sum (stats=True) cannot be recorded: measure it outside");
     for (size_t i = 0; i < job->n; i++)
         FAN_TRY(check_access(r, name, access_of(job->in[i].array, false), err));
     if (job->out)
@@ -228,9 +249,15 @@ fan_status fan_recording_replay(fan_recording *r, fan_error *err)
     return FAN_OK;
 }
 
-size_t fan_recording_kernels(const fan_recording *r) { return r->n; }
+size_t fan_recording_kernels(const fan_recording *r)
+{
+    return r->n;
+}
 
-fan_blocks *fan_recording_blocks(const fan_recording *r) { return r->blocks; }
+fan_blocks *fan_recording_blocks(const fan_recording *r)
+{
+    return r->blocks;
+}
 
 /* ---- the recorder's entries ---- */
 
@@ -280,17 +307,20 @@ static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void
     for (size_t i = 0; i < r->n && on; i++) {
         const kernel *k = &r->kernels[i];
         for (size_t j = 0; !k->job && j < k->call.n && on; j++)
-            on = !k->call.accesses[j].bytes || visit(ctx, k->call.name, k->call.accesses[j].data,
-                                                     k->call.accesses[j].bytes, k->call.accesses[j].write);
+            on = !k->call.accesses[j].bytes ||
+                 visit(ctx, k->call.name, k->call.accesses[j].data, k->call.accesses[j].bytes,
+                       k->call.accesses[j].write);
         for (size_t j = 0; k->job && j <= k->job->n && on; j++) {
             const fan_array *a = j < k->job->n ? k->job->in[j].array : k->job->out;
             fan_cpu_access access = access_of(a, j == k->job->n);
-            on = !access.bytes || visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
+            on = !access.bytes ||
+                 visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
         }
     }
 }
 
-static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
+static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
+                             fan_error *err)
 {
     (void)d, (void)origin, (void)err;
     memset(data, FAN_CPU_POISON, bytes);

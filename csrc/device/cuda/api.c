@@ -12,10 +12,14 @@
 #endif
 
 typedef fan_cu_result get_address(const char *name, void **out, int version, uint64_t flags);
-typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags, int *status);
+typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags,
+                                     int *status);
 
 /* POSIX guarantees that a function's address may be copied from an object pointer. */
-static void *api_symbol(void *library, const char *name) { return dlsym(library, name); }
+static void *api_symbol(void *library, const char *name)
+{
+    return dlsym(library, name);
+}
 
 typedef struct finder {
     void *library;
@@ -43,21 +47,26 @@ static const char *api_advice(fan_cu_result code)
 {
     switch (code) {
     case 34:
-        return "this is the stub library of a toolkit, not a driver: take its folder out of LD_LIBRARY_PATH";
+        return "this is the stub library of a toolkit, not a driver: take its folder out of "
+               "LD_LIBRARY_PATH";
     case 35:
         return "the driver is older than this library requires: install a newer one";
     case 100:
-        return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by "
+        return "the driver finds no GPU: is one plugged in, passed into the container, or hidden "
+               "by "
                "CUDA_VISIBLE_DEVICES?";
     case 802:
-        return "the machine's GPUs are not connected yet: on HGX and DGX machines nvidia-fabricmanager must run "
+        return "the machine's GPUs are not connected yet: on HGX and DGX machines "
+               "nvidia-fabricmanager must run "
                "(systemctl "
                "status nvidia-fabricmanager)";
     case 803:
-        return "the driver's kernel module and its library are of different releases: restart the machine after an "
+        return "the driver's kernel module and its library are of different releases: restart the "
+               "machine after an "
                "update";
     case 804:
-        return "the compatibility library does not work with this GPU: take it out of LD_LIBRARY_PATH";
+        return "the compatibility library does not work with this GPU: take it out of "
+               "LD_LIBRARY_PATH";
     case 999:
     case 3:
         return "the driver could not be initialised: nvidia-smi may show why";
@@ -72,10 +81,12 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     memset(api, 0, sizeof *api);
     snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
     (void)dlerror();
-    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* api->path may be truncated */
+    /* api->path may be truncated */
+    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL);
     if (!api->library) {
         const char *why = dlerror();
-        return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
+        return fan_fail_code(err, FAN_ERR_DEVICE, 0,
+                             "no CUDA driver: %s. Everything else works without it",
                              why ? why : api->path);
     }
     finder f = {.library = api->library};
@@ -102,15 +113,16 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
     if (!api->has[FAN_CUDA_MUST])
-        return fan_fail_code(err, FAN_ERR_DEVICE, 0,
-                             "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
-                             api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
+        return fan_fail_code(
+            err, FAN_ERR_DEVICE, 0,
+            "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
+            api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
     fan_cu_result code = api->Init(0);
     if (code)
         return fan_fail_code(err, FAN_ERR_DEVICE, code,
                              "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
-                             fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
-                             api->version % 1000 / 10, api_advice(code));
+                             fan_cuda_text(api, code, text, sizeof text), api->path,
+                             api->version / 1000, api->version % 1000 / 10, api_advice(code));
     return FAN_OK;
 }
 
@@ -121,7 +133,8 @@ char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size
         name = NULL;
     if (api->GetErrorString && api->GetErrorString(code, &text))
         text = NULL;
-    snprintf(buf, size, "%s (%d)%s%s", name ? name : "error", code, text ? ": " : "", text ? text : "");
+    snprintf(buf, size, "%s (%d)%s%s", name ? name : "error", code, text ? ": " : "",
+             text ? text : "");
     return buf;
 }
 
@@ -152,7 +165,10 @@ bool fan_cuda_sticky(fan_cu_result code)
     }
 }
 
-bool fan_cuda_stale(fan_cu_result code) { return code == 201 || code == 709; }
+bool fan_cuda_stale(fan_cu_result code)
+{
+    return code == 201 || code == 709;
+}
 
 const char *fan_cuda_feature_words(fan_cuda_feature f)
 {

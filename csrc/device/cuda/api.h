@@ -1,9 +1,10 @@
-/* api: the functions of the CUDA driver that the backend uses, listed once, loaded at run time. Nothing is linked, and
- * no CUDA header is needed.
+/* api: the functions of the CUDA driver that the backend uses, listed once, loaded at run time.
+ * Nothing is linked, and no CUDA header is needed.
  *
- * Each function is looked up in the version of the prototype here: by cuGetProcAddress if the driver has it (11.3),
- * else by its full name. A driver must have all functions of MUST; the others belong to a feature, which is off if one
- * of its functions is missing: then none of them is called. */
+ * Each function is looked up in the version of the prototype here: by cuGetProcAddress if the
+ * driver has it (11.3), else by its full name. A driver must have all functions of MUST; the others
+ * belong to a feature, which is off if one of its functions is missing: then none of them is
+ * called. */
 #ifndef FAN_DEVICE_CUDA_API_H
 #define FAN_DEVICE_CUDA_API_H
 
@@ -51,74 +52,81 @@ typedef enum fan_cuda_feature {
 #define X(name, words) FAN_CUDA_##name,
     FAN_CUDA_FEATURE_LIST(X)
 #undef X
-        FAN_CUDA_FEATURES
+    FAN_CUDA_FEATURES
 } fan_cuda_feature;
 
 /* X(name, suffix of the full name, version whose prototype this is, feature, parameters) */
-#define FAN_CUDA_LIST(X)                                                                                           \
-    X(Init, "", 2000, MUST, (unsigned flags))                                                                      \
-    X(DriverGetVersion, "", 2020, MUST, (int *version))                                                            \
-    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                                       \
-    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                                     \
-    X(DeviceGetCount, "", 2000, MUST, (int *count))                                                                \
-    X(DeviceGet, "", 2000, MUST, (fan_cu_device * out, int ordinal))                                               \
-    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                                      \
-    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                                  \
-    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context * out, fan_cu_device d))                             \
-    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                              \
-    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                   \
-    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context * out))                                                       \
-    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                       \
-    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context * out))                                                    \
-    X(CtxSynchronize, "", 2000, MUST, (void))                                                                      \
-    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                                    \
-    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                             \
-    X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function * out, fan_cu_module m, const char *name))               \
-    X(OccupancyMaxActiveBlocksPerMultiprocessor, "", 6050, MUST,                                                   \
-      (int *out, fan_cu_function f, int threads, size_t shared))                                                   \
-    X(LaunchKernel, "", 4000, MUST,                                                                                \
-      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,            \
-       unsigned shared, fan_cu_stream s, void **params, void **extra))                                             \
-    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer * out, size_t bytes))                                           \
-    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                                              \
-    X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s))    \
-    X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))          \
-    X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))        \
-    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                               \
-    X(StreamCreate, "", 2000, MUST, (fan_cu_stream * out, unsigned flags))                                         \
-    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                         \
-    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context * out))                                       \
-    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                                        \
-    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))                          \
-    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                                           \
-    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                                           \
-    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                              \
-    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                                \
-    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                          \
-    X(MemAllocFromPoolAsync, "", 11020, POOLS,                                                                     \
-      (fan_cu_pointer * out, size_t bytes, fan_cu_pool pool, fan_cu_stream s))                                     \
-    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                         \
-    X(MemPoolCreate, "", 11020, POOLS, (fan_cu_pool * out, const fan_cu_pool_props *props))                        \
-    X(MemPoolDestroy, "", 11020, POOLS, (fan_cu_pool pool))                                                        \
-    X(MemPoolSetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                           \
-    X(MemPoolGetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                           \
-    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                            \
-    X(StreamGetId, "", 12000, STREAM_IDS, (fan_cu_stream s, uint64_t *id))                                         \
-    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                            \
-    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                                 \
-      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))     \
-    X(UserObjectCreate, "", 11030, GRAPHS,                                                                         \
-      (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))                       \
-    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                                     \
-    X(GraphRetainUserObject, "", 11030, GRAPHS, (fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags)) \
-    X(StreamBeginCapture, "_v2", 10010, TREES, (fan_cu_stream s, int mode))                                        \
-    X(StreamEndCapture, "", 10000, TREES, (fan_cu_stream s, fan_cu_graph * out))                                   \
-    X(GraphGetNodes, "", 10000, TREES, (fan_cu_graph g, fan_cu_node * out, size_t *count))                         \
-    X(GraphNodeGetType, "", 10000, TREES, (fan_cu_node node, int *type))                                           \
-    X(GraphInstantiateWithFlags, "", 11040, TREES, (fan_cu_exec * out, fan_cu_graph g, uint64_t flags))            \
-    X(GraphLaunch, "", 10000, TREES, (fan_cu_exec run, fan_cu_stream s))                                           \
-    X(GraphDestroy, "", 10000, TREES, (fan_cu_graph g))                                                            \
-    X(GraphExecDestroy, "", 10000, TREES, (fan_cu_exec run))                                                       \
+#define FAN_CUDA_LIST(X)                                                                         \
+    X(Init, "", 2000, MUST, (unsigned flags))                                                    \
+    X(DriverGetVersion, "", 2020, MUST, (int *version))                                          \
+    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                     \
+    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                   \
+    X(DeviceGetCount, "", 2000, MUST, (int *count))                                              \
+    X(DeviceGet, "", 2000, MUST, (fan_cu_device * out, int ordinal))                             \
+    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                    \
+    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                \
+    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context * out, fan_cu_device d))           \
+    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                            \
+    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active)) \
+    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context * out))                                     \
+    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                     \
+    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context * out))                                  \
+    X(CtxSynchronize, "", 2000, MUST, (void))                                                    \
+    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                  \
+    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                           \
+    X(ModuleGetFunction, "", 2000, MUST,                                                         \
+      (fan_cu_function * out, fan_cu_module m, const char *name))                                \
+    X(OccupancyMaxActiveBlocksPerMultiprocessor, "", 6050, MUST,                                 \
+      (int *out, fan_cu_function f, int threads, size_t shared))                                 \
+    X(LaunchKernel, "", 4000, MUST,                                                              \
+      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,       \
+       unsigned bz, unsigned shared, fan_cu_stream s, void **params, void **extra))              \
+    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer * out, size_t bytes))                         \
+    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                            \
+    X(MemcpyHtoDAsync, "_v2", 3020, MUST,                                                        \
+      (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s))                      \
+    X(MemcpyDtoHAsync, "_v2", 3020, MUST,                                                        \
+      (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))                            \
+    X(MemsetD8Async, "", 3020, MUST,                                                             \
+      (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))                     \
+    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))             \
+    X(StreamCreate, "", 2000, MUST, (fan_cu_stream * out, unsigned flags))                       \
+    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                       \
+    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context * out))                     \
+    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                      \
+    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))        \
+    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                         \
+    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                         \
+    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                            \
+    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                              \
+    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                        \
+    X(MemAllocFromPoolAsync, "", 11020, POOLS,                                                   \
+      (fan_cu_pointer * out, size_t bytes, fan_cu_pool pool, fan_cu_stream s))                   \
+    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                       \
+    X(MemPoolCreate, "", 11020, POOLS, (fan_cu_pool * out, const fan_cu_pool_props *props))      \
+    X(MemPoolDestroy, "", 11020, POOLS, (fan_cu_pool pool))                                      \
+    X(MemPoolSetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))         \
+    X(MemPoolGetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))         \
+    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                          \
+    X(StreamGetId, "", 12000, STREAM_IDS, (fan_cu_stream s, uint64_t *id))                       \
+    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                          \
+    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                               \
+      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier,   \
+       size_t *count))                                                                           \
+    X(UserObjectCreate, "", 11030, GRAPHS,                                                       \
+      (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))     \
+    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                   \
+    X(GraphRetainUserObject, "", 11030, GRAPHS,                                                  \
+      (fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags))                         \
+    X(StreamBeginCapture, "_v2", 10010, TREES, (fan_cu_stream s, int mode))                      \
+    X(StreamEndCapture, "", 10000, TREES, (fan_cu_stream s, fan_cu_graph * out))                 \
+    X(GraphGetNodes, "", 10000, TREES, (fan_cu_graph g, fan_cu_node * out, size_t *count))       \
+    X(GraphNodeGetType, "", 10000, TREES, (fan_cu_node node, int *type))                         \
+    X(GraphInstantiateWithFlags, "", 11040, TREES,                                               \
+      (fan_cu_exec * out, fan_cu_graph g, uint64_t flags))                                       \
+    X(GraphLaunch, "", 10000, TREES, (fan_cu_exec run, fan_cu_stream s))                         \
+    X(GraphDestroy, "", 10000, TREES, (fan_cu_graph g))                                          \
+    X(GraphExecDestroy, "", 10000, TREES, (fan_cu_exec run))                                     \
     X(MemGetInfo, "_v2", 3020, TREES, (size_t *unused, size_t *all))
 
 typedef struct fan_cuda_api {
@@ -126,7 +134,8 @@ typedef struct fan_cuda_api {
     char path[256]; /* the name that was opened */
     int version;    /* 12040: CUDA 12.4; 0: unknown */
     bool has[FAN_CUDA_FEATURES];
-    const char *missing[FAN_CUDA_FEATURES]; /* the first function that a feature lacks; NULL: none */
+    /* the first function that a feature lacks; NULL: none */
+    const char *missing[FAN_CUDA_FEATURES];
 #define X(name, suffix, version, feature, parameters) fan_cu_result(*name) parameters;
     FAN_CUDA_LIST(X)
 #undef X
@@ -148,8 +157,9 @@ enum {
     FAN_CU_ATTRIBUTE_MEMORY_POOLS = 115,
     FAN_CU_ALLOCATION_PINNED = 1,
     FAN_CU_LOCATION_DEVICE = 1,
-    FAN_CU_POOL_RELEASE_THRESHOLD = 4, /* uint64_t: bytes that the pool keeps at a synchronization */
-    FAN_CU_POOL_RESERVED = 5,          /* uint64_t: bytes that the pool has now */
+    /* uint64_t: bytes that the pool keeps at a synchronization */
+    FAN_CU_POOL_RELEASE_THRESHOLD = 4,
+    FAN_CU_POOL_RESERVED = 5, /* uint64_t: bytes that the pool has now */
     FAN_CU_ATTRIBUTE_MAJOR = 75,
     FAN_CU_ATTRIBUTE_MINOR = 76,
     FAN_CU_CAPTURE_NONE = 0,
@@ -163,15 +173,16 @@ enum {
     FAN_CU_GRAPH_USER_OBJECT_MOVE = 1
 };
 
-/* fan_cuda_api_open: opens `path` (NULL: the system's driver), looks up the functions, and initializes the driver.
- * FAN_ERR_DEVICE with the driver's code (or 0) and a text that tells the user what to do. */
+/* fan_cuda_api_open: opens `path` (NULL: the system's driver), looks up the functions, and
+ * initializes the driver. FAN_ERR_DEVICE with the driver's code (or 0) and a text that tells the
+ * user what to do. */
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err);
 /* fan_cuda_text: writes "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". */
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size);
 /* fan_cuda_sticky: returns whether the context is lost after this code: every later call fails. */
 bool fan_cuda_sticky(fan_cu_result code);
-/* fan_cuda_stale: returns whether the code reports a destroyed context. A destroyed stream or event gets it as well;
- * then nothing is lost. */
+/* fan_cuda_stale: returns whether the code reports a destroyed context. A destroyed stream or event
+ * gets it as well; then nothing is lost. */
 bool fan_cuda_stale(fan_cu_result code);
 /* fan_cuda_feature_words: returns a feature's name. */
 const char *fan_cuda_feature_words(fan_cuda_feature f);

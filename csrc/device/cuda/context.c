@@ -4,7 +4,10 @@
 #include "base/fault.h"
 #include "base/thread.h"
 
-bool fan__cuda_forked(const fan_cuda *c) { return c->life != fan_fork_generation(); }
+bool fan__cuda_forked(const fan_cuda *c)
+{
+    return c->life != fan_fork_generation();
+}
 
 bool fan__cuda_usable(const fan_cuda_part *p)
 {
@@ -13,18 +16,21 @@ bool fan__cuda_usable(const fan_cuda_part *p)
 
 fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail_code(err, FAN_ERR_DEVICE, p->cause.code,
-                         "cuda:%d was lost by an earlier failure: %s. Restart the process to use it again", p->index,
-                         p->cause.text);
+    return fan_fail_code(
+        err, FAN_ERR_DEVICE, p->cause.code,
+        "cuda:%d was lost by an earlier failure: %s. Restart the process to use it again", p->index,
+        p->cause.text);
 }
 
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail(err, FAN_ERR_STATE,
-                    "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start processes with "
-                    "the \"spawn\" "
-                    "or \"forkserver\" method of multiprocessing, or use the device in the child alone",
-                    p->index);
+    return fan_fail(
+        err, FAN_ERR_STATE,
+        "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start processes "
+        "with "
+        "the \"spawn\" "
+        "or \"forkserver\" method of multiprocessing, or use the device in the child alone",
+        p->index);
 }
 
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err)
@@ -50,26 +56,31 @@ void fan__cuda_leave(fan__cuda_scope *scope)
     if (!scope->pushed || FAN_FAULT(CUDA_NO_POP))
         return;
     scope->pushed = false;
-    (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
+    (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine),
+                          "cuCtxPopCurrent", NULL);
 }
 
 const char *fan__cuda_capture_advice(fan_cu_result code)
 {
     switch (code) {
     case 900:
-        return "this call is not possible on a captured stream: make it before the capture, or after it";
+        return "this call is not possible on a captured stream: make it before the capture, or "
+               "after it";
     case 901:
         return "an earlier violation has ended this capture: end it and begin again";
     case 902:
         return "two captures would become one: capture on one stream, and fork the others from it";
     case 904:
-        return "a stream that was pulled into the capture was not joined back: let the first stream wait for it before "
+        return "a stream that was pulled into the capture was not joined back: let the first "
+               "stream wait for it before "
                "the capture ends";
     case 905:
-        return "captured work would wait for work outside: record the event inside the capture, or wait before it "
+        return "captured work would wait for work outside: record the event inside the capture, or "
+               "wait before it "
                "begins";
     case 906:
-        return "the legacy default stream cannot take part while a blocking stream is captured: use other streams";
+        return "the legacy default stream cannot take part while a blocking stream is captured: "
+               "use other streams";
     case 907:
         return "an event of a capture has no time: it can be waited for inside the capture alone";
     default:
@@ -81,7 +92,9 @@ bool fan__cuda_lives(const fan_cuda_part *p)
 {
     unsigned flags = 0;
     int active = 0;
-    return p->ready && fan__cuda_api_of(p)->DevicePrimaryCtxGetState(p->ordinal, &flags, &active) == 0 && active;
+    return p->ready &&
+           fan__cuda_api_of(p)->DevicePrimaryCtxGetState(p->ordinal, &flags, &active) == 0 &&
+           active;
 }
 
 fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
@@ -92,15 +105,18 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
         err = &mine;
     (void)fan_cuda_text(fan__cuda_api_of(p), code, text, sizeof text);
     if (code == FAN_CU_OUT_OF_MEMORY)
-        return fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call, p->index, text);
+        return fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call,
+                             p->index, text);
     if (code >= 900 && code <= 908)
-        return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text,
-                             fan__cuda_capture_advice(code));
-    fan_status status = fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
+        return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call,
+                             p->index, text, fan__cuda_capture_advice(code));
+    fan_status status =
+        fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && fan__cuda_lives(p)) {
-        fan_append(err->text, sizeof err->text,
-                   ". The device's context is valid, but the stream, event or memory is not. Was a stream "
-                   "destroyed that is still used?");
+        fan_append(
+            err->text, sizeof err->text,
+            ". The device's context is valid, but the stream, event or memory is not. Was a stream "
+            "destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
         (void)pthread_mutex_lock(&p->lock);
         if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
@@ -109,7 +125,8 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
         }
         (void)pthread_mutex_unlock(&p->lock);
         fan_append(err->text, sizeof err->text,
-                   ". Any earlier work may have caused it. The device is lost to this process: restart it");
+                   ". Any earlier work may have caused it. The device is lost to this process: "
+                   "restart it");
     }
     return status;
 }
@@ -123,10 +140,12 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     bool undo = mode >= UNDO;
-    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || FAN_FAULT(CUDA_NO_RELAX) || (!undo && relaxed == p->cuda))
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || FAN_FAULT(CUDA_NO_RELAX) ||
+        (!undo && relaxed == p->cuda))
         return -1;
     relaxed = undo ? NULL : p->cuda;
-    for (int i = 0; i < 2; i++) { /* tried twice: a thread left in relaxed mode would break other captures */
+    /* tried twice: a thread left in relaxed mode would break other captures */
+    for (int i = 0; i < 2; i++) {
         int was = mode & ~UNDO;
         if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
             return UNDO | was;

@@ -17,9 +17,15 @@ static struct {
 
 static _Atomic(fan_compile_kernels *) driver_compiler;
 
-void fan_driver_compile(fan_compile_kernels *compile) { atomic_store(&driver_compiler, compile); }
+void fan_driver_compile(fan_compile_kernels *compile)
+{
+    atomic_store(&driver_compiler, compile);
+}
 
-static void driver_in_child(void) { (void)pthread_mutex_init(&driver.lock, NULL); /* its holder is in the parent */ }
+static void driver_in_child(void)
+{
+    (void)pthread_mutex_init(&driver.lock, NULL); /* its holder is in the parent */
+}
 
 static fan_fork driver_fork = {.child = driver_in_child};
 
@@ -102,16 +108,17 @@ static void driver_keep(size_t bytes)
             fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
         int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-        (void)fan__cuda_check(p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
-                              "cuMemPoolSetAttribute", NULL);
+        (void)fan__cuda_check(
+            p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+            "cuMemPoolSetAttribute", NULL);
         (void)fan__cuda_relax(p, mode);
         fan__cuda_leave(&scope);
     }
     fan_cuda_drop(c);
 }
 
-/* driver_trim: waits for a device if streams that used memory were destroyed. No stream may be captured that fanin has
- * not met. */
+/* driver_trim: waits for a device if streams that used memory were destroyed. No stream may be
+ * captured that fanin has not met. */
 static size_t driver_trim(void)
 {
     fan_cuda *c = driver_opened();
@@ -119,7 +126,8 @@ static size_t driver_trim(void)
     for (int i = 0; c && i < c->count; i++) {
         fan_cuda_part *p = &c->parts[i];
         fan__cuda_scope scope;
-        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+        if (!atomic_load_explicit(&p->ready, memory_order_acquire) ||
+            fan__cuda_enter(p, &scope, NULL) != FAN_OK)
             continue;
         fan__cuda_await_gone(p);
         fan_device_poll(&p->device);

@@ -23,14 +23,14 @@ static const struct {
 _Static_assert((int)FAN__REDUCES <= (int)FAN__FOLDS && FAN__FOLDS <= FAN__CUDA_FOLDS,
                "more folds than there is room for");
 
-_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
-                   sizeof(fan_k_scatter) <= 4096,
+_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 &&
+                   sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
                "every driver takes kernel arguments of this size");
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image only then. Unloads the
- * image if that fails. `call`: the call that failed. */
+/* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image
+ * only then. Unloads the image if that fails. `call`: the call that failed. */
 static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -41,8 +41,11 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
         for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
             code = api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name);
             code = code ? code : api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many);
-            code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
-            code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], p->module, fan__folds[i].scatter);
+            code = code ? code
+                        : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
+            code = code ? code
+                        : api->ModuleGetFunction(&p->fold_scatter[i], p->module,
+                                                 fan__folds[i].scatter);
         }
         for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
             code = api->ModuleGetFunction(&p->reduce[i], p->module, launch_reduces[i].name);
@@ -64,8 +67,8 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
         FAN__CUDA_KERNEL_LIST(X)
 #undef X
         for (size_t i = 0; i < p->nresident && code == 0; i++)
-            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(&p->resident[i].blocks, p->resident[i].kernel,
-                                                                  FAN_K_BLOCK, 0);
+            code = api->OccupancyMaxActiveBlocksPerMultiprocessor(
+                &p->resident[i].blocks, p->resident[i].kernel, FAN_K_BLOCK, 0);
     }
     if (code && p->module && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(p->module);
@@ -90,7 +93,8 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
             continue;
         code = launch_load(p, images[i].code, &call);
         p->loaded = images[i].words;
-        /* The compiler of an image may be newer than the driver, which refuses it by one of many codes. */
+        /* The compiler of an image may be newer than the driver, which refuses it by one of many
+         * codes. */
         gives_way = code && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code);
     }
     (void)fan__cuda_relax(p, mode);
@@ -98,22 +102,24 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     return fan__cuda_check(p, code, call, err);
 }
 
-fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err)
+fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks,
+                              void *args, fan_error *err)
 {
     char call[160] = "cuLaunchKernel";
     if (w->label)
         fan_append(call, sizeof call, "(%.120s)", w->label);
-    FAN_TRY(
-        fan__cuda_check(w->part,
-                        fan__cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK,
-                                                                1, 1, 0, w->on, (void *[]){args}, NULL),
-                        call, err));
+    FAN_TRY(fan__cuda_check(w->part,
+                            fan__cuda_api_of(w->part)->LaunchKernel(
+                                f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0,
+                                w->on, (void *[]){args}, NULL),
+                            call, err));
     if (w->begun)
         *w->begun = true;
     return FAN_OK;
 }
 
-fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
+fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads,
+                               void *args, fan_error *err)
 {
     int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0);
     const fan_cuda_part *p = w->part;
@@ -125,7 +131,10 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
 }
 
 /* launch_number_size: returns the size of one part of a complex number, else of the element. */
-static uint64_t launch_number_size(fan_dtype d) { return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1); }
+static uint64_t launch_number_size(fan_dtype d)
+{
+    return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1);
+}
 
 bool fan__is_anywhere(const fan_array *a)
 {
@@ -166,7 +175,9 @@ size_t fan__reduce_for(fan_dtype d)
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
 {
     uint64_t bytes = (uint64_t)fan__folds[which].bytes;
-    return (launch_number_size(first->dtype) == bytes || FAN_FAULT(CUDA_NARROW_SUM) ? 0 : FAN_K_FIRST_WIDE) |
+    return (launch_number_size(first->dtype) == bytes || FAN_FAULT(CUDA_NARROW_SUM)
+                ? 0
+                : FAN_K_FIRST_WIDE) |
            (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
 }
 
@@ -174,27 +185,31 @@ size_t fan__scatter_for(fan_dtype into, fan_dtype values)
 {
     fan_dtype to = launch_unsigned_of(into), from = launch_unsigned_of(values);
     size_t i = 0;
-    while (i < FAN__FOLDS && (fan__folds[i].from != from || (to != from && fan__folds[i].acc != to)))
+    while (i < FAN__FOLDS &&
+           (fan__folds[i].from != from || (to != from && fan__folds[i].acc != to)))
         i++;
     return fan_dtype_kind(into) == fan_dtype_kind(values) ? i : FAN__FOLDS;
 }
 
-size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)
+size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled,
+                     fan_nditer *w)
 {
     if (n == 0 || n > FAN_K_SOURCES)
         return FAN__FOLDS;
-    /* d: of the sources; the first of them, and the result, may have the dtype of the accumulation */
+    /* d: of the sources; the first of them, and the result, may have the dtype of the
+     * accumulation */
     fan_dtype acc = in[0].acc, first = in[0].array->dtype;
     fan_dtype d = n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
-    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) || fan_dtype_kind(d) != fan_dtype_kind(acc) ||
-        (out->dtype != d && out->dtype != acc))
+    if ((scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) ||
+        fan_dtype_kind(d) != fan_dtype_kind(acc) || (out->dtype != d && out->dtype != acc))
         return FAN__FOLDS;
     for (size_t k = 0; k < n; k++)
         if (in[k].acc != acc || (in[k].array->dtype != d && (k || in[k].array->dtype != acc)) ||
             fan__is_anywhere(in[k].array) || !fan_nditer_whole(w, in[k].array, 0, w->size))
             return FAN__FOLDS;
     for (size_t i = 0; i < FAN__FOLDS; i++)
-        if (fan__folds[i].from == launch_unsigned_of(d) && fan__folds[i].acc == launch_unsigned_of(acc))
+        if (fan__folds[i].from == launch_unsigned_of(d) &&
+            fan__folds[i].acc == launch_unsigned_of(acc))
             return fan_nditer_whole(w, out, 0, w->size) ? i : FAN__FOLDS;
     return FAN__FOLDS;
 }

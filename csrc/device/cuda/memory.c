@@ -1,15 +1,17 @@
 /* Memory of the CUDA backend.
  *
- * A block is allocated from a pool of our own, in the order of the stream that uses it first. Memory that must be
- * usable anywhere at once comes from the same pool in the order of a stream of our own, followed by a wait: nothing but
- * frees runs there. A block is freed only after all its users have passed, so it is freed on that stream, for which no
- * other stream waits.
+ * A block is allocated from a pool of our own, in the order of the stream that uses it first.
+ * Memory that must be usable anywhere at once comes from the same pool in the order of a stream of
+ * our own, followed by a wait: nothing but frees runs there. A block is freed only after all its
+ * users have passed, so it is freed on that stream, for which no other stream waits.
  *
- * Without pools, and under a capture, blocks come from cuMemAlloc. cuMemFree waits for the device, and may break the
- * capture of a stream that fanin has not met: so freed blocks are kept for reuse. They go back to the driver when
- * memory is short, by fan_cuda_trim and at the end, and never while a stream known to fanin is captured.
+ * Without pools, and under a capture, blocks come from cuMemAlloc. cuMemFree waits for the device,
+ * and may break the capture of a stream that fanin has not met: so freed blocks are kept for reuse.
+ * They go back to the driver when memory is short, by fan_cuda_trim and at the end, and never while
+ * a stream known to fanin is captured.
  *
- * The block table, sorted by address, has an entry for each block: its origin, and the graphs that use it. */
+ * The block table, sorted by address, has an entry for each block: its origin, and the graphs that
+ * use it. */
 #include "device/cuda/part.h"
 
 #include "base/fault.h"
@@ -19,11 +21,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* block_place: returns the index of the first block at or above `address`. The part's lock is held. */
+/* block_place: returns the index of the first block at or above `address`. The part's lock is
+ * held. */
 static size_t block_place(const fan_cuda_part *p, uint64_t address)
 {
-    return address ? fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks, offsetof(fan__cuda_block, address),
-                                    address - 1)
+    return address ? fan_search_end(p->blocks, p->nblocks, sizeof *p->blocks,
+                                    offsetof(fan__cuda_block, address), address - 1)
                    : 0;
 }
 
@@ -41,7 +44,9 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* for several threads that reserve */
     (void)pthread_mutex_unlock(&p->lock);
-    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index) : FAN_OK;
+    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d",
+                             p->index)
+                  : FAN_OK;
 }
 
 static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
@@ -65,8 +70,9 @@ static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
     b->left = true;
 }
 
-/* block_give: frees a pooled block, in the order of `on`; the context is current. If the driver fails, repeats the call
- * once: else the memory would be lost. The next call that can reports a failure. */
+/* block_give: frees a pooled block, in the order of `on`; the context is current. If the driver
+ * fails, repeats the call once: else the memory would be lost. The next call that can reports a
+ * failure. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -78,8 +84,8 @@ static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream
     (void)fan__cuda_relax(p, mode);
 }
 
-/* block_out: removes an unused block from the table (true: *gone is to be freed), or keeps it, if it is from
- * cuMemAlloc. The part's lock is held. */
+/* block_out: removes an unused block from the table (true: *gone is to be freed), or keeps it, if
+ * it is from cuMemAlloc. The part's lock is held. */
 static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gone)
 {
     *gone = *b;
@@ -99,7 +105,8 @@ static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nblocks; i++) {
         fan__cuda_block *b = &p->blocks[i];
-        if (b->kept && b->bytes >= bytes && b->bytes / 2 <= bytes && (!best || b->bytes < best->bytes))
+        if (b->kept && b->bytes >= bytes && b->bytes / 2 <= bytes &&
+            (!best || b->bytes < best->bytes))
             best = b;
     }
     if (best) {
@@ -110,7 +117,8 @@ static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
     return best != NULL;
 }
 
-/* block_give_kept: frees the kept blocks, unless a known stream is captured; returns their bytes. */
+/* block_give_kept: frees the kept blocks, unless a known stream is captured; returns their
+ * bytes. */
 static size_t block_give_kept(fan_cuda_part *p)
 {
     size_t bytes = 0;
@@ -127,16 +135,16 @@ static size_t block_give_kept(fan_cuda_part *p)
                 block_remove(p, &p->blocks[i]);
             }
         (void)pthread_mutex_unlock(&p->lock);
-        more =
-            gone.address && fan__cuda_check(p, fan__cuda_api_of(p)->MemFree(gone.address), "cuMemFree", NULL) == FAN_OK;
+        more = gone.address && fan__cuda_check(p, fan__cuda_api_of(p)->MemFree(gone.address),
+                                               "cuMemFree", NULL) == FAN_OK;
         bytes += more ? gone.bytes : 0;
     }
     (void)fan__cuda_relax(p, mode);
     return bytes;
 }
 
-/* block_free_pending: frees the blocks that were dropped while a graph used them, and whose graphs have ended. The
- * context is current. */
+/* block_free_pending: frees the blocks that were dropped while a graph used them, and whose graphs
+ * have ended. The context is current. */
 static void block_free_pending(fan_cuda_part *p)
 {
     for (;;) {
@@ -158,12 +166,14 @@ static void block_free_pending(fan_cuda_part *p)
 }
 
 /* block_try: tries once. on NULL: on our own stream, followed by a wait. */
-static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
+static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes,
+                               uint64_t *out)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
     fan_cu_result code =
-        pooled ? api->MemAllocFromPoolAsync(out, bytes, p->pool, on ? on : p->free_stream) : api->MemAlloc(out, bytes);
+        pooled ? api->MemAllocFromPoolAsync(out, bytes, p->pool, on ? on : p->free_stream)
+               : api->MemAlloc(out, bytes);
     if (pooled && !on && code == 0 && (code = api->StreamSynchronize(p->free_stream)) != 0)
         (void)api->MemFreeAsync(*out, p->free_stream);
     (void)fan__cuda_relax(p, mode);
@@ -179,7 +189,8 @@ static size_t block_trim(fan_cuda_part *p)
     if (!p->pools)
         return bytes;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    (void)api->StreamSynchronize(p->free_stream); /* all that was freed there is unused from then on */
+    /* all that was freed there is unused from then on */
+    (void)api->StreamSynchronize(p->free_stream);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &had);
     (void)fan__cuda_check(p, api->MemPoolTrimTo(p->pool, 0), "cuMemPoolTrimTo", NULL);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &has);
@@ -187,8 +198,10 @@ static size_t block_trim(fan_cuda_part *p)
     return bytes + (had > has ? (size_t)(had - has) : 0);
 }
 
-/* block_take: allocates a block; the context is current. If memory is short, frees kept memory and tries again. */
-static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes, fan__cuda_block *b, fan_error *err)
+/* block_take: allocates a block; the context is current. If memory is short, frees kept memory and
+ * tries again. */
+static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes, fan__cuda_block *b,
+                             fan_error *err)
 {
     char call[64];
     uint64_t capture = 0;
@@ -208,11 +221,13 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
             (void)block_trim(p);
         code = block_try(p, on, pooled, bytes, &b->address);
     }
-    snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", bytes);
+    snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc",
+             bytes);
     return fan__cuda_check(p, code, call, err);
 }
 
-fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
+                           fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
@@ -224,11 +239,13 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     bool listed = true;
     if (status == FAN_OK && !b.kept) {
         (void)pthread_mutex_lock(&p->lock);
-        listed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 1, sizeof *p->blocks) == 0;
+        listed =
+            fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 1, sizeof *p->blocks) == 0;
         if (listed) {
             size_t i = block_place(p, b.address);
             memmove(p->blocks + i + 1, p->blocks + i, (p->nblocks - i) * sizeof *p->blocks);
-            p->blocks[i] = (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
+            p->blocks[i] =
+                (fan__cuda_block){.address = b.address, .bytes = b.bytes, .pooled = b.pooled};
             p->nblocks++;
         }
         (void)pthread_mutex_unlock(&p->lock);
@@ -236,7 +253,8 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     if (!listed) {
         if (b.pooled) /* else it stays: there is no room to list it */
             block_give(p, &b, p->free_stream);
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index);
+        status =
+            fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index);
     }
     fan__cuda_leave(&scope);
     if (status == FAN_OK)
@@ -250,7 +268,8 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     fan__cuda_scope scope;
     fan__cuda_block gone = {.address = 0};
     (void)bytes;
-    bool usable = fan__cuda_usable(p), give = false, in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
+    bool usable = fan__cuda_usable(p), give = false,
+         in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, (uint64_t)(uintptr_t)data);
     if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
@@ -300,7 +319,8 @@ fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_err
     return status;
 }
 
-/* scratch_enter: returns false if the driver fails. Repeats the call once: else the memory would be lost. */
+/* scratch_enter: returns false if the driver fails. Repeats the call once: else the memory would be
+ * lost. */
 static bool scratch_enter(fan_stream *s, fan__cuda_scope *scope, fan_cu_stream *on)
 {
     for (int i = 0; i < 2; i++) {
@@ -338,8 +358,8 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_leave(&scope);
 }
 
-/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver must not be
- * called. */
+/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver
+ * must not be called. */
 static void block_graph_gone(void *ctx)
 {
     atomic_size_t *graphs = ctx;
@@ -357,7 +377,8 @@ static void block_note_capture(fan_cuda_part *p, uint64_t address, uint64_t capt
     (void)pthread_mutex_unlock(&p->lock);
 }
 
-fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err)
+fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
+                            fan_cu_graph graph, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan_cu_object object = NULL;
@@ -365,7 +386,8 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, address);
-    bool recorded = !b || b->capture == capture; /* foreign memory, or held by the capture already */
+    /* foreign memory, or held by the capture already */
+    bool recorded = !b || b->capture == capture;
     if (!recorded && !b->graphs) {
         b->graphs = fan_alloc(sizeof *b->graphs);
         if (b->graphs)
@@ -377,21 +399,25 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     if (recorded)
         return FAN_OK;
     if (!graphs)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d",
+                        p->index);
     if (!api->has[FAN_CUDA_GRAPHS]) {
         block_note_capture(p, address, capture);
         return FAN_OK; /* it is never freed */
     }
-    FAN_GO(fan__cuda_check(
-        p, api->UserObjectCreate(&object, graphs, block_graph_gone, 1, FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
-        "cuUserObjectCreate", err));
-    status = fan__cuda_check(p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE),
-                             "cuGraphRetainUserObject", err);
+    FAN_GO(fan__cuda_check(p,
+                           api->UserObjectCreate(&object, graphs, block_graph_gone, 1,
+                                                 FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+                           "cuUserObjectCreate", err));
+    status = fan__cuda_check(
+        p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE),
+        "cuGraphRetainUserObject", err);
     if (status != FAN_OK) {
         (void)api->UserObjectRelease(object, 1); /* which drops the count */
         return status;
     }
-    block_note_capture(p, address, capture); /* only now: after a failure, the next job tries again */
+    /* only now: after a failure, the next job tries again */
+    block_note_capture(p, address, capture);
 done:
     if (status != FAN_OK)
         block_graph_gone(graphs);

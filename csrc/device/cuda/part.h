@@ -1,5 +1,5 @@
-/* part: the structs of the driver's devices, and the functions that the files of device/cuda call of each other, a
- * section per file. */
+/* part: the structs of the driver's devices, and the functions that the files of device/cuda call
+ * of each other, a section per file. */
 #ifndef FAN_DEVICE_CUDA_PART_H
 #define FAN_DEVICE_CUDA_PART_H
 
@@ -22,7 +22,8 @@
 
 #define FAN__CUDA_FOLDS 32
 
-/* Kernels that were compiled for a device when it was first used. Written by the thread that initializes it. */
+/* Kernels that were compiled for a device when it was first used. Written by the thread that
+ * initializes it. */
 typedef struct fan__cuda_image {
     void *code; /* CUBIN or PTX; NULL: none yet */
     char words[64];
@@ -33,7 +34,7 @@ enum {
 #define X(field, name) FAN__CUDA_KERNEL_##field,
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-        FAN__CUDA_KERNELS
+    FAN__CUDA_KERNELS
 };
 
 /* The number of blocks of a kernel that fit on a multiprocessor at a time. */
@@ -46,11 +47,12 @@ typedef struct fan__cuda_resident {
 typedef struct fan__cuda_block {
     uint64_t address;
     size_t bytes;
-    bool pooled;           /* from the pool */
-    bool kept;             /* from cuMemAlloc, and unused: kept for reuse */
-    bool left;             /* dropped, but a graph uses it */
-    uint64_t capture;      /* the last capture whose graph holds it */
-    atomic_size_t *graphs; /* graphs that use it; counted down on threads of the driver. NULL: none ever did */
+    bool pooled;      /* from the pool */
+    bool kept;        /* from cuMemAlloc, and unused: kept for reuse */
+    bool left;        /* dropped, but a graph uses it */
+    uint64_t capture; /* the last capture whose graph holds it */
+    /* graphs that use it; counted down on threads of the driver. NULL: none ever did */
+    atomic_size_t *graphs;
 } fan__cuda_block;
 
 /* A stream of our own for captures that need one. */
@@ -66,7 +68,9 @@ typedef struct fan_cuda_part {
     int index;
     fan_cu_device ordinal;
     pthread_mutex_t
-        lock;          /* guards all below; the driver may be called under it during the initialization of the part */
+        /* guards all below; the driver may be called under it during the initialization of the
+         * part */
+        lock;
     atomic_bool ready; /* initialized: context, module, functions, free_stream, pool */
     bool pools;        /* stream-ordered memory is available */
     fan_cu_context context;
@@ -80,11 +84,13 @@ typedef struct fan_cuda_part {
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan__cuda_resident resident[4 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* for kernels that distribute their work */
+    /* for kernels that distribute their work */
+    fan__cuda_resident resident[4 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS];
     size_t nresident;
     fan_cu_stream free_stream; /* of our own: only frees run on it */
     fan_cu_pool pool;          /* of our own */
-    bool reads_host;           /* the device may read host memory after a copy from there has returned */
+    /* the device may read host memory after a copy from there has returned */
+    bool reads_host;
     int processors;
     fan_stream **streams; /* those with holders; not held */
     size_t nstreams, streams_cap;
@@ -115,10 +121,12 @@ struct fan_cuda {
 /* The backend's data of a stream. */
 typedef struct fan__cuda_stream {
     fan_cu_stream handle;
-    uint64_t thread;    /* of handle 2; else 0 */
-    uint64_t id;        /* the driver's, unique for ever; 0: unknown */
-    atomic_bool passed; /* destroyed, and the whole device was waited for since; release after the wait, acquire */
-    /* the driver reported that it was destroyed: the handle is not used again, and may already be another stream's */
+    uint64_t thread; /* of handle 2; else 0 */
+    uint64_t id;     /* the driver's, unique for ever; 0: unknown */
+    /* destroyed, and the whole device was waited for since; release after the wait, acquire */
+    atomic_bool passed;
+    /* the driver reported that it was destroyed: the handle is not used again, and may already be
+     * another stream's */
     atomic_bool gone;
 } fan__cuda_stream;
 
@@ -133,9 +141,13 @@ static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
     return (fan_cuda_part *)(void *)d; /* its first member */
 }
 
-static inline const fan_cuda_api *fan__cuda_api_of(const fan_cuda_part *p) { return &p->cuda->api; }
+static inline const fan_cuda_api *fan__cuda_api_of(const fan_cuda_part *p)
+{
+    return &p->cuda->api;
+}
 
-/* context: calls of the driver: makes the primary context current, converts codes to statuses, handles forks. */
+/* context: calls of the driver: makes the primary context current, converts codes to statuses,
+ * handles forks. */
 
 /* fan__cuda_usable: returns whether the part is alive and this is no forked child. */
 bool fan__cuda_usable(const fan_cuda_part *p);
@@ -145,10 +157,12 @@ fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
 void fan__cuda_leave(fan__cuda_scope *scope);
-/* fan__cuda_check: converts a driver's code: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE, FAN_ERR_DEVICE; `call`
- * names the function and its purpose. fan__cuda_refuse: the same for a nonzero code. */
+/* fan__cuda_check: converts a driver's code: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE,
+ * FAN_ERR_DEVICE; `call` names the function and its purpose. fan__cuda_refuse: the same for a
+ * nonzero code. */
 fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
-static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
+static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call,
+                                         fan_error *err)
 {
     return code == 0 ? FAN_OK : fan__cuda_refuse(p, code, call, err);
 }
@@ -156,28 +170,34 @@ static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, c
 const char *fan__cuda_capture_advice(fan_cu_result code);
 /* fan__cuda_lives: returns whether the driver still has the primary context. */
 bool fan__cuda_lives(const fan_cuda_part *p);
-/* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb captures of other
- * threads. Returns the argument of a second call that undoes it (-1: the mode was already set). */
+/* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb
+ * captures of other threads. Returns the argument of a second call that undoes it (-1: the mode was
+ * already set). */
 int fan__cuda_relax(const fan_cuda_part *p, int mode);
-/* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. Does not disturb other
- * captures. */
+/* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. Does
+ * not disturb other captures. */
 fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
 
 
 /* stream: streams of the driver: handles, captures, the table's entries. */
 
-static inline fan__cuda_stream *fan__cuda_queue(const fan_stream *s) { return s->impl; }
+static inline fan__cuda_stream *fan__cuda_queue(const fan_stream *s)
+{
+    return s->impl;
+}
 
-/* fan__cuda_queue_of: returns the driver's handle; FAN_ERR_VALUE for another thread's own stream. */
+/* fan__cuda_queue_of: returns the driver's handle; FAN_ERR_VALUE for another thread's own
+ * stream. */
 fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
-/* fan__cuda_capture_of: returns the capture of s, 0: none; and its graph, if `graph` is not NULL. */
+/* fan__cuda_capture_of: returns the capture of s, 0: none; and its graph, if `graph` is not
+ * NULL. */
 fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);
 
-/* fan__cuda_none_captured: FAN_ERR_CAPTURE if a known stream of the device is captured, or the legacy stream must not
- * be used. Streams that fanin has not met are not covered. */
+/* fan__cuda_none_captured: FAN_ERR_CAPTURE if a known stream of the device is captured, or the
+ * legacy stream must not be used. Streams that fanin has not met are not covered. */
 fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err);
-/* fan__cuda_await_gone: waits for the whole device if a destroyed stream may still have work on it, unless a known
- * stream is captured: its memory can be freed then. */
+/* fan__cuda_await_gone: waits for the whole device if a destroyed stream may still have work on it,
+ * unless a known stream is captured: its memory can be freed then. */
 void fan__cuda_await_gone(fan_cuda_part *p);
 
 fan_stream *fan__cuda_current(fan_device *d);
@@ -199,13 +219,16 @@ fan_status fan__cuda_event_sync(fan_event *e, fan_error *err);
 
 /* memory: the driver's memory: the table's entries, scratch memory, and memory of graphs. */
 
-fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
+fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
+                           fan_error *err);
 void fan__cuda_free(fan_device *d, void *data, size_t bytes);
-/* fan__cuda_scratch: allocates memory for one job on s; fan__cuda_scratch_free: frees it in the order of s. */
+/* fan__cuda_scratch: allocates memory for one job on s; fan__cuda_scratch_free: frees it in the
+ * order of s. */
 fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
 /* fan__cuda_retain: keeps the memory at `address`, used by captured work, as long as the graph. */
-fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err);
+fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
+                            fan_cu_graph graph, fan_error *err);
 /* fan__cuda_trim: frees unused kept memory; returns how many bytes. Blocks. */
 size_t fan__cuda_trim(fan_cuda_part *p);
 void fan__cuda_blocks_fini(fan_cuda_part *p);
@@ -214,18 +237,20 @@ void fan__cuda_blocks_fini(fan_cuda_part *p);
 
 extern const fan_recorder fan__cuda_recorder;
 
-/* fan__cuda_recorder_note: adds the accesses of `job`, queued under `capture`, to the recording of that capture, if
- * any. FAN_ERR_NOMEM: nothing was added. */
-fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job, fan_error *err);
+/* fan__cuda_recorder_note: adds the accesses of `job`, queued under `capture`, to the recording of
+ * that capture, if any. FAN_ERR_NOMEM: nothing was added. */
+fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job,
+                                   fan_error *err);
 
 /* run: jobs of the CUDA backend: the table's entries. */
 
 fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
+fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src,
+                          fan_error *err);
 
 /* batch: many sums in one launch: the table's entry. */
-fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
-                              fan_error *err);
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
+                              fan_job_state *states, fan_error *err);
 
 /* launch: selects a kernel for the operands and launches it. */
 
@@ -251,7 +276,7 @@ enum {
 #define X(name, bytes, from, acc) FAN__FOLD_##name,
     FAN_K_FOLD_LIST(X)
 #undef X
-        FAN__FOLDS /* their number; as a result: none of them */
+    FAN__FOLDS /* their number; as a result: none of them */
 };
 
 extern const fan__fold fan__folds[FAN__FOLDS];
@@ -261,49 +286,62 @@ enum {
 #define X(name, from, acc) FAN__REDUCE_##name,
     FAN_K_REDUCE_LIST(X)
 #undef X
-        FAN__REDUCES
+    FAN__REDUCES
 };
 
 /* fan__cuda_load_kernels: loads the first image that the driver takes, in the part's context. */
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err);
-fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err);
-fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args,
-                               fan_error *err);
+fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks,
+                              void *args, fan_error *err);
+fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads,
+                               void *args, fan_error *err);
 
-static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(uintptr_t)a->data; }
+static inline uint64_t fan__address_of(const fan_array *a)
+{
+    return (uint64_t)(uintptr_t)a->data;
+}
 /* fan__is_anywhere: returns whether some element's address is no multiple of its numbers' size. */
 bool fan__is_anywhere(const fan_array *a);
 /* fan__fold_for: returns the kernel that reads these operands in place; FOLDS if there is none. */
-size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
-/* fan__reduce_for: returns the kernel that sums numbers of this dtype, or the parts of complex ones, over axes. */
+size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled,
+                     fan_nditer *w);
+/* fan__reduce_for: returns the kernel that sums numbers of this dtype, or the parts of complex
+ * ones, over axes. */
 size_t fan__reduce_for(fan_dtype d);
-/* fan__scatter_for: returns the kernel that adds COO data of these dtypes; FOLDS if there is none. */
+/* fan__scatter_for: returns the kernel that adds COO data of these dtypes; FOLDS if there is
+ * none. */
 size_t fan__scatter_for(fan_dtype into, fan_dtype values);
 /* fan__fold_flags: returns the flags for a kernel from its operands' dtypes. */
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 
 /* sum: sums, copies on the device, statistics, zeros. */
 
-fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in, size_t n,
-                         const fan_scale *scale, fan_error *err);
-fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err);
-/* fan__cuda_measure: computes the statistics of an existing array, as those of its own sum, which is not written. */
+fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in,
+                         size_t n, const fan_scale *scale, fan_error *err);
+fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                          fan_error *err);
+/* fan__cuda_measure: computes the statistics of an existing array, as those of its own sum, which
+ * is not written. */
 fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *err);
 fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_error *err);
 
 /* fan__cuda_reduce: fan_reduce (array/sum.h), a sum over axes (D7), queued; the same bits. */
-fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_dtype dtype,
-                            fan_error *err);
+fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                            fan_dtype dtype, fan_error *err);
 
 /* copy: copies between host and device, and sums made on the host. */
-fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err);
-fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src, fan_error *err);
+fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                            fan_error *err);
+fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src,
+                              fan_error *err);
 /* fan__cuda_exact: makes an exact sum on the host, because there is no kernel for it. Blocks. */
 fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_error *err);
 
 /* scatter: adds sparse data into dense arrays. */
 
-/* fan__cuda_scatter: fan_sparse_scatter (array/sparse.h), queued; the same bits. Skips indices beyond the shape. */
-fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp, fan_error *err);
+/* fan__cuda_scatter: fan_sparse_scatter (array/sparse.h), queued; the same bits. Skips indices
+ * beyond the shape. */
+fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp,
+                             fan_error *err);
 
 #endif

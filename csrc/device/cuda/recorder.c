@@ -1,11 +1,13 @@
 /* The CUDA backend's entries for graph trees.
  *
- * A recording is a graph of the driver. Its kernels use memory at fixed addresses: the tree's arena, operands, scratch
- * memory that the graph keeps. Memory nodes are refused: a graph with an allocation of its own has one instance, cannot
- * run twice before it has freed, and our liveness would not hold for its allocations.
+ * A recording is a graph of the driver. Its kernels use memory at fixed addresses: the tree's
+ * arena, operands, scratch memory that the graph keeps. Memory nodes are refused: a graph with an
+ * allocation of its own has one instance, cannot run twice before it has freed, and our liveness
+ * would not hold for its allocations.
  *
- * The accesses of a graph cannot be read from it: arguments of kernels are opaque bytes. So each job of ours that is
- * queued under the capture is noted; kernels of other libraries are not covered. */
+ * The accesses of a graph cannot be read from it: arguments of kernels are opaque bytes. So each
+ * job of ours that is queued under the capture is noted; kernels of other libraries are not
+ * covered. */
 #include "device/cuda/part.h"
 
 #include "base/fault.h"
@@ -22,7 +24,8 @@ typedef struct recorder_touch {
 
 struct fan_recording {
     fan_cuda_part *part;
-    struct fan_recording *next; /* among those in progress; guarded by the lock of the driver's first part */
+    /* among those in progress; guarded by the lock of the driver's first part */
+    struct fan_recording *next;
     const fan_stream *origin;
     uint64_t capture;
     fan_cu_exec exec; /* NULL while in progress */
@@ -31,8 +34,14 @@ struct fan_recording {
     size_t n, cap;
 };
 
-static void recorder_lock(fan_cuda *c) { (void)pthread_mutex_lock(&c->parts[0].lock); }
-static void recorder_unlock(fan_cuda *c) { (void)pthread_mutex_unlock(&c->parts[0].lock); }
+static void recorder_lock(fan_cuda *c)
+{
+    (void)pthread_mutex_lock(&c->parts[0].lock);
+}
+static void recorder_unlock(fan_cuda *c)
+{
+    (void)pthread_mutex_unlock(&c->parts[0].lock);
+}
 
 /* ---- accesses ---- */
 
@@ -49,10 +58,12 @@ static void recorder_touches(fan_recording *r, const fan_job *job, const fan_arr
     r->n++;
 }
 
-fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job, fan_error *err)
+fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job,
+                                   fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire) || FAN_FAULT(CUDA_NOTES_NOTHING))
+    if (!atomic_load_explicit(&c->recordings_begun, memory_order_acquire) ||
+        FAN_FAULT(CUDA_NOTES_NOTHING))
         return FAN_OK;
     recorder_lock(c);
     fan_recording *r = c->recordings;
@@ -76,7 +87,8 @@ fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job 
 static void recorder_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
 {
     for (size_t i = 0; i < r->n; i++)
-        if (!visit(ctx, r->touches[i].name, r->touches[i].data, r->touches[i].bytes, r->touches[i].write))
+        if (!visit(ctx, r->touches[i].name, r->touches[i].data, r->touches[i].bytes,
+                   r->touches[i].write))
             return;
 }
 
@@ -105,8 +117,8 @@ static void recorder_free(fan_recording *r)
 
 /* ---- the driver ---- */
 
-/* recorder_destroy: destroys a graph, and its executable one; either may be NULL. Tried twice: a graph left over would
- * keep all its memory. */
+/* recorder_destroy: destroys a graph, and its executable one; either may be NULL. Tried twice: a
+ * graph left over would keep all its memory. */
 static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec exec)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -122,8 +134,9 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
     }
 }
 
-/* recorder_halt: ends the capture of `origin`. Tried until the driver reports that there is none, because a stream that
- * stayed captured would be unusable: a call may fail, or may not have been executed. */
+/* recorder_halt: ends the capture of `origin`. Tried until the driver reports that there is none,
+ * because a stream that stayed captured would be unusable: a call may fail, or may not have been
+ * executed. */
 static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -152,18 +165,23 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
     fan_cu_node *nodes = fan_alloc((n + 1) * sizeof *nodes);
     if (!nodes)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a recording");
-    fan_status status = fan__cuda_check(p, api->GraphGetNodes(graph, nodes, &n), "cuGraphGetNodes", err);
+    fan_status status =
+        fan__cuda_check(p, api->GraphGetNodes(graph, nodes, &n), "cuGraphGetNodes", err);
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         int type = 0;
-        status = fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
+        status =
+            fan__cuda_check(p, api->GraphNodeGetType(nodes[i], &type), "cuGraphNodeGetType", err);
         if (status == FAN_OK && (type == FAN_CU_NODE_MEM_ALLOC || type == FAN_CU_NODE_MEM_FREE) &&
             !FAN_FAULT(CUDA_ANY_NODE))
-            status = fan_fail(err, FAN_ERR_CAPTURE,
-                              "it %s memory of the driver's own (%s) on a captured stream: a graph with such memory "
-                              "cannot be launched again before it is freed, and fanin cannot track what lives in it; "
-                              "allocate before the call and pass the array as an operand, or let fanin allocate",
-                              type == FAN_CU_NODE_MEM_ALLOC ? "allocates" : "frees",
-                              type == FAN_CU_NODE_MEM_ALLOC ? "cuMemAllocAsync" : "cuMemFreeAsync");
+            status = fan_fail(
+                err, FAN_ERR_CAPTURE,
+                "it %s memory of the driver's own (%s) on a captured stream: a graph with such "
+                "memory "
+                "cannot be launched again before it is freed, and fanin cannot track what lives in "
+                "it; "
+                "allocate before the call and pass the array as an operand, or let fanin allocate",
+                type == FAN_CU_NODE_MEM_ALLOC ? "allocates" : "frees",
+                type == FAN_CU_NODE_MEM_ALLOC ? "cuMemAllocAsync" : "cuMemFreeAsync");
     }
     fan_free(nodes);
     return status;
@@ -177,7 +195,8 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
     size_t before = 0, after = 0, all = 0;
     FAN_TRY(recorder_check_nodes(p, graph, err));
     FAN_TRY(fan__cuda_check(p, api->MemGetInfo(&before, &all), "cuMemGetInfo", err));
-    FAN_TRY(fan__cuda_check(p, api->GraphInstantiateWithFlags(&r->exec, graph, 0), "cuGraphInstantiate", err));
+    FAN_TRY(fan__cuda_check(p, api->GraphInstantiateWithFlags(&r->exec, graph, 0),
+                            "cuGraphInstantiate", err));
     if (api->MemGetInfo(&after, &all) == 0 && after < before)
         r->bytes = before - after;
     return FAN_OK;
@@ -199,18 +218,19 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
         more = i < p->nstreams;
         fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
         (void)pthread_mutex_unlock(&p->lock);
-        if (s && s != r->origin && s->handle > 2 && fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK &&
-            id == r->capture)
-            fan_append(forked, sizeof forked, "%s%#llx", forked[0] ? ", " : ". Forked in it: stream ",
-                       (unsigned long long)s->handle);
+        if (s && s != r->origin && s->handle > 2 &&
+            fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK && id == r->capture)
+            fan_append(forked, sizeof forked, "%s%#llx",
+                       forked[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
         fan_stream_drop(s);
     }
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
-    fan_status status = code == FAN_CU_INVALID_VALUE
-                            ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
-                                            "the capture of stream %#llx of cuda:%d was ended by other code",
-                                            (unsigned long long)origin->handle, p->index)
-                            : fan__cuda_check(p, code, "cuStreamEndCapture", err);
+    fan_status status =
+        code == FAN_CU_INVALID_VALUE
+            ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
+                            "the capture of stream %#llx of cuda:%d was ended by other code",
+                            (unsigned long long)origin->handle, p->index)
+            : fan__cuda_check(p, code, "cuStreamEndCapture", err);
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
         fan_append(err->text, sizeof err->text, "%s", forked);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -231,11 +251,13 @@ static fan_status recorder_origin(fan_device *d, fan_stream **out, fan_error *er
     for (int i = 0; i < FAN_CUDA_FEATURES; i++)
         if ((i == FAN_CUDA_CAPTURE || i == FAN_CUDA_GRAPHS || i == FAN_CUDA_TREES) && !api->has[i])
             return fan_fail(err, FAN_ERR_DEVICE,
-                            "GraphTree: the driver of cuda:%d has no %s: graph trees need one of CUDA 11.4 or later",
+                            "GraphTree: the driver of cuda:%d has no %s: graph trees need one of "
+                            "CUDA 11.4 or later",
                             d->index, api->missing[i]);
     /* a stream of our own, as a capture borrows it, under a number that the driver never uses */
-    return fan__cuda_capture_stream(d, UINT64_C(1) << 63 | atomic_fetch_add_explicit(&trees, 1, memory_order_relaxed),
-                                    out, err);
+    return fan__cuda_capture_stream(
+        d, UINT64_C(1) << 63 | atomic_fetch_add_explicit(&trees, 1, memory_order_relaxed), out,
+        err);
 }
 
 static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *err)
@@ -253,8 +275,9 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
     }
     r->part = p;
     r->origin = origin;
-    FAN_GO(fan__cuda_check(p, fan__cuda_api_of(p)->StreamBeginCapture(on, FAN_CU_CAPTURE_MODE_THREAD_LOCAL),
-                           "cuStreamBeginCapture", err));
+    FAN_GO(fan__cuda_check(
+        p, fan__cuda_api_of(p)->StreamBeginCapture(on, FAN_CU_CAPTURE_MODE_THREAD_LOCAL),
+        "cuStreamBeginCapture", err));
     status = fan__cuda_capture_of(origin, &r->capture, NULL, err);
     if (status == FAN_OK) {
         fan_cuda *c = r->part->cuda;
@@ -278,7 +301,8 @@ static void recorder_drop(fan_recording *r)
     recorder_free(r);
 }
 
-static fan_status recorder_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
+static fan_status recorder_end(fan_device *d, fan_stream *origin, fan_recording **out,
+                               fan_error *err)
 {
     fan_recording *r = recorder_take(fan__cuda_part_of(d)->cuda, origin);
     *out = NULL;
@@ -309,24 +333,28 @@ static fan_status recorder_launch(fan_recording *r, fan_stream *origin, fan_erro
     fan_cu_stream on;
     FAN_TRY(fan__cuda_queue_of(origin, &on, err));
     FAN_TRY(fan__cuda_enter(r->part, &scope, err));
-    fan_status status =
-        fan__cuda_check(r->part, fan__cuda_api_of(r->part)->GraphLaunch(r->exec, on), "cuGraphLaunch", err);
+    fan_status status = fan__cuda_check(
+        r->part, fan__cuda_api_of(r->part)->GraphLaunch(r->exec, on), "cuGraphLaunch", err);
     fan__cuda_leave(&scope);
     return status;
 }
 
-static uint64_t recorder_bytes(const fan_recording *r) { return r->bytes; }
+static uint64_t recorder_bytes(const fan_recording *r)
+{
+    return r->bytes;
+}
 
-static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
+static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
+                                  fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
     fan_cu_stream on;
     FAN_TRY(fan__cuda_queue_of(origin, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    fan_status status =
-        fan__cuda_check(p, fan__cuda_api_of(p)->MemsetD8Async((uint64_t)(uintptr_t)data, FAN_POISON, bytes, on),
-                        "cuMemsetD8Async", err);
+    fan_status status = fan__cuda_check(
+        p, fan__cuda_api_of(p)->MemsetD8Async((uint64_t)(uintptr_t)data, FAN_POISON, bytes, on),
+        "cuMemsetD8Async", err);
     fan__cuda_leave(&scope);
     return status;
 }

@@ -8,10 +8,11 @@
 
 #include <string.h>
 
-static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a, uint64_t capture, fan_cu_graph graph,
-                                   fan_error *err)
+static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a, uint64_t capture,
+                                   fan_cu_graph graph, fan_error *err)
 {
-    return a && a->size ? fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err) : FAN_OK;
+    return a && a->size ? fan__cuda_retain(s->part, fan__address_of(a), capture, graph, err)
+                        : FAN_OK;
 }
 
 static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *err)
@@ -67,13 +68,13 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     if (!capture) {
         FAN_GO(fan_memory_scope_check(w.stream, err));
     } else if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out) {
-        status = fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
-            job->kind == FAN_JOB_EXACT ? "an exact sum"
-            : job->stats_out           ? "a sum with statistics"
-                                       : "a copy from the host",
-            (unsigned long long)w.stream->handle, w.part->index);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
+                               "%s needs the host, which a captured stream (%#llx of cuda:%d) "
+                               "cannot wait for: do it before the capture",
+                               job->kind == FAN_JOB_EXACT ? "an exact sum"
+                               : job->stats_out           ? "a sum with statistics"
+                                                          : "a copy from the host",
+                               (unsigned long long)w.stream->handle, w.part->index);
         goto done;
     } else { /* the graph holds the memory */
         FAN_GO(run_retain_array(&w, job->out, capture, graph, err));
@@ -110,10 +111,10 @@ fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *
     FAN_TRY(fan__cuda_enter(w.part, &scope, err));
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture)
-        status =
-            fan_fail_code(err, FAN_ERR_CAPTURE, 900,
-                          "stream %#llx of cuda:%d is captured: its values cannot be read before the graph has run",
-                          (unsigned long long)s->handle, s->device->index);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, 900,
+                               "stream %#llx of cuda:%d is captured: its values cannot be read "
+                               "before the graph has run",
+                               (unsigned long long)s->handle, s->device->index);
     else
         status = fan__cuda_download(&w, dst, src, err);
 done:
@@ -123,11 +124,11 @@ done:
 
 /* Many sums in one launch.
  *
- * Gap-free sums of one kind are rows of a table, which is copied to the device before the launch and freed after it. It
- * is copied in pieces of 64 KiB: the driver buffers those at once; for larger ones it may wait until the stream has
- * run. Left to `run`: a sum that takes longer than a launch; one without a fold kernel; all sums under a capture,
- * because a graph would read the table again from the host; and all sums without stream-ordered memory, because freeing
- * would block. */
+ * Gap-free sums of one kind are rows of a table, which is copied to the device before the launch
+ * and freed after it. It is copied in pieces of 64 KiB: the driver buffers those at once; for
+ * larger ones it may wait until the stream has run. Left to `run`: a sum that takes longer than a
+ * launch; one without a fold kernel; all sums under a capture, because a graph would read the table
+ * again from the host; and all sums without stream-ordered memory, because freeing would block. */
 #define MANY_BYTES (INT64_C(4) << 20) /* of a sum, read and written */
 #define PIECE 65536
 #define STAGING_KEPT ((size_t)1 << 20)
@@ -144,7 +145,10 @@ typedef struct batch_many {
     size_t row, source, tile; /* written so far */
 } batch_many;
 
-static int64_t batch_numbers(const fan_array *a) { return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1); }
+static int64_t batch_numbers(const fan_array *a)
+{
+    return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1);
+}
 
 static size_t batch_tiles(const fan_job *job, size_t which)
 {
@@ -159,7 +163,8 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
     char factor[16] = {0};
     fan_nditer w;
     size_t i = 0;
-    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
+    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 ||
+        fan_job_bytes(job) > MANY_BYTES)
         return KINDS;
     fan_nditer_begin(&w, job->out, false);
     for (size_t j = 0; j < job->n; j++)
@@ -172,7 +177,8 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
         fan_scale_as(job->scale, job->in[0].acc, factor);
         memcpy(&k.factor, factor, sizeof k.factor);
     }
-    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled || kinds[i].factor != k.factor))
+    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled ||
+                           kinds[i].factor != k.factor))
         i++;
     if (i == *nkinds && i < KINDS)
         kinds[(*nkinds)++] = k;
@@ -184,8 +190,8 @@ static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
     return i;
 }
 
-/* batch_staging_take, _give: allocate and free host memory for tables; one piece is kept for reuse. NULL: out of
- * memory. */
+/* batch_staging_take, _give: allocate and free host memory for tables; one piece is kept for reuse.
+ * NULL: out of memory. */
 static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
 {
     (void)pthread_mutex_lock(&p->lock);
@@ -219,8 +225,9 @@ static bool batch_together(const batch_sorted *o, size_t job)
 }
 
 /* batch_launch_kinds: launches each kind once. The table is on the device. */
-static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n, uint64_t table,
-                                     fan_job_state *states, fan_error *err)
+static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs,
+                                     size_t n, uint64_t table, fan_job_state *states,
+                                     fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     for (size_t k = 0; k < o->nkinds; k++) {
@@ -237,7 +244,8 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
                         .sources = (int64_t)o->kinds[k].sources,
                         .tiles = (int64_t)o->kinds[k].tiles,
                         .scaled = o->kinds[k].scaled};
-        fan_status status = fan__launch_threads(s, s->part->many[o->kinds[k].which], a.tiles * FAN_K_WARP, &a, err);
+        fan_status status =
+            fan__launch_threads(s, s->part->many[o->kinds[k].which], a.tiles * FAN_K_WARP, &a, err);
         for (size_t i = 0; i < n; i++)
             if (o->kind[i] == k)
                 states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
@@ -247,18 +255,19 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
     return FAN_OK;
 }
 
-static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n,
-                                   fan_job_state *states, fan_error *err)
+static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs,
+                                   size_t n, fan_job_state *states, fan_error *err)
 {
     size_t bytes = 0, room;
     uint64_t table = 0;
     for (size_t k = 0; k < o->nkinds; k++) {
         o->kinds[k].at = bytes;
-        bytes += o->kinds[k].rows > 1
-                     ? ((o->kinds[k].rows * sizeof(fan_k_row) + o->kinds[k].sources * sizeof(uint64_t) +
-                         o->kinds[k].tiles * sizeof(uint32_t) + 7) &
-                        ~(size_t)7)
-                     : 0;
+        bytes +=
+            o->kinds[k].rows > 1
+                ? ((o->kinds[k].rows * sizeof(fan_k_row) + o->kinds[k].sources * sizeof(uint64_t) +
+                    o->kinds[k].tiles * sizeof(uint32_t) + 7) &
+                   ~(size_t)7)
+                : 0;
     }
     if (!bytes)
         return FAN_OK;
@@ -270,7 +279,8 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
         if (batch_together(o, i)) {
             batch_many *k = &o->kinds[o->kind[i]];
             fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
-            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = fan__address_of(jobs[i].out);
+            uint64_t *sources = (uint64_t *)(void *)(rows + k->rows),
+                     bits = fan__address_of(jobs[i].out);
             uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
             size_t ntiles = batch_tiles(&jobs[i], k->which);
             fan_k_row *r = &rows[k->row];
@@ -291,9 +301,10 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     if (status == FAN_OK) {
         for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
             size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
-            status = fan__cuda_check(s->part,
-                                     fan__cuda_api_of(s->part)->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
-                                     "cuMemcpyHtoDAsync", err);
+            status = fan__cuda_check(
+                s->part,
+                fan__cuda_api_of(s->part)->MemcpyHtoDAsync(table + at, staging + at, piece, s->on),
+                "cuMemcpyHtoDAsync", err);
         }
         if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
             status = fan__cuda_pass(s->part, s->on, err);
@@ -326,8 +337,8 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     return status;
 }
 
-fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
-                              fan_error *err)
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
+                              fan_job_state *states, fan_error *err)
 {
     fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
     fan__cuda_scope scope;

@@ -1,16 +1,18 @@
 /* Sparse into dense.
  *
- * Compressed data are one launch: a worker for each row. COO data are first sorted by rows, if the device finds that
- * they need it (kernels.cu, Title: COO): per digit one launch counts, one adds up, one moves; then one sums, and only
- * this one changes the result. All of it is queued, and unnecessary launches return at once. The scratch memory is
- * bounded: a long list is split into several, one after the other, and rows beyond 32 bits are processed in turns. */
+ * Compressed data are one launch: a worker for each row. COO data are first sorted by rows, if the
+ * device finds that they need it (kernels.cu, Title: COO): per digit one launch counts, one adds
+ * up, one moves; then one sums, and only this one changes the result. All of it is queued, and
+ * unnecessary launches return at once. The scratch memory is bounded: a long list is split into
+ * several, one after the other, and rows beyond 32 bits are processed in turns. */
 
 #include "base/fault.h"
 #include "device/cuda/part.h"
 
 #include <string.h>
 
-_Static_assert(sizeof(fan_k_sort) <= 4096 && sizeof(((fan_k_sort *)0)->words) >= FAN_MAX_NDIM * sizeof(int64_t),
+_Static_assert(sizeof(fan_k_sort) <= 4096 &&
+                   sizeof(((fan_k_sort *)0)->words) >= FAN_MAX_NDIM * sizeof(int64_t),
                "any number of axes");
 
 /* Memory of a sort. */
@@ -21,14 +23,27 @@ typedef struct scatter_sort {
     int64_t entries; /* of a list, at most */
 } scatter_sort;
 
-static int scatter_bits(uint64_t most) { return most ? 64 - __builtin_clzll(most) : 0; }
+static int scatter_bits(uint64_t most)
+{
+    return most ? 64 - __builtin_clzll(most) : 0;
+}
 
-static int64_t scatter_tiles(int64_t entries) { return (entries + FAN_K_ENTRIES - 1) / FAN_K_ENTRIES; }
+static int64_t scatter_tiles(int64_t entries)
+{
+    return (entries + FAN_K_ENTRIES - 1) / FAN_K_ENTRIES;
+}
 
-static uint64_t scatter_round(uint64_t bytes) { return (bytes + 15) & ~(uint64_t)15; }
+static uint64_t scatter_round(uint64_t bytes)
+{
+    return (bytes + 15) & ~(uint64_t)15;
+}
 
-/* scatter_list_bytes: returns the bytes of a list: rows and their payloads, 4 bytes each at most. */
-static uint64_t scatter_list_bytes(int64_t entries) { return 2 * scatter_round(4 * (uint64_t)entries) + 16; }
+/* scatter_list_bytes: returns the bytes of a list: rows and their payloads, 4 bytes each at
+ * most. */
+static uint64_t scatter_list_bytes(int64_t entries)
+{
+    return 2 * scatter_round(4 * (uint64_t)entries) + 16;
+}
 
 static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entry *form)
 {
@@ -39,8 +54,8 @@ static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entr
 }
 
 /* scatter_sort_run: sorts the entries of `of` by their rows, into its list. */
-static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, fan_k_scatter *of,
-                                   fan_error *err)
+static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort,
+                                   fan_k_scatter *of, fan_error *err)
 {
     fan__launch_ctx quiet = *s; /* no launch here changes the result */
     fan_k_sort a;
@@ -65,7 +80,8 @@ static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort 
     a.entries = of->entries;
     a.tiles = scatter_tiles(of->entries);
     memcpy(a.words, of->words, (size_t)of->coo.sparse * sizeof *a.words);
-    FAN_TRY(fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemsetD8Async(sort->unsorted, 0, 4, s->on),
+    FAN_TRY(fan__cuda_check(s->part,
+                            fan__cuda_api_of(s->part)->MemsetD8Async(sort->unsorted, 0, 4, s->on),
                             "cuMemsetD8Async", err));
     for (int pass = 0; pass < passes; pass++) {
         a.bits = (bits - a.shift + sort->passes - pass - 1) / (sort->passes - pass);
@@ -94,14 +110,16 @@ static bool scatter_dense(const fan_array *a, int first)
     return true;
 }
 
-/* scatter_kernel: returns the kernel for these dtypes, if the entries' layout fits; adapts the arguments `a`, and
- * *threads per entry. */
-static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into,
-                                      const fan_array *values, int64_t *threads)
+/* scatter_kernel: returns the kernel for these dtypes, if the entries' layout fits; adapts the
+ * arguments `a`, and *threads per entry. */
+static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a,
+                                      const fan_array *into, const fan_array *values,
+                                      int64_t *threads)
 {
     size_t which = fan__scatter_for(into->dtype, values->dtype);
     *threads = a->inside;
-    if (a->anywhere || which == FAN__FOLDS || !scatter_dense(into, a->coo.sparse) || !scatter_dense(values, 1))
+    if (a->anywhere || which == FAN__FOLDS || !scatter_dense(into, a->coo.sparse) ||
+        !scatter_dense(values, 1))
         return s->part->scatter;
     int64_t bytes = a->inside * (int64_t)fan_dtype_size(values->dtype);
     uint64_t low = a->into | a->values | (uint64_t)a->value_step | (uint64_t)bytes;
@@ -114,8 +132,8 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
     return s->part->fold_scatter[which];
 }
 
-static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into, const fan_sparse *sp,
-                              fan_error *err)
+static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into,
+                              const fan_sparse *sp, fan_error *err)
 {
     const uint64_t values = a->values, indices = a->coo.indices;
     const int64_t entries = a->entries, most = s->part->cuda->most_entries;
@@ -127,7 +145,8 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
         rows *= (uint64_t)into->shape[i];
     int64_t threads;
     size_t size = fan_dtype_size(sp->values->dtype);
-    bool carried = size <= 4 && sp->values->size == sp->values->shape[0] && !fan__is_anywhere(sp->values);
+    bool carried =
+        size <= 4 && sp->values->size == sp->values->shape[0] && !fan__is_anywhere(sp->values);
     a->entry = (fan_k_entry){.came_size = carried ? (int32_t)size : 4,
                              .values = carried ? fan__address_of(sp->values) : 0,
                              .value_step = sp->values->strides[0]};
@@ -139,7 +158,8 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
         sort.passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
         uint64_t list = scatter_list_bytes(room), digits = (uint64_t)4 << FAN_K_DIGIT,
                  counts = digits * (uint64_t)scatter_tiles(room), lists = sort.passes > 1 ? 2 : 1;
-        FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort.at, err));
+        FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort.at,
+                                  err));
         uint64_t at = sort.at;
         sort.entries = room;
         for (uint64_t i = 0; i < lists; i++, at += list)
@@ -206,7 +226,8 @@ static int64_t *scatter_put_rows(fan_k_scatter *a, const fan_array *into, const 
     return a->words + 3;
 }
 
-fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp, fan_error *err)
+fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp,
+                             fan_error *err)
 {
     fan_k_scatter a;
     const fan_array *values = sp->values;
@@ -223,13 +244,15 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
     a.value_dtype = (int32_t)values->dtype;
     a.anywhere = fan__is_anywhere(into) || fan__is_anywhere(values);
     if (fan__is_anywhere(sp->indices) || (sp->pointers && fan__is_anywhere(sp->pointers)))
-        return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "the indices of a sparse gradient on cuda:%d are not aligned to their size",
                         s->part->index);
     int64_t *at = coo ? scatter_put_coo(&a, into, sp) : scatter_put_rows(&a, into, sp);
     a.inner = values->ndim - 1;
     int first = into->ndim - a.inner; /* 0 for blocks */
     if (2 * a.coo.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many axes for cuda:%d", into->ndim,
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "a sparse gradient of %d axes has too many axes for cuda:%d", into->ndim,
                         s->part->index);
     memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
     memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);

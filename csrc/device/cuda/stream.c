@@ -8,15 +8,16 @@ fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error
     const fan__cuda_stream *q = fan__cuda_queue(s);
     if (q->thread && q->thread != fan_thread_id())
         return fan_fail(err, FAN_ERR_VALUE,
-                        "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can use "
+                        "stream 2 of cuda:%d is the per-thread default stream of another thread, "
+                        "and no call can use "
                         "it on this thread; "
                         "use a stream of your own",
                         s->device->index);
     if (atomic_load_explicit(&q->gone, memory_order_relaxed))
-        return fan_fail_code(
-            err, FAN_ERR_DEVICE, 709,
-            "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
-            (unsigned long long)s->handle, s->device->index);
+        return fan_fail_code(err, FAN_ERR_DEVICE, 709,
+                             "stream %#llx of cuda:%d was destroyed: keep a stream until what was "
+                             "added on it has been taken",
+                             (unsigned long long)s->handle, s->device->index);
     *out = q->handle;
     return FAN_OK;
 }
@@ -32,21 +33,22 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     FAN_TRY(fan__cuda_queue_of(s, &on, err));
     if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
-    /* The legacy stream is never captured, and must not be used while a blocking stream is. This query reports that
-     * (906) and disturbs no capture; work queued on it would. */
+    /* The legacy stream is never captured, and must not be used while a blocking stream is. This
+     * query reports that (906) and disturbs no capture; work queued on it would. */
     fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
     if (fan_cuda_stale(code) && s->handle > 2 && fan__cuda_lives(p))
         atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
     FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCaptureInfo", err));
     if (status == FAN_CU_CAPTURE_BROKEN)
-        return fan_fail_code(err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
-                             (unsigned long long)s->handle, s->device->index, fan__cuda_capture_advice(901));
+        return fan_fail_code(
+            err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
+            (unsigned long long)s->handle, s->device->index, fan__cuda_capture_advice(901));
     *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
     return FAN_OK;
 }
 
-/* stream_among: returns a hold on the stream of a handle in the part's list. One with another id was destroyed, and its
- * handle now belongs to another stream. The part's lock is held. */
+/* stream_among: returns a hold on the stream of a handle in the part's list. One with another id
+ * was destroyed, and its handle now belongs to another stream. The part's lock is held. */
 static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
     for (size_t i = 0; i < p->nstreams; i++) {
@@ -87,7 +89,8 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     q->id = id;
     (void)pthread_mutex_lock(&p->lock);
     other = stream_among(p, handle, thread, id);
-    bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
+    bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1,
+                                     sizeof *p->streams);
     if (!other && !failed)
         p->streams[p->nstreams++] = s;
     (void)pthread_mutex_unlock(&p->lock);
@@ -106,12 +109,12 @@ static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err
     fan_cu_result code = fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of);
     (void)fan__cuda_relax(p, mode);
     FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCtx", err));
-    return of == p->context
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_VALUE,
-                          "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
-                          "context of its own, as the streams of a green context do",
-                          (unsigned long long)handle, p->index);
+    return of == p->context ? FAN_OK
+                            : fan_fail(err, FAN_ERR_VALUE,
+                                       "stream %#llx is not of cuda:%d's primary context: it "
+                                       "belongs to another device, or to a "
+                                       "context of its own, as the streams of a green context do",
+                                       (unsigned long long)handle, p->index);
 }
 
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
@@ -126,7 +129,8 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
         FAN_TRY(fan__cuda_enter(p, &scope, err));
         const fan_cuda_api *api = fan__cuda_api_of(p);
         status = api->has[FAN_CUDA_STREAM_IDS] /* the driver's number of the stream; 0: unknown */
-                     ? fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id), "cuStreamGetId", err)
+                     ? fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, &id),
+                                       "cuStreamGetId", err)
                      : FAN_OK;
         if (status == FAN_OK && !(*out = stream_known(p, handle, thread, id)))
             status = stream_is_of(p, handle, err);
@@ -163,7 +167,8 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     *id = 0;
-    if (!fan__cuda_usable(p) || (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
+    if (!fan__cuda_usable(p) ||
+        (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_acquire)))
         return FAN_OK;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = fan__cuda_capture_of(s, id, NULL, err);
@@ -171,7 +176,8 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return status;
 }
 
-/* capture_stream_for: returns the stream that this capture already uses, or an unused one. The part's lock is held. */
+/* capture_stream_for: returns the stream that this capture already uses, or an unused one. The
+ * part's lock is held. */
 static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t capture)
 {
     fan__capture_stream *idle = NULL;
@@ -201,10 +207,11 @@ static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_err
     if (status == FAN_OK) {
         *handle = (uint64_t)(uintptr_t)made;
         (void)pthread_mutex_lock(&p->lock);
-        bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap, p->ncapture_streams + 1,
-                               sizeof *p->capture_streams);
+        bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap,
+                               p->ncapture_streams + 1, sizeof *p->capture_streams);
         if (!failed)
-            p->capture_streams[p->ncapture_streams++] = (fan__capture_stream){.handle = *handle, .asked = 1};
+            p->capture_streams[p->ncapture_streams++] =
+                (fan__capture_stream){.handle = *handle, .asked = 1};
         (void)pthread_mutex_unlock(&p->lock);
         if (failed) {
             mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -243,16 +250,16 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
     return status;
 }
 
-/* stream_not_captured: refuses calls that the host must not make while s is captured, before the driver is called: so
- * the capture stays valid. */
+/* stream_not_captured: refuses calls that the host must not make while s is captured, before the
+ * driver is called: so the capture stays valid. */
 static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error *err)
 {
     uint64_t id;
     FAN_TRY(fan__cuda_capture_of(s, &id, NULL, err));
-    return id ? fan_fail_code(
-                    err, FAN_ERR_CAPTURE, 900,
-                    "stream %#llx of cuda:%d is captured and cannot be %s: do it before the capture, or after it",
-                    (unsigned long long)s->handle, s->device->index, what)
+    return id ? fan_fail_code(err, FAN_ERR_CAPTURE, 900,
+                              "stream %#llx of cuda:%d is captured and cannot be %s: do it before "
+                              "the capture, or after it",
+                              (unsigned long long)s->handle, s->device->index, what)
               : FAN_OK;
 }
 
@@ -260,7 +267,8 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
 {
     bool more = true, captured = false;
     fan_error mine = {.status = FAN_OK};
-    fan_stream *legacy = fan__cuda_current(&p->device); /* it covers blocking streams that fanin has not met */
+    /* it covers blocking streams that fanin has not met */
+    fan_stream *legacy = fan__cuda_current(&p->device);
     for (size_t i = 0; more && !captured; i++) {
         (void)pthread_mutex_lock(&p->lock);
         more = i < p->nstreams;
@@ -287,12 +295,14 @@ void fan__cuda_await_gone(fan_cuda_part *p)
         some |= atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed);
     (void)pthread_mutex_unlock(&p->lock);
     if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK ||
-        fan__cuda_check(p, fan__cuda_api_of(p)->CtxSynchronize(), "cuCtxSynchronize", NULL) != FAN_OK)
+        fan__cuda_check(p, fan__cuda_api_of(p)->CtxSynchronize(), "cuCtxSynchronize", NULL) !=
+            FAN_OK)
         return;
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nstreams; i++)
         if (atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed))
-            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true, memory_order_release);
+            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true,
+                                  memory_order_release);
     (void)pthread_mutex_unlock(&p->lock);
 }
 
@@ -304,8 +314,8 @@ fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
     fan_status status;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     if (fan__cuda_queue(s)->thread && fan__cuda_queue(s)->thread != fan_thread_id()) {
-        /* Another thread's own stream: the legacy stream waits for all such streams and disturbs no capture; if it must
-         * not be used, nothing can wait. */
+        /* Another thread's own stream: the legacy stream waits for all such streams and disturbs no
+         * capture; if it must not be used, nothing can wait. */
         fan_stream *legacy = fan__cuda_current(&p->device);
         uint64_t id;
         status = legacy ? fan__cuda_capture_of(legacy, &id, NULL, err)
@@ -332,7 +342,8 @@ fan_status fan__cuda_event_init(fan_event *e, fan_error *err)
     fan_cu_event made = NULL;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status =
-        fan__cuda_check(p, fan__cuda_api_of(p)->EventCreate(&made, FAN_CU_EVENT_DISABLE_TIMING), "cuEventCreate", err);
+        fan__cuda_check(p, fan__cuda_api_of(p)->EventCreate(&made, FAN_CU_EVENT_DISABLE_TIMING),
+                        "cuEventCreate", err);
     fan__cuda_leave(&scope);
     e->impl = made;
     return status;
@@ -360,7 +371,8 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = FAN_FAULT(CUDA_NO_RECORD)
                             ? FAN_OK
-                            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(e->impl, on), "cuEventRecord", err);
+                            : fan__cuda_check(p, fan__cuda_api_of(p)->EventRecord(e->impl, on),
+                                              "cuEventRecord", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -369,8 +381,10 @@ fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
 {
     uint64_t capture = 0;
     FAN_TRY(fan__cuda_record(e, s, err));
-    FAN_TRY(fan__cuda_capture(s, &capture, err)); /* after the record: another thread may have begun a capture */
-    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907, "a capture of the stream began: the event may be in it")
+    /* after the record: another thread may have begun a capture */
+    FAN_TRY(fan__cuda_capture(s, &capture, err));
+    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907,
+                                   "a capture of the stream began: the event may be in it")
                    : FAN_OK;
 }
 
@@ -388,7 +402,8 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
     fan_status status =
         FAN_FAULT(CUDA_NO_WAIT)
             ? FAN_OK
-            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0), "cuStreamWaitEvent", err);
+            : fan__cuda_check(p, fan__cuda_api_of(p)->StreamWaitEvent(on, e->impl, 0),
+                              "cuStreamWaitEvent", err);
     fan__cuda_leave(&scope);
     return status;
 }
@@ -398,13 +413,12 @@ static fan_status event_free_to_ask(fan_event *e, fan_error *err)
     (void)pthread_mutex_lock(&e->device->lock); /* another thread may be recording it */
     bool captured = e->capture != 0;
     (void)pthread_mutex_unlock(&e->device->lock);
-    return captured
-               ? fan_fail_code(
-                     err, FAN_ERR_CAPTURE, 907,
-                     "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
-                     "inside the capture alone",
-                     e->device->index)
-               : FAN_OK;
+    return captured ? fan_fail_code(err, FAN_ERR_CAPTURE, 907,
+                                    "the event was recorded on a captured stream of cuda:%d: it "
+                                    "has no time, and can be waited for "
+                                    "inside the capture alone",
+                                    e->device->index)
+                    : FAN_OK;
 }
 
 fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
@@ -417,7 +431,8 @@ fan_status fan__cuda_query(fan_event *e, bool *done, fan_error *err)
     fan_cu_result code = fan__cuda_api_of(p)->EventQuery(e->impl);
     (void)fan__cuda_relax(p, mode);
     *done = code == 0;
-    fan_status status = code == FAN_CU_NOT_READY ? FAN_OK : fan__cuda_check(p, code, "cuEventQuery", err);
+    fan_status status =
+        code == FAN_CU_NOT_READY ? FAN_OK : fan__cuda_check(p, code, "cuEventQuery", err);
     fan__cuda_leave(&scope);
     return status;
 }

@@ -1,13 +1,15 @@
 /* Sums, and their statistics.
  *
- * Gap-free sources of one dtype, the first of which may be a running sum in the accumulation dtype, are one fold;
- * anything else is one launch of fan_any, whose arguments hold as many sources as fit; with more sources, a running sum
- * in the last accumulation dtype is the first source of the next launch. It is in the result itself if that has its
- * dtype and no later source overlaps it, else in scratch memory.
+ * Gap-free sources of one dtype, the first of which may be a running sum in the accumulation dtype,
+ * are one fold; anything else is one launch of fan_any, whose arguments hold as many sources as
+ * fit; with more sources, a running sum in the last accumulation dtype is the first source of the
+ * next launch. It is in the result itself if that has its dtype and no later source overlaps it,
+ * else in scratch memory.
  *
- * The launch that sums also collects the statistics: each block writes a row after the result's figures, and a small
- * launch adds the rows up (array/device_stats.h). So there is no scratch memory to free, and no wait. If a sum takes
- * several launches, each checks its operands for non-finite elements; the figures of the last one are the result's. */
+ * The launch that sums also collects the statistics: each block writes a row after the result's
+ * figures, and a small launch adds the rows up (array/device_stats.h). So there is no scratch
+ * memory to free, and no wait. If a sum takes several launches, each checks its operands for
+ * non-finite elements; the figures of the last one are the result's. */
 
 #include "array/extents.h"
 #include "array/nditer.h"
@@ -23,12 +25,15 @@ _Static_assert(sizeof(fan_device_stats) == 8 * FAN_STATS_WORDS &&
                    sizeof(fan_stats_partial) == 8 * FAN_STATS_PARTIAL_WORDS,
                "figures are words");
 
-static uint64_t sum_rows_of(const fan_stats_out *g) { return fan__address_of(g->words) + sizeof(fan_device_stats); }
+static uint64_t sum_rows_of(const fan_stats_out *g)
+{
+    return fan__address_of(g->words) + sizeof(fan_device_stats);
+}
 
-/* sum_stats_rows: adds up the rows of `size` elements. `from`: the operand that is the first source of this launch;
- * `more`: an earlier launch has measured the operands before it. */
-static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t size, size_t from, size_t n, bool more,
-                                 fan_error *err)
+/* sum_stats_rows: adds up the rows of `size` elements. `from`: the operand that is the first source
+ * of this launch; `more`: an earlier launch has measured the operands before it. */
+static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t size, size_t from,
+                                 size_t n, bool more, fan_error *err)
 {
     const fan_stats_out *g = s->stats_out;
     fan_k_stats_end a;
@@ -43,8 +48,8 @@ static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t
     return fan__launch_blocks(s, s->part->fold_stats_end, 1, &a, err);
 }
 
-static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_array *out, const fan_operand *in,
-                           size_t n, const fan_scale *scale, fan_error *err)
+static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_array *out,
+                           const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
 {
     fan_k_fold a;
     uint64_t low = 0;
@@ -85,15 +90,16 @@ typedef struct sum_source {
     bool walked, anywhere;
 } sum_source;
 
-static void sum_put_strides(int64_t *words, const fan_nditer *w, const int64_t *strides, bool walked)
+static void sum_put_strides(int64_t *words, const fan_nditer *w, const int64_t *strides,
+                            bool walked)
 {
     for (int i = 0; i < w->ndim; i++)
         words[i] = walked ? strides[i] : strides[w->axis[i]];
 }
 
 /* sum_any_args: sets the arguments of fan_any and its like. */
-static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_source *in, size_t n, const char *factor,
-                         fan_k_any *args)
+static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_source *in, size_t n,
+                         const char *factor, fan_k_any *args)
 {
     fan_k_any a;
     memset(&a, 0, sizeof a);
@@ -124,9 +130,11 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
     *args = a;
 }
 
-/* sum_any: launches fan_any. `begun`: how many operands earlier launches have summed into the first source. */
-static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const sum_source *out, const sum_source *in,
-                          size_t n, size_t begun, const char *factor, fan_error *err)
+/* sum_any: launches fan_any. `begun`: how many operands earlier launches have summed into the first
+ * source. */
+static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const sum_source *out,
+                          const sum_source *in, size_t n, size_t begun, const char *factor,
+                          fan_error *err)
 {
     fan_k_any a;
     sum_any_args(w, out, in, n, factor, &a);
@@ -148,8 +156,10 @@ static sum_source sum_source_of(const fan_array *a, fan_dtype acc)
                         .anywhere = fan__is_anywhere(a)};
 }
 
-/* sum_keeps: returns whether a running sum of dtype acc may be in `out` while in[from..n) are still to be read. */
-static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from, size_t n)
+/* sum_keeps: returns whether a running sum of dtype acc may be in `out` while in[from..n) are still
+ * to be read. */
+static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from,
+                      size_t n)
 {
     for (size_t k = from; k < n; k++)
         if (!fan_array_extents_disjoint(out, in[k].array))
@@ -158,7 +168,8 @@ static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in
 }
 
 static fan_status sum_in_groups(const fan__launch_ctx *s, const fan_nditer *w, const fan_array *out,
-                                const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+                                const fan_operand *in, size_t n, const fan_scale *scale,
+                                fan_error *err)
 {
     sum_source here[FAN_K_WORDS / 2], running = {.address = 0}, target;
     sum_source to = sum_source_of(out, FAN_DT_NONE);
@@ -205,8 +216,8 @@ done:
     return status;
 }
 
-fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in, size_t n,
-                         const fan_scale *scale, fan_error *err)
+fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in,
+                         size_t n, const fan_scale *scale, fan_error *err)
 {
     fan_nditer w;
     if (out->size == 0)
@@ -216,19 +227,22 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const f
         fan_nditer_also(&w, in[k].array);
     fan_nditer_ready(&w);
     size_t which = fan__fold_for(out, in, n, scale && scale->on, &w);
-    if (which == FAN__FOLDS || (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE)))
+    if (which == FAN__FOLDS ||
+        (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE)))
         return sum_in_groups(s, &w, out, in, n, scale, err);
     return sum_fold(s, which, out, in, n, scale, err);
 }
 
-fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                          fan_error *err)
 {
     return fan__cuda_sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
 }
 
-/* sum_find_first_nonfinite: if the sum has an inf or a NaN, and its contribution was not found yet: checks whether it
- * was `of`. */
-static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_array *of, int64_t key, fan_error *err)
+/* sum_find_first_nonfinite: if the sum has an inf or a NaN, and its contribution was not found yet:
+ * checks whether it was `of`. */
+static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_array *of,
+                                           int64_t key, fan_error *err)
 {
     fan_k_any a;
     fan_nditer w;
@@ -237,7 +251,8 @@ static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_a
         return FAN_OK;
     fan_nditer_begin(&w, of, false);
     fan_nditer_ready(&w);
-    sum_source in = sum_source_of(of, of->dtype), nowhere = {.dtype = of->dtype, .strides = of->strides};
+    sum_source in = sum_source_of(of, of->dtype),
+               nowhere = {.dtype = of->dtype, .strides = of->strides};
     sum_any_args(&w, &nowhere, &in, 1, NULL, &a);
     a.rows = fan__address_of(s->stats_out->words);
     memcpy(&a.factor[0], &key, sizeof key);
@@ -248,7 +263,8 @@ fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *
 {
     const fan_array *of = job->in[0].array;
     s->blind = true;
-    FAN_TRY(fan__cuda_sum(s, of, &(fan_operand){.array = of, .acc = fan_dtype_accumulate(of->dtype)}, 1, NULL, err));
+    FAN_TRY(fan__cuda_sum(
+        s, of, &(fan_operand){.array = of, .acc = fan_dtype_accumulate(of->dtype)}, 1, NULL, err));
     for (size_t k = 1; k < job->n; k++)
         FAN_TRY(sum_find_first_nonfinite(s, job->in[k].array, job->stats_out->keys[k], err));
     return FAN_OK;
@@ -262,19 +278,21 @@ fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_er
     if (!fan_array_dense(out))
         return fan__cuda_sum(s, out, NULL, 0, NULL, err);
     fan_array_reach(out, &lo, &hi);
-    return fan__cuda_check(
-        s->part,
-        fan__cuda_api_of(s->part)->MemsetD8Async(fan__address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on),
-        "cuMemsetD8Async", err);
+    return fan__cuda_check(s->part,
+                           fan__cuda_api_of(s->part)->MemsetD8Async(
+                               fan__address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on),
+                           "cuMemsetD8Async", err);
 }
 
 /* Sums over axes.
  *
- * The order of the terms is D7's: it depends on the shape alone, so the results are bitwise those of the CPU. One
- * launch makes all lanes of all groups; or all groups, if the result has enough elements to keep the GPU busy, so that
- * lanes need no memory. Then each launch sums runs of the previous one's results, until one number per element is left.
- * Intermediate results are at most 1/256 of the input, and neighbouring threads read neighbouring ones. */
-#define MOST_LEVELS 10                    /* 8192 * 256^7 is more than 2^63, and one launch for the lanes */
+ * The order of the terms is D7's: it depends on the shape alone, so the results are bitwise those
+ * of the CPU. One launch makes all lanes of all groups; or all groups, if the result has enough
+ * elements to keep the GPU busy, so that lanes need no memory. Then each launch sums runs of the
+ * previous one's results, until one number per element is left. Intermediate results are at most
+ * 1/256 of the input, and neighbouring threads read neighbouring ones. */
+/* 8192 * 256^7 is more than 2^63, and one launch for the lanes */
+#define MOST_LEVELS 10
 #define THREADS_WANTED ((int64_t)1 << 16) /* enough threads to keep a GPU busy */
 
 /* Some axes of an array, with neighbours joined if every stride allows it. */
@@ -308,8 +326,8 @@ static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const redu
     memcpy(at + go->n, go->in, gone);
 }
 
-static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, reduce_axes *stay, size_t which,
-                                  uint64_t *scratch, fan_error *err)
+static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, reduce_axes *stay,
+                                  size_t which, uint64_t *scratch, fan_error *err)
 {
     uint64_t out = a->out;
     int64_t size = (int64_t)fan_dtype_size((fan_dtype)a->acc);
@@ -317,14 +335,16 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
         a->last = a->runs == 1;
         a->out = out;
         if (!a->last) {
-            FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(a->numbers * a->runs * size), &scratch[level], err));
+            FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(a->numbers * a->runs * size),
+                                      &scratch[level], err));
             a->out = scratch[level];
         }
         FAN_TRY(fan__launch_threads(s, s->part->reduce[which], a->numbers * a->runs, a, err));
         if (a->last)
             return FAN_OK;
         bool lanes = a->lanes && !a->whole;
-        reduce_axes left = {.n = a->runs > 1, .extent = {a->runs}, .in = {a->across ? a->numbers * size : size}};
+        reduce_axes left = {
+            .n = a->runs > 1, .extent = {a->runs}, .in = {a->across ? a->numbers * size : size}};
         a->in_part = a->across ? size : a->runs * size;
         int64_t step = a->in_part * a->parts;
         for (int i = stay->n - 1; i >= 0; i--) {
@@ -346,7 +366,8 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
     }
 }
 
-static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out,
+                                  const fan_array *in, fan_error *err)
 {
     fan_k_reduce a;
     reduce_axes stay, go;
@@ -372,7 +393,9 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
     a.numbers = out->size * a.parts;
     a.terms = in->size / out->size;
     a.acc = (int32_t)(a.parts == 2 ? FAN_DT_FLOAT64 : fan_reduce_dtype(in->dtype));
-    a.to = (int32_t)(a.parts == 1 ? out->dtype : out->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64);
+    a.to = (int32_t)(a.parts == 1                     ? out->dtype
+                     : out->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32
+                                                      : FAN_DT_FLOAT64);
     a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
     a.across = stay.n && (!go.n || llabs(stay.in[stay.n - 1]) <= llabs(go.in[go.n - 1]));
     int64_t groups = (a.terms - 1) / FAN_K_GROUP + 1, over = a.terms - (groups - 1) * FAN_K_GROUP;
@@ -383,7 +406,8 @@ static fan_status reduce_as_it_is(const fan__launch_ctx *s, const fan_array *out
         a.whole = a.numbers >= THREADS_WANTED / groups;
         a.runs = groups;
         if (!a.whole)
-            a.runs = ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
+            a.runs =
+                ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
     }
     fan_status status = reduce_launches(s, &a, &stay, fan__reduce_for(in->dtype), scratch, err);
     for (int i = 0; i < MOST_LEVELS && scratch[i]; i++)
@@ -418,12 +442,15 @@ static fan_status copy_twin_begin(copy_twin *t, const fan_array *of, fan_error *
     return FAN_OK;
 }
 
-static void copy_twin_end(copy_twin *t) { fan_free_data(t->bytes, t->size); }
+static void copy_twin_end(copy_twin *t)
+{
+    fan_free_data(t->bytes, t->size);
+}
 
-/* copy_packed: makes memory for `like` in a dtype without gaps, in scratch memory of the stream; its dims are in
- * room[2 * FAN_MAX_NDIM]. */
-static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_dtype dtype, fan_array *out,
-                              int64_t *room, fan_error *err)
+/* copy_packed: makes memory for `like` in a dtype without gaps, in scratch memory of the stream;
+ * its dims are in room[2 * FAN_MAX_NDIM]. */
+static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_dtype dtype,
+                              fan_array *out, int64_t *room, fan_error *err)
 {
     uint64_t at = 0;
     FAN_TRY(fan__cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(dtype), &at, err));
@@ -439,12 +466,13 @@ static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, f
     return FAN_OK;
 }
 
-fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_dtype dtype,
-                            fan_error *err)
+fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                            fan_dtype dtype, fan_error *err)
 {
     if (dtype == in->dtype || out->size == 0 || in->size == 0)
         return reduce_as_it_is(s, out, in, err);
-    /* The kernels read one dtype: the elements are rounded in scratch memory first, along an expanded axis once. */
+    /* The kernels read one dtype: the elements are rounded in scratch memory first, along an
+     * expanded axis once. */
     fan_array base = *in;
     fan_array rounded;
     int64_t shape[FAN_MAX_NDIM], room[2 * FAN_MAX_NDIM];
@@ -470,17 +498,21 @@ fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, cons
     return status;
 }
 
-/* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself reads such memory. */
-static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+/* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself
+ * reads such memory. */
+static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes,
+                            fan_error *err)
 {
     int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
     fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
     (void)fan__cuda_relax(s->part, mode);
     FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
-    return s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST) ? fan__cuda_pass(s->part, s->on, err) : FAN_OK;
+    return s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST) ? fan__cuda_pass(s->part, s->on, err)
+                                                              : FAN_OK;
 }
 
-fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in,
+                            fan_error *err)
 {
     fan_status status;
     copy_twin t = {.bytes = NULL};
@@ -504,7 +536,8 @@ done:
     return status;
 }
 
-fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src, fan_error *err)
+fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src,
+                              fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(s->part);
     fan_status status;
@@ -523,7 +556,8 @@ fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, co
     }
     FAN_GO(copy_twin_begin(&t, src, err));
     int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
+    fan_cu_result code =
+        api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
     (void)fan__cuda_relax(s->part, mode);
     FAN_GO(fan__cuda_check(s->part, code, "cuMemcpyDtoHAsync", err));
     FAN_GO(fan__cuda_pass(s->part, s->on, err));
@@ -549,7 +583,9 @@ fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_err
         in[k] = (fan_operand){.array = made[k], .acc = job->in[k].acc};
     }
     FAN_GO(fan_array_new(job->out->dtype, job->out->ndim, job->out->shape, job->out, &sum_, err));
-    fan_job_run(&(fan_job){.kind = FAN_JOB_EXACT, .out = sum_, .in = in, .n = job->n, .scale = job->scale}, true);
+    fan_job_run(
+        &(fan_job){.kind = FAN_JOB_EXACT, .out = sum_, .in = in, .n = job->n, .scale = job->scale},
+        true);
     status = fan__cuda_upload(s, job->out, sum_, err);
 done:
     for (size_t k = 0; made && k < job->n; k++)

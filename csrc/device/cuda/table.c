@@ -41,11 +41,18 @@ static void table_in_child(void)
     (void)pthread_mutex_init(&table_making, NULL);
 }
 
-static fan_fork table_fork = {.lock = table_lock_all, .unlock = table_unlock_all, .child = table_in_child};
+static fan_fork table_fork = {
+    .lock = table_lock_all, .unlock = table_unlock_all, .child = table_in_child};
 
-static bool table_lost(fan_device *d) { return !fan__cuda_usable(fan__cuda_part_of(d)); }
+static bool table_lost(fan_device *d)
+{
+    return !fan__cuda_usable(fan__cuda_part_of(d));
+}
 
-static uint64_t table_left_out(fan_device *d) { return fan__cuda_part_of(d)->cuda->left_out; }
+static uint64_t table_left_out(fan_device *d)
+{
+    return fan__cuda_part_of(d)->cuda->left_out;
+}
 
 static void table_fini(fan_device *d);
 
@@ -144,7 +151,10 @@ static void table_free(fan_cuda *c)
     fan_free(c);
 }
 
-static void table_fini(fan_device *d) { table_free(fan__cuda_part_of(d)->cuda); }
+static void table_fini(fan_device *d)
+{
+    table_free(fan__cuda_part_of(d)->cuda);
+}
 
 fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
 {
@@ -209,9 +219,15 @@ void fan_cuda_drop(fan_cuda *c)
         table_free(c);
 }
 
-const fan_cuda_api *fan_cuda_driver(const fan_cuda *c) { return &c->api; }
+const fan_cuda_api *fan_cuda_driver(const fan_cuda *c)
+{
+    return &c->api;
+}
 
-int fan_cuda_count(const fan_cuda *c) { return c->count; }
+int fan_cuda_count(const fan_cuda *c)
+{
+    return c->count;
+}
 
 int fan_cuda_holding(fan_cuda *c, uint64_t address)
 {
@@ -232,7 +248,8 @@ int fan_cuda_here(fan_cuda *c)
     if (fan__cuda_forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
         return -1;
     for (int i = 0; i < c->count; i++)
-        if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) && c->parts[i].context == now)
+        if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) &&
+            c->parts[i].context == now)
             return i;
     return -1;
 }
@@ -242,7 +259,8 @@ bool fan_cuda_active(fan_cuda *c, int index)
     fan_cu_device ordinal;
     unsigned flags = 0;
     int active = 0;
-    return !fan__cuda_forked(c) && index >= 0 && index < c->count && c->api.DeviceGet(&ordinal, index) == 0 &&
+    return !fan__cuda_forked(c) && index >= 0 && index < c->count &&
+           c->api.DeviceGet(&ordinal, index) == 0 &&
            c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
 }
 
@@ -254,22 +272,27 @@ void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows)
 }
 #endif
 
-void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
-
-static fan_status table_ask(fan_cuda_part *p, fan_cu_device ordinal, int which, int *out, fan_error *err)
+void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits)
 {
-    return fan__cuda_check(p, fan__cuda_api_of(p)->DeviceGetAttribute(out, which, ordinal), "cuDeviceGetAttribute",
-                           err);
+    c->left_out = plan_bits;
 }
 
-static fan_status table_ask_compute(fan_cuda_part *p, fan_cu_device ordinal, int *major, int *minor, fan_error *err)
+static fan_status table_ask(fan_cuda_part *p, fan_cu_device ordinal, int which, int *out,
+                            fan_error *err)
+{
+    return fan__cuda_check(p, fan__cuda_api_of(p)->DeviceGetAttribute(out, which, ordinal),
+                           "cuDeviceGetAttribute", err);
+}
+
+static fan_status table_ask_compute(fan_cuda_part *p, fan_cu_device ordinal, int *major, int *minor,
+                                    fan_error *err)
 {
     FAN_TRY(table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MAJOR, major, err));
     return table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MINOR, minor, err);
 }
 
-/* table_make_ready: makes context, kernels and pool. Call without the part's lock: fan__cuda_check takes it on
- * failure. */
+/* table_make_ready: makes context, kernels and pool. Call without the part's lock: fan__cuda_check
+ * takes it on failure. */
 static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -281,17 +304,21 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     p->compute = 10 * major + minor;
     p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
     if (p->image.wanted)
-        FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: the build embedded none", p->index));
-    FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
+        FAN_GO(fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: the build embedded none",
+                        p->index));
+    FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal),
+                           "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, &reads, err));
     p->reads_host = reads != 0;
-    FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
-    /* A pool of our own: a device's default pool is shared by all libraries, and frees its memory at each
-     * synchronization, unless told to keep some. Without pools, memory is plain. */
-    fan_cu_pool_props props = {
-        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->index};
+    FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING),
+                           "cuStreamCreate", err));
+    /* A pool of our own: a device's default pool is shared by all libraries, and frees its memory
+     * at each synchronization, unless told to keep some. Without pools, memory is plain. */
+    fan_cu_pool_props props = {.allocation = FAN_CU_ALLOCATION_PINNED,
+                               .location = FAN_CU_LOCATION_DEVICE,
+                               .device = p->index};
     uint64_t keep = fan_pool_get().limit;
     int pools = 0;
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MEMORY_POOLS, &pools, err));
@@ -300,8 +327,9 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
         if (code != FAN_CU_NOT_SUPPORTED) {
             FAN_GO(fan__cuda_check(p, code, "cuMemPoolCreate", err));
             p->pools = true;
-            FAN_GO(fan__cuda_check(p, api->MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
-                                   "cuMemPoolSetAttribute", err));
+            FAN_GO(fan__cuda_check(
+                p, api->MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+                "cuMemPoolSetAttribute", err));
         }
     }
     FAN_GO(fan__cuda_load_kernels(p, err));
@@ -316,8 +344,8 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
     *out = NULL;
     *wants = 0;
     if (index < 0 || index >= c->count)
-        return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index, c->count,
-                        c->count == 1 ? "" : "s");
+        return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index,
+                        c->count, c->count == 1 ? "" : "s");
     fan_cuda_part *p = &c->parts[index];
     if (fan__cuda_forked(c))
         return fan__cuda_refuse_child(p, err);
@@ -327,11 +355,13 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants,
     if (!ready && !fan__cuda_usable(p)) {
         status = fan__cuda_refuse_dead(p, err);
     } else if (!ready) {
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* another thread may be capturing */
+        /* another thread may be capturing */
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
         p->image.wanted = false;
         status = table_make_ready(p, err);
         (void)fan__cuda_relax(p, mode);
-        /* Here: without the lock, another thread could give kernels between the failure and the question. */
+        /* Here: without the lock, another thread could give kernels between the failure and the
+         * question. */
         *wants = status != FAN_OK && p->image.wanted ? p->compute : 0;
         if (status != FAN_OK && fan__cuda_usable(p))
             table_part_fini(p);
@@ -349,8 +379,8 @@ const char *fan_cuda_kernels(const fan_cuda *c, int index)
     return atomic_load_explicit(&p->ready, memory_order_acquire) ? p->loaded : NULL;
 }
 
-fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes, const char *words,
-                                 fan_error *err)
+fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes,
+                                 const char *words, fan_error *err)
 {
     fan_cuda_part *p = &c->parts[index];
     char *copy = fan_calloc(bytes + 1); /* PTX is text that ends with a zero */
@@ -377,7 +407,8 @@ fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan
     if (fan__cuda_forked(c))
         return fan__cuda_refuse_child(p, err);
     FAN_TRY(fan__cuda_check(p, c->api.DeviceGet(&ordinal, index), "cuDeviceGet", err));
-    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetName(name, (int)sizeof name, ordinal), "cuDeviceGetName", err));
+    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetName(name, (int)sizeof name, ordinal),
+                            "cuDeviceGetName", err));
     FAN_TRY(table_ask_compute(p, ordinal, &major, &minor, err));
     snprintf(buf, size, "%s, compute %d.%d", name, major, minor);
     return FAN_OK;

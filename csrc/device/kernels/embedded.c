@@ -1,5 +1,5 @@
-/* The kernels that the build embeds: setup.py has build.py write device/kernels/embedded.h and defines FAN_EMBEDDED.
- * C programs of the tests are compiled without them. */
+/* The kernels that the build embeds: setup.py has build.py write device/kernels/embedded.h and
+ * defines FAN_EMBEDDED. C programs of the tests are compiled without them. */
 #include "device/kernels/image.h"
 
 #ifdef FAN_EMBEDDED

@@ -1,17 +1,19 @@
-/* kernels: the kernels of the CUDA backend. nvcc and NVRTC compile them as CUDA C, and a C compiler for the
- * fake driver, which defines the macros below in its own way: then a kernel is a function that is called once for each
- * thread.
+/* kernels: the kernels of the CUDA backend. nvcc and NVRTC compile them as CUDA C, and a C compiler
+ * for the fake driver, which defines the macros below in its own way: then a kernel is a function
+ * that is called once for each thread.
  *
- * Results are bitwise those of the CPU: the same left fold for each element, the same roundings (array/lowp.h), no
- * contraction (-fmad=false), no flushing, no atomics except for counting. One thread reads an element from all sources
- * before it writes it, so the result may overlap a source exactly.
+ * Results are bitwise those of the CPU: the same left fold for each element, the same roundings
+ * (array/lowp.h), no contraction (-fmad=false), no flushing, no atomics except for counting. One
+ * thread reads an element from all sources before it writes it, so the result may overlap a source
+ * exactly.
  *
- * Title: Two ways. Gap-free sources of one dtype have a fold kernel for each kind of number, 16 bytes at a time, and
- * one that does many such sums. Anything else goes through fan_any: a number of any dtype is converted to one of four
- * wide forms that hold it exactly, as in array/convert.c, and each dtype converts from them with one rounding.
+ * Title: Two ways. Gap-free sources of one dtype have a fold kernel for each kind of number, 16
+ * bytes at a time, and one that does many such sums. Anything else goes through fan_any: a number
+ * of any dtype is converted to one of four wide forms that hold it exactly, as in array/convert.c,
+ * and each dtype converts from them with one rounding.
  *
- * NVRTC or nvcc compiles it when a device is first used (fanin._kernels), or nvcc at build. NVRTC has no C library: a
- * name of it that is used here for the first time is added to HEADERS there. */
+ * NVRTC or nvcc compiles it when a device is first used (fanin._kernels), or nvcc at build. NVRTC
+ * has no C library: a name of it that is used here for the first time is added to HEADERS there. */
 #include "array/dtype.h"
 #include "array/lowp.h"
 #include "array/device_stats.h"
@@ -43,8 +45,8 @@ typedef uint4 sixteen;
 
 /* ---- Folds of gap-free numbers ---- */
 
-/* X(name, in memory, as a number, in, a plus b, a times b, out, the neutral element of +, whether four are converted at
- * once) */
+/* X(name, in memory, as a number, in, a plus b, a times b, out, the neutral element of +, whether
+ * four are converted at once) */
 #define NUMBER_LIST(X)                                                                           \
     X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 0, each)                                 \
     X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 0, each)                \
@@ -77,7 +79,8 @@ DEVICE inline sixteen sixteen_of(uint64_t p, int64_t v)
 #endif
 }
 
-/* sixteen_at: the same for an address that is a multiple of a number's size; unless RAGGED, of 16. */
+/* sixteen_at: the same for an address that is a multiple of a number's size; unless RAGGED, of
+ * 16. */
 DEVICE inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
 {
     union {
@@ -116,103 +119,124 @@ DEVICE inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
             sum->each[i + j] = plus_##K(sum->each[i + j], four[j]); \
     }
 
-/* A PIECE is 16 bytes of a source, a SUM its numbers in the accumulation type. FIRST_WIDE: the first source has those,
- * as a running sum; OUT_WIDE: the result has. All loads of a group precede the first use. */
-#define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                    \
-    enum { PER_##K = 16 / sizeof(MEM), SIXTEENS_##K = sizeof(T) / sizeof(MEM) };                                 \
-    typedef union piece_##K {                                                                                    \
-        sixteen all;                                                                                             \
-        uint32_t words[4];                                                                                       \
-        MEM each[PER_##K];                                                                                       \
-    } piece_##K;                                                                                                 \
-    typedef union sum_##K {                                                                                      \
-        sixteen all[SIXTEENS_##K];                                                                               \
-        T each[PER_##K];                                                                                         \
-    } sum_##K;                                                                                                   \
-    DEVICE inline T up_##K(MEM x) { return UP; }                                                                 \
-    DEVICE inline T plus_##K(T a, T b) { return PLUS; }                                                          \
-    DEVICE inline T times_##K(T a, T b) { return TIMES; }                                                        \
-    DEVICE inline MEM down_##K(T x) { return DOWN; }                                                             \
-    DEVICE inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }           \
-    DEVICE inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                        \
-    /* fold_pieces: sums the v-th piece of all sources; `m` of them, `pitch` from each other. */                 \
-    DEVICE inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t pitch, \
-                                       int flags, bool ragged)                                                   \
-    {                                                                                                            \
-        piece_##K ahead[AHEAD][2];                                                                               \
-        int k = 0;                                                                                               \
-        for (int j = 0; j < m; j++)                                                                              \
-            if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                                \
-                for (int i = 0; i < SIXTEENS_##K; i++)                                                           \
-                    sum[j].all[i] = sixteen_at(in[0], (v + j * pitch) * SIXTEENS_##K + i, sizeof(T), ragged);    \
-                k = 1;                                                                                           \
-            } else {                                                                                             \
-                for (int i = 0; i < PER_##K; i++)                                                                \
-                    sum[j].each[i] = NOTHING;                                                                    \
-            }                                                                                                    \
-        UNROLL(1)                                                                                                \
-        for (; k + AHEAD <= n; k += AHEAD) {                                                                     \
-            for (int i = 0; i < AHEAD; i++)                                                                      \
-                for (int j = 0; j < m; j++)                                                                      \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);                 \
-            for (int i = 0; i < AHEAD; i++)                                                                      \
-                for (int j = 0; j < m; j++)                                                                      \
-                    add_piece_##K(&sum[j], &ahead[i][j]);                                                        \
-        }                                                                                                        \
-        for (int i = 0; i < AHEAD - 1; i++)                                                                      \
-            for (int j = 0; j < m; j++)                                                                          \
-                if (k + i < n)                                                                                   \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);                 \
-        for (int i = 0; i < AHEAD - 1; i++)                                                                      \
-            for (int j = 0; j < m; j++)                                                                          \
-                if (k + i < n)                                                                                   \
-                    add_piece_##K(&sum[j], &ahead[i][j]);                                                        \
-    }                                                                                                            \
-    DEVICE inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                                \
-    {                                                                                                            \
-        bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                                              \
-        T one = wide ? ITEM(const T, in[0], i) : up_##K(ITEM(const MEM, in[0], i));                              \
-        UNROLL(AHEAD)                                                                                            \
-        for (int k = 1; k < n; k++)                                                                              \
-            one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                                              \
-        return one;                                                                                              \
-    }                                                                                                            \
-    /* round_piece: rounds the sum for memory, unless OUT_WIDE. */                                               \
-    DEVICE inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                                         \
-    {                                                                                                            \
-        for (int i = 0; i < PER_##K; i++)                                                                        \
-            x->each[i] = down_##K(sum->each[i]);                                                                 \
-    }                                                                                                            \
-    DEVICE inline void write_piece_##K(uint64_t out, const sum_##K *sum, int64_t v, int flags, bool ragged)      \
-    {                                                                                                            \
-        piece_##K x;                                                                                             \
-        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                                      \
-            if (!ragged || (out & 15) == 0)                                                                      \
-                for (int i = 0; i < SIXTEENS_##K; i++)                                                           \
-                    ITEM(sixteen, out, v * SIXTEENS_##K + i) = sum->all[i];                                      \
-            else                                                                                                 \
-                for (int i = 0; i < PER_##K; i++)                                                                \
-                    ITEM(T, out, v * PER_##K + i) = sum->each[i];                                                \
-            return;                                                                                              \
-        }                                                                                                        \
-        round_piece_##K(&x, sum);                                                                                \
-        if (!ragged || (out & 15) == 0)                                                                          \
-            ITEM(sixteen, out, v) = x.all;                                                                       \
-        else                                                                                                     \
-            for (int i = 0; i < PER_##K; i++)                                                                    \
-                ITEM(MEM, out, v * PER_##K + i) = x.each[i];                                                     \
-    }                                                                                                            \
-    DEVICE inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                                  \
-    {                                                                                                            \
-        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                                        \
-            ITEM(T, out, i) = one;                                                                               \
-        else                                                                                                     \
-            ITEM(MEM, out, i) = down_##K(one);                                                                   \
-    }                                                                                                            \
-    DEVICE inline void scale_piece_##K(sum_##K *sum, T factor)                                                   \
-    {                                                                                                            \
-        for (int i = 0; i < PER_##K; i++)                                                                        \
-            sum->each[i] = times_##K(sum->each[i], factor);                                                      \
+/* A PIECE is 16 bytes of a source, a SUM its numbers in the accumulation type. FIRST_WIDE: the
+ * first source has those, as a running sum; OUT_WIDE: the result has. All loads of a group precede
+ * the first use. */
+#define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                     \
+    enum {                                                                                        \
+        PER_##K = 16 / sizeof(MEM),                                                               \
+        SIXTEENS_##K = sizeof(T) / sizeof(MEM)                                                    \
+    };                                                                                            \
+    typedef union piece_##K {                                                                     \
+        sixteen all;                                                                              \
+        uint32_t words[4];                                                                        \
+        MEM each[PER_##K];                                                                        \
+    } piece_##K;                                                                                  \
+    typedef union sum_##K {                                                                       \
+        sixteen all[SIXTEENS_##K];                                                                \
+        T each[PER_##K];                                                                          \
+    } sum_##K;                                                                                    \
+    DEVICE inline T up_##K(MEM x)                                                                 \
+    {                                                                                             \
+        return UP;                                                                                \
+    }                                                                                             \
+    DEVICE inline T plus_##K(T a, T b)                                                            \
+    {                                                                                             \
+        return PLUS;                                                                              \
+    }                                                                                             \
+    DEVICE inline T times_##K(T a, T b)                                                           \
+    {                                                                                             \
+        return TIMES;                                                                             \
+    }                                                                                             \
+    DEVICE inline MEM down_##K(T x)                                                               \
+    {                                                                                             \
+        return DOWN;                                                                              \
+    }                                                                                             \
+    DEVICE inline double wide_value_##K(uint64_t p, int64_t i)                                    \
+    {                                                                                             \
+        return (double)ITEM(const T, p, i);                                                       \
+    }                                                                                             \
+    DEVICE inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}         \
+    /* fold_pieces: sums the v-th piece of all sources; `m` of them, `pitch` from each other. */  \
+    DEVICE inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, \
+                                       int64_t pitch, int flags, bool ragged)                     \
+    {                                                                                             \
+        piece_##K ahead[AHEAD][2];                                                                \
+        int k = 0;                                                                                \
+        for (int j = 0; j < m; j++)                                                               \
+            if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                 \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                            \
+                    sum[j].all[i] =                                                               \
+                        sixteen_at(in[0], (v + j * pitch) * SIXTEENS_##K + i, sizeof(T), ragged); \
+                k = 1;                                                                            \
+            } else {                                                                              \
+                for (int i = 0; i < PER_##K; i++)                                                 \
+                    sum[j].each[i] = NOTHING;                                                     \
+            }                                                                                     \
+        UNROLL(1)                                                                                 \
+        for (; k + AHEAD <= n; k += AHEAD) {                                                      \
+            for (int i = 0; i < AHEAD; i++)                                                       \
+                for (int j = 0; j < m; j++)                                                       \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);  \
+            for (int i = 0; i < AHEAD; i++)                                                       \
+                for (int j = 0; j < m; j++)                                                       \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                         \
+        }                                                                                         \
+        for (int i = 0; i < AHEAD - 1; i++)                                                       \
+            for (int j = 0; j < m; j++)                                                           \
+                if (k + i < n)                                                                    \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);  \
+        for (int i = 0; i < AHEAD - 1; i++)                                                       \
+            for (int j = 0; j < m; j++)                                                           \
+                if (k + i < n)                                                                    \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                         \
+    }                                                                                             \
+    DEVICE inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                 \
+    {                                                                                             \
+        bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                               \
+        T one = wide ? ITEM(const T, in[0], i) : up_##K(ITEM(const MEM, in[0], i));               \
+        UNROLL(AHEAD)                                                                             \
+        for (int k = 1; k < n; k++)                                                               \
+            one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                               \
+        return one;                                                                               \
+    }                                                                                             \
+    /* round_piece: rounds the sum for memory, unless OUT_WIDE. */                                \
+    DEVICE inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                          \
+    {                                                                                             \
+        for (int i = 0; i < PER_##K; i++)                                                         \
+            x->each[i] = down_##K(sum->each[i]);                                                  \
+    }                                                                                             \
+    DEVICE inline void write_piece_##K(uint64_t out, const sum_##K *sum, int64_t v, int flags,    \
+                                       bool ragged)                                               \
+    {                                                                                             \
+        piece_##K x;                                                                              \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                       \
+            if (!ragged || (out & 15) == 0)                                                       \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                            \
+                    ITEM(sixteen, out, v * SIXTEENS_##K + i) = sum->all[i];                       \
+            else                                                                                  \
+                for (int i = 0; i < PER_##K; i++)                                                 \
+                    ITEM(T, out, v * PER_##K + i) = sum->each[i];                                 \
+            return;                                                                               \
+        }                                                                                         \
+        round_piece_##K(&x, sum);                                                                 \
+        if (!ragged || (out & 15) == 0)                                                           \
+            ITEM(sixteen, out, v) = x.all;                                                        \
+        else                                                                                      \
+            for (int i = 0; i < PER_##K; i++)                                                     \
+                ITEM(MEM, out, v * PER_##K + i) = x.each[i];                                      \
+    }                                                                                             \
+    DEVICE inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                   \
+    {                                                                                             \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                         \
+            ITEM(T, out, i) = one;                                                                \
+        else                                                                                      \
+            ITEM(MEM, out, i) = down_##K(one);                                                    \
+    }                                                                                             \
+    DEVICE inline void scale_piece_##K(sum_##K *sum, T factor)                                    \
+    {                                                                                             \
+        for (int i = 0; i < PER_##K; i++)                                                         \
+            sum->each[i] = times_##K(sum->each[i], factor);                                       \
     }
 NUMBER_LIST(PIECES)
 
@@ -235,53 +259,62 @@ NUMBER_LIST(PIECES)
     }
 
 /* Two pieces per thread if numbers are widened: their addresses cost as much as one. */
-#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
-    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                                       \
-    {                                                                                                              \
-        enum { M = SIXTEENS_##K > 1 ? 2 : 1 };                                                                     \
-        const int64_t whole = a.count / PER_##K, pairs = M == 1 ? 0 : whole - whole % (M * FAN_K_BLOCK);           \
-        T factor;                                                                                                  \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                 \
-        if (a.flags & FAN_K_ALIGNED) {                                                                             \
-            if (M > 1)                                                                                             \
-                PIECES_OF(K, a.out, a.in, a.n, BLOCK * M * FAN_K_BLOCK + LANE, pairs, THREADS * M, M, FAN_K_BLOCK, \
-                          a.flags, false)                                                                          \
-            PIECES_OF(K, a.out, a.in, a.n, pairs + THREAD, whole, THREADS, 1, 0, a.flags, false)                   \
-        } else {                                                                                                   \
-            PIECES_OF(K, a.out, a.in, a.n, THREAD, whole, THREADS, 1, 0, a.flags, true)                            \
-        }                                                                                                          \
-        ONES_OF(K, T, a.out, a.in, a.n, whole * PER_##K + THREAD, a.count, THREADS, a.flags)                       \
+#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                        \
+    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                       \
+    {                                                                                              \
+        enum {                                                                                     \
+            M = SIXTEENS_##K > 1 ? 2 : 1                                                           \
+        };                                                                                         \
+        const int64_t whole = a.count / PER_##K,                                                   \
+                      pairs = M == 1 ? 0 : whole - whole % (M * FAN_K_BLOCK);                      \
+        T factor;                                                                                  \
+        memcpy(&factor, &a.factor, sizeof factor);                                                 \
+        if (a.flags & FAN_K_ALIGNED) {                                                             \
+            if (M > 1)                                                                             \
+                PIECES_OF(K, a.out, a.in, a.n, BLOCK * M * FAN_K_BLOCK + LANE, pairs, THREADS * M, \
+                          M, FAN_K_BLOCK, a.flags, false)                                          \
+            PIECES_OF(K, a.out, a.in, a.n, pairs + THREAD, whole, THREADS, 1, 0, a.flags, false)   \
+        } else {                                                                                   \
+            PIECES_OF(K, a.out, a.in, a.n, THREAD, whole, THREADS, 1, 0, a.flags, true)            \
+        }                                                                                          \
+        ONES_OF(K, T, a.out, a.in, a.n, whole * PER_##K + THREAD, a.count, THREADS, a.flags)       \
     }
 NUMBER_LIST(FOLD)
 
 /* Many folds: each warp processes tile after tile. */
-#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                   \
-    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                  \
-    {                                                                                                         \
-        enum { TILE = FAN_K_TILE / sizeof(MEM) };                                                             \
-        T factor;                                                                                             \
-        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row),                              \
-                       tiles = sources + (uint64_t)a.sources * 8;                                             \
-        const int64_t lane = THREAD % FAN_K_WARP;                                                             \
-        memcpy(&factor, &a.factor, sizeof factor);                                                            \
-        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                       \
-            const fan_k_row r = ITEM(const fan_k_row, a.table, ITEM(const uint32_t, tiles, t));               \
-            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                       \
-            const int64_t begin = (t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE, \
-                          whole = end / PER_##K;                                                              \
-            if (r.flags & FAN_K_ALIGNED)                                                                      \
-                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0, r.flags, false) \
-            else                                                                                              \
-                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0, r.flags, true)  \
-            ONES_OF(K, T, r.out, in, r.n, whole * PER_##K + lane, end, FAN_K_WARP, r.flags)                   \
-        }                                                                                                     \
+#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                     \
+    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                    \
+    {                                                                                           \
+        enum {                                                                                  \
+            TILE = FAN_K_TILE / sizeof(MEM)                                                     \
+        };                                                                                      \
+        T factor;                                                                               \
+        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row),                \
+                       tiles = sources + (uint64_t)a.sources * 8;                               \
+        const int64_t lane = THREAD % FAN_K_WARP;                                               \
+        memcpy(&factor, &a.factor, sizeof factor);                                              \
+        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {         \
+            const fan_k_row r = ITEM(const fan_k_row, a.table, ITEM(const uint32_t, tiles, t)); \
+            const uint64_t *in = AT(const uint64_t, sources) + r.first;                         \
+            const int64_t begin = (t - r.tile) * TILE,                                          \
+                          end = r.count - begin < TILE ? r.count : begin + TILE,                \
+                          whole = end / PER_##K;                                                \
+            if (r.flags & FAN_K_ALIGNED)                                                        \
+                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0,   \
+                          r.flags, false)                                                       \
+            else                                                                                \
+                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0,   \
+                          r.flags, true)                                                        \
+            ONES_OF(K, T, r.out, in, r.n, whole * PER_##K + lane, end, FAN_K_WARP, r.flags)     \
+        }                                                                                       \
     }
 NUMBER_LIST(MANY)
 
 /* ---- Statistics (array/device_stats.h) ----
  *
- * A thread counts the numbers that it writes, in order; the threads of a block are combined as a tree, the blocks by
- * fan_fold_stats_end. Only if an element is not finite are its sources read again, before it overwrites them. */
+ * A thread counts the numbers that it writes, in order; the threads of a block are combined as a
+ * tree, the blocks by fan_fold_stats_end. Only if an element is not finite are its sources read
+ * again, before it overwrites them. */
 
 DEVICE inline fan_stats_partial row_of_nothing(void)
 {
@@ -289,10 +322,14 @@ DEVICE inline fan_stats_partial row_of_nothing(void)
     return r;
 }
 
-DEVICE inline bool is_finite(double x) { return x - x == 0; }
+DEVICE inline bool is_finite(double x)
+{
+    return x - x == 0;
+}
 
-/* row_square: adds the square of a finite number at the three scales (array/stats.h, The scale of squares); `far`:
- * whether the dtype has numbers that need one. A sum that does not hold its squares is never read. */
+/* row_square: adds the square of a finite number at the three scales (array/stats.h, The scale of
+ * squares); `far`: whether the dtype has numbers that need one. A sum that does not hold its
+ * squares is never read. */
 DEVICE inline void row_square(fan_stats_partial *r, double x, bool far)
 {
     r->squares += x * x;
@@ -340,7 +377,8 @@ DEVICE inline void row_merge(fan_stats_partial *into, const fan_stats_partial *n
     into->bad = next->bad < into->bad ? next->bad : into->bad;
 }
 
-/* rows_meet: combines the rows of a block's threads; returns true in the thread that has the result. */
+/* rows_meet: combines the rows of a block's threads; returns true in the thread that has the
+ * result. */
 DEVICE bool rows_meet(fan_stats_partial *mine)
 {
     SHARED fan_stats_partial all[FAN_K_BLOCK];
@@ -375,79 +413,88 @@ DEVICE void row_put(fan_stats_partial *mine, uint64_t rows)
     FAN_LOW_LIST(LOW_COUNT, X)
 #define LOW_COUNT(X, NAME, c, bits, ...) X(c, uint##bits##_t, up_##c(x), up_##c(x), 0)
 
-/* count_NAME: counts one more element, of one number or two. first_nonfinite_NAME: returns the first source with an inf
- * or a NaN in the element that begins with number `at`. */
-#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                         \
-    DEVICE inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
-    DEVICE inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
-    DEVICE inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                         \
-    {                                                                                                                \
-        double re = value_##K(x, a->negative);                                                                       \
-        const bool far = (TWO) && sizeof(MEM) == sizeof(double);                                                     \
-        if (parts_##K(a) == 2)                                                                                       \
-            return row_complex(mine, re, value_##K(y, 0), far);                                                      \
-        return row_real(mine, re, far);                                                                              \
-    }                                                                                                                \
-    DEVICE inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                 \
-    {                                                                                                                \
-        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                     \
-            for (int part = 0; part < parts_##K(a); part++)                                                          \
-                if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                                               \
-                                   ? wide_value_##K(a->in[0], at + part)                                             \
-                                   : value_##K(ITEM(const MEM, a->in[k], at + part), 0)))                            \
-                    mine->bad = (uint64_t)k;                                                                         \
+/* count_NAME: counts one more element, of one number or two. first_nonfinite_NAME: returns the
+ * first source with an inf or a NaN in the element that begins with number `at`. */
+#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                 \
+    DEVICE inline int parts_##K(const fan_k_fold *a)                                         \
+    {                                                                                        \
+        return (TWO) ? a->parts : 1;                                                         \
+    }                                                                                        \
+    DEVICE inline double value_##K(MEM x, int negative)                                      \
+    {                                                                                        \
+        return negative ? (double)(SIGNED) : (double)(UNSIGNED);                             \
+    }                                                                                        \
+    DEVICE inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y) \
+    {                                                                                        \
+        double re = value_##K(x, a->negative);                                               \
+        const bool far = (TWO) && sizeof(MEM) == sizeof(double);                             \
+        if (parts_##K(a) == 2)                                                               \
+            return row_complex(mine, re, value_##K(y, 0), far);                              \
+        return row_real(mine, re, far);                                                      \
+    }                                                                                        \
+    DEVICE inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine,     \
+                                           int64_t at)                                       \
+    {                                                                                        \
+        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)             \
+            for (int part = 0; part < parts_##K(a); part++)                                  \
+                if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                       \
+                                   ? wide_value_##K(a->in[0], at + part)                     \
+                                   : value_##K(ITEM(const MEM, a->in[k], at + part), 0)))    \
+                    mine->bad = (uint64_t)k;                                                 \
     }
 VALUE_LIST(COUNT)
 
-#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                   \
-    DEVICE inline void stats_piece_##K(const fan_k_fold *a, fan_stats_partial *mine, const sum_##K *sum, int64_t v) \
-    {                                                                                                               \
-        piece_##K x;                                                                                                \
-        unsigned nonfinite = 0;                                                                                     \
-        round_piece_##K(&x, sum);                                                                                   \
-        for (int i = 0; i < PER_##K; i++)                                                                           \
-            if (parts_##K(a) == 1 || i % 2 == 0)                                                                    \
-                nonfinite |= (unsigned)!count_##K(a, mine, x.each[i], x.each[i | 1]) << i;                          \
-        UNROLL(1)                                                                                                   \
-        for (int i = 0; nonfinite >> i; i++)                                                                        \
-            if (nonfinite >> i & 1)                                                                                 \
-                first_nonfinite_##K(a, mine, v * PER_##K + i);                                                      \
-    }                                                                                                               \
-    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                  \
-    {                                                                                                               \
-        T factor;                                                                                                   \
-        fan_stats_partial mine = row_of_nothing();                                                                  \
-        int64_t whole = a.count / PER_##K, v = THREAD;                                                              \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                  \
-        for (; v < whole; v += THREADS) {                                                                           \
-            sum_##K sum;                                                                                            \
-            if (a.flags & FAN_K_ALIGNED)                                                                            \
-                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, false);                                          \
-            else                                                                                                    \
-                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, true);                                           \
-            if (a.scaled)                                                                                           \
-                scale_piece_##K(&sum, factor);                                                                      \
-            stats_piece_##K(&a, &mine, &sum, v);                                                                    \
-            if (a.out)                                                                                              \
-                write_piece_##K(a.out, &sum, v, 0, !(a.flags & FAN_K_ALIGNED));                                     \
-        }                                                                                                           \
-        for (; v * PER_##K < a.count; v += THREADS) { /* the last numbers, fewer than a piece */                    \
-            UNROLL(1)                                                                                               \
-            for (int64_t i = v * PER_##K; i < a.count && i < (v + 1) * PER_##K; i += parts_##K(&a)) {               \
-                MEM pair[2];                                                                                        \
-                for (int j = 0; j < 2; j++) {                                                                       \
-                    T one = fold_one_##K(a.in, a.n, i + (j && parts_##K(&a) == 2), a.flags);                        \
-                    pair[j] = down_##K(a.scaled ? times_##K(one, factor) : one);                                    \
-                }                                                                                                   \
-                if (!count_##K(&a, &mine, pair[0], pair[1]))                                                        \
-                    first_nonfinite_##K(&a, &mine, i);                                                              \
-                if (a.out)                                                                                          \
-                    ITEM(MEM, a.out, i) = pair[0];                                                                  \
-                if (a.out && parts_##K(&a) == 2)                                                                    \
-                    ITEM(MEM, a.out, i + 1) = pair[1];                                                              \
-            }                                                                                                       \
-        }                                                                                                           \
-        row_put(&mine, a.rows);                                                                                     \
+#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                \
+    DEVICE inline void stats_piece_##K(const fan_k_fold *a, fan_stats_partial *mine,             \
+                                       const sum_##K *sum, int64_t v)                            \
+    {                                                                                            \
+        piece_##K x;                                                                             \
+        unsigned nonfinite = 0;                                                                  \
+        round_piece_##K(&x, sum);                                                                \
+        for (int i = 0; i < PER_##K; i++)                                                        \
+            if (parts_##K(a) == 1 || i % 2 == 0)                                                 \
+                nonfinite |= (unsigned)!count_##K(a, mine, x.each[i], x.each[i | 1]) << i;       \
+        UNROLL(1)                                                                                \
+        for (int i = 0; nonfinite >> i; i++)                                                     \
+            if (nonfinite >> i & 1)                                                              \
+                first_nonfinite_##K(a, mine, v * PER_##K + i);                                   \
+    }                                                                                            \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                               \
+    {                                                                                            \
+        T factor;                                                                                \
+        fan_stats_partial mine = row_of_nothing();                                               \
+        int64_t whole = a.count / PER_##K, v = THREAD;                                           \
+        memcpy(&factor, &a.factor, sizeof factor);                                               \
+        for (; v < whole; v += THREADS) {                                                        \
+            sum_##K sum;                                                                         \
+            if (a.flags & FAN_K_ALIGNED)                                                         \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, false);                       \
+            else                                                                                 \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, true);                        \
+            if (a.scaled)                                                                        \
+                scale_piece_##K(&sum, factor);                                                   \
+            stats_piece_##K(&a, &mine, &sum, v);                                                 \
+            if (a.out)                                                                           \
+                write_piece_##K(a.out, &sum, v, 0, !(a.flags & FAN_K_ALIGNED));                  \
+        }                                                                                        \
+        for (; v * PER_##K < a.count; v += THREADS) { /* the last numbers, fewer than a piece */ \
+            UNROLL(1)                                                                            \
+            for (int64_t i = v * PER_##K; i < a.count && i < (v + 1) * PER_##K;                  \
+                 i += parts_##K(&a)) {                                                           \
+                MEM pair[2];                                                                     \
+                for (int j = 0; j < 2; j++) {                                                    \
+                    T one = fold_one_##K(a.in, a.n, i + (j && parts_##K(&a) == 2), a.flags);     \
+                    pair[j] = down_##K(a.scaled ? times_##K(one, factor) : one);                 \
+                }                                                                                \
+                if (!count_##K(&a, &mine, pair[0], pair[1]))                                     \
+                    first_nonfinite_##K(&a, &mine, i);                                           \
+                if (a.out)                                                                       \
+                    ITEM(MEM, a.out, i) = pair[0];                                               \
+                if (a.out && parts_##K(&a) == 2)                                                 \
+                    ITEM(MEM, a.out, i + 1) = pair[1];                                           \
+            }                                                                                    \
+        }                                                                                        \
+        row_put(&mine, a.rows);                                                                  \
     }
 NUMBER_LIST(FOLD_STATS)
 
@@ -459,7 +506,8 @@ KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
     if (!rows_meet(&mine))
         return;
     fan_device_stats *words = AT(fan_device_stats, a.stats);
-    bool here = mine.bad != UINT64_MAX, there = a.before && AT(const fan_device_stats, a.before)->bad;
+    bool here = mine.bad != UINT64_MAX,
+         there = a.before && AT(const fan_device_stats, a.before)->bad;
     words->key = there ? AT(const fan_device_stats, a.before)->key : here ? a.keys[mine.bad] : -1;
     words->bad = here || there;
     words->count = (uint64_t)a.count;
@@ -475,7 +523,12 @@ KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
 
 /* ---- A number of any dtype ---- */
 
-enum { WIDE_I64, WIDE_U64, WIDE_F64, WIDE_C128 };
+enum {
+    WIDE_I64,
+    WIDE_U64,
+    WIDE_F64,
+    WIDE_C128
+};
 
 /* i: of integers (unsigned ones by their bits); re, im: of floats. */
 typedef struct wide {
@@ -621,7 +674,10 @@ DEVICE wide load(int dtype, uint64_t p, int anywhere)
 
 DEVICE int64_t integer_of(double x)
 {
-    return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
+    return x >= 9223372036854775808.0    ? INT64_MAX
+           : x >= -9223372036854775808.0 ? (int64_t)x
+           : x < 0                       ? INT64_MIN
+                                         : 0;
 }
 
 DEVICE uint64_t unsigned_of(double x)
@@ -723,7 +779,8 @@ DEVICE uint64_t low_bits(int dtype, double x)
 DEVICE void store(int dtype, uint64_t p, int anywhere, wide w)
 {
     int size = number_size(dtype), form = form_of(dtype);
-    put(p, size, anywhere, form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
+    put(p, size, anywhere,
+        form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
     if (form == WIDE_C128)
         put(p + (uint64_t)size, size, anywhere, low_bits(dtype, w.im));
 }
@@ -778,9 +835,9 @@ NOINLINE_DEVICE wide times(int acc, wide a, wide f)
 
 /* ---- Sums, copies, casts and fills of anything ---- */
 
-/* No variable here may be in local memory, which a driver reserves for all threads that a GPU could run, at the first
- * launch: the last FEW indices of a place are registers, and indices of axes before them are divided out again for each
- * address. */
+/* No variable here may be in local memory, which a driver reserves for all threads that a GPU could
+ * run, at the first launch: the last FEW indices of a place are registers, and indices of axes
+ * before them are divided out again for each address. */
 #define FEW 4
 
 typedef struct place {
@@ -811,7 +868,8 @@ DEVICE inline place place_of(int64_t at, int ndim, const int64_t *extent)
     return p;
 }
 
-DEVICE inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const int64_t *stride, const place *at)
+DEVICE inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const int64_t *stride,
+                               const place *at)
 {
     uint64_t p = (uint64_t)base;
     int64_t rest = at->rest;
@@ -834,7 +892,8 @@ DEVICE inline wide sum_at(const fan_k_any *a, const place *at)
     for (int k = 0; k < a->n; k++, source += 2 + a->ndim) {
         int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
         wide x =
-            convert(load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere), form_of(from), now);
+            convert(load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere),
+                    form_of(from), now);
         if (k == 0)
             sum = x;
         else
@@ -851,7 +910,8 @@ KERNEL fan_any(ARGS(fan_k_any, a))
     const int64_t *extent = a.words, *out = extent + a.ndim;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         place here = place_of(at, a.ndim, extent);
-        store(a.out, address(out[0], a.ndim, extent, out + 1, &here), a.anywhere, sum_at(&a, &here));
+        store(a.out, address(out[0], a.ndim, extent, out + 1, &here), a.anywhere,
+              sum_at(&a, &here));
     }
 }
 
@@ -859,7 +919,8 @@ KERNEL fan_any(ARGS(fan_k_any, a))
 DEVICE bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
-    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, a->words, source + 2, at), a->anywhere);
+    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, a->words, source + 2, at),
+                  a->anywhere);
     return !is_finite(x.re) || !is_finite(x.im);
 }
 
@@ -871,8 +932,8 @@ KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         place here = place_of(at, a.ndim, extent);
         wide sum = sum_at(&a, &here);
-        bool whole =
-            form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im, true) : row_real(&mine, double_of(sum, form), true);
+        bool whole = form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im, true)
+                                       : row_real(&mine, double_of(sum, form), true);
         if (!whole)
             for (int k = a.first_suspect; k < a.n && (uint64_t)k < mine.bad; k++)
                 if (has_nonfinite(&a, k, &here))
@@ -911,8 +972,8 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
     FAN_LOW_LIST(LOW_GONE, X)
 #define LOW_GONE(X, NAME, c, bits, ...) X(c, uint##bits##_t, double, twice)
 
-/* gone_at: returns the offset of term k from the first; *more: how many terms of its lane follow along the last reduced
- * axis. */
+/* gone_at: returns the offset of term k from the first; *more: how many terms of its lane follow
+ * along the last reduced axis. */
 DEVICE inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
 {
     const int64_t *extent = a->words + 3 * a->stay, *step = extent + a->go;
@@ -927,78 +988,85 @@ DEVICE inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits
 }
 
 /* terms_NAME: adds the terms k, k + lanes, .. before `end`, one after the other. */
-#define REDUCE(K, MEM, S, BY)                                                                                       \
-    DEVICE inline S term_##K(uint64_t p, int anywhere)                                                              \
-    {                                                                                                               \
-        MEM x;                                                                                                      \
-        uint64_t bits;                                                                                              \
-        if (!anywhere)                                                                                              \
-            return (S)up_##K(*AT(const MEM, p));                                                                    \
-        bits = get(p, sizeof x, 1);                                                                                 \
-        memcpy(&x, &bits, sizeof x);                                                                                \
-        return (S)up_##K(x);                                                                                        \
-    }                                                                                                               \
-    DEVICE inline S terms_##K(const fan_k_reduce *a, uint64_t in, int64_t k, int64_t end)                           \
-    {                                                                                                               \
-        const int64_t step = a->go ? a->words[3 * a->stay + 2 * a->go - 1] << a->lanes : 0;                         \
-        S sum = 0;                                                                                                  \
-        for (bool first = true; k < end; first = false) {                                                           \
-            int64_t more;                                                                                           \
-            uint64_t p = in + gone_at(a, k, &more);                                                                 \
-            int64_t left = (end - 1 - k) >> a->lanes;                                                               \
-            left = 1 + (left < more ? left : more);                                                                 \
-            k += left << a->lanes;                                                                                  \
-            if (first || a->anywhere) {                                                                             \
-                S one = term_##K(p, a->anywhere);                                                                   \
-                sum = first ? one : plus_##BY(sum, one);                                                            \
-                k -= a->anywhere ? (left - 1) << a->lanes : 0; /* one by one */                                     \
-                left = a->anywhere ? 0 : left - 1;                                                                  \
-                p += (uint64_t)step;                                                                                \
-            }                                                                                                       \
-            UNROLL(8)                                                                                               \
-            for (; left > 0; left--, p += (uint64_t)step)                                                           \
-                sum = plus_##BY(sum, term_##K(p, 0));                                                               \
-        }                                                                                                           \
-        return sum;                                                                                                 \
-    }                                                                                                               \
-    KERNEL fan_reduce_##K(ARGS(fan_k_reduce, a))                                                                    \
-    {                                                                                                               \
-        const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay;                                \
-        for (int64_t t = THREAD; t < a.numbers * a.runs; t += THREADS) {                                            \
-            int64_t over = t, left = divided(&over, a.across ? a.numbers : a.runs);                                 \
-            const int64_t number = a.across ? left : over, run = a.across ? over : left,                            \
-                          element = a.parts == 1 ? number : number >> 1, part = number - element * a.parts,         \
-                          group = a.whole ? run : run >> a.lanes, begin = group * a.group,                          \
-                          end = a.terms - begin < a.group ? a.terms : begin + a.group,                              \
-                          lane = a.whole ? 0 : run - (group << a.lanes),                                            \
-                          lanes = a.whole ? (int64_t)1 << a.lanes : lane + 1;                                       \
-            const place here = place_of(element, a.stay, extent);                                                   \
-            const uint64_t from = address((int64_t)a.in, a.stay, extent, in, &here) + (uint64_t)(part * a.in_part); \
-            S sum = 0;                                                                                              \
-            UNROLL(1)                                                                                               \
-            for (int64_t j = lane; j < lanes && begin + j < end; j++) {                                             \
-                S one = terms_##K(&a, from, begin + j, end);                                                        \
-                sum = j == lane ? one : plus_##BY(sum, one);                                                        \
-            }                                                                                                       \
-            uint64_t bits = 0;                                                                                      \
-            memcpy(&bits, &sum, sizeof sum);                                                                        \
-            if (a.last)                                                                                             \
-                reduce_put(&a, address((int64_t)a.out, a.stay, extent, out, &here) + (uint64_t)(part * a.out_part), \
-                           bits);                                                                                   \
-            else                                                                                                    \
-                ITEM(S, a.out, t) = sum;                                                                            \
-        }                                                                                                           \
+#define REDUCE(K, MEM, S, BY)                                                                     \
+    DEVICE inline S term_##K(uint64_t p, int anywhere)                                            \
+    {                                                                                             \
+        MEM x;                                                                                    \
+        uint64_t bits;                                                                            \
+        if (!anywhere)                                                                            \
+            return (S)up_##K(*AT(const MEM, p));                                                  \
+        bits = get(p, sizeof x, 1);                                                               \
+        memcpy(&x, &bits, sizeof x);                                                              \
+        return (S)up_##K(x);                                                                      \
+    }                                                                                             \
+    DEVICE inline S terms_##K(const fan_k_reduce *a, uint64_t in, int64_t k, int64_t end)         \
+    {                                                                                             \
+        const int64_t step = a->go ? a->words[3 * a->stay + 2 * a->go - 1] << a->lanes : 0;       \
+        S sum = 0;                                                                                \
+        for (bool first = true; k < end; first = false) {                                         \
+            int64_t more;                                                                         \
+            uint64_t p = in + gone_at(a, k, &more);                                               \
+            int64_t left = (end - 1 - k) >> a->lanes;                                             \
+            left = 1 + (left < more ? left : more);                                               \
+            k += left << a->lanes;                                                                \
+            if (first || a->anywhere) {                                                           \
+                S one = term_##K(p, a->anywhere);                                                 \
+                sum = first ? one : plus_##BY(sum, one);                                          \
+                k -= a->anywhere ? (left - 1) << a->lanes : 0; /* one by one */                   \
+                left = a->anywhere ? 0 : left - 1;                                                \
+                p += (uint64_t)step;                                                              \
+            }                                                                                     \
+            UNROLL(8)                                                                             \
+            for (; left > 0; left--, p += (uint64_t)step)                                         \
+                sum = plus_##BY(sum, term_##K(p, 0));                                             \
+        }                                                                                         \
+        return sum;                                                                               \
+    }                                                                                             \
+    KERNEL fan_reduce_##K(ARGS(fan_k_reduce, a))                                                  \
+    {                                                                                             \
+        const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay;              \
+        for (int64_t t = THREAD; t < a.numbers * a.runs; t += THREADS) {                          \
+            int64_t over = t, left = divided(&over, a.across ? a.numbers : a.runs);               \
+            const int64_t number = a.across ? left : over, run = a.across ? over : left,          \
+                          element = a.parts == 1 ? number : number >> 1,                          \
+                          part = number - element * a.parts,                                      \
+                          group = a.whole ? run : run >> a.lanes, begin = group * a.group,        \
+                          end = a.terms - begin < a.group ? a.terms : begin + a.group,            \
+                          lane = a.whole ? 0 : run - (group << a.lanes),                          \
+                          lanes = a.whole ? (int64_t)1 << a.lanes : lane + 1;                     \
+            const place here = place_of(element, a.stay, extent);                                 \
+            const uint64_t from =                                                                 \
+                address((int64_t)a.in, a.stay, extent, in, &here) + (uint64_t)(part * a.in_part); \
+            S sum = 0;                                                                            \
+            UNROLL(1)                                                                             \
+            for (int64_t j = lane; j < lanes && begin + j < end; j++) {                           \
+                S one = terms_##K(&a, from, begin + j, end);                                      \
+                sum = j == lane ? one : plus_##BY(sum, one);                                      \
+            }                                                                                     \
+            uint64_t bits = 0;                                                                    \
+            memcpy(&bits, &sum, sizeof sum);                                                      \
+            if (a.last)                                                                           \
+                reduce_put(&a,                                                                    \
+                           address((int64_t)a.out, a.stay, extent, out, &here) +                  \
+                               (uint64_t)(part * a.out_part),                                     \
+                           bits);                                                                 \
+            else                                                                                  \
+                ITEM(S, a.out, t) = sum;                                                          \
+        }                                                                                         \
     }
 TERM_LIST(REDUCE)
 
 /* ---- Sparse into dense ----
  *
- * Title: COO. Entries with the same index are added in their order, so one worker must handle them all. A list whose
- * rows never fall has them side by side. Any other is sorted first, by counting, a digit of the row at a time from the
- * lowest: each pass is stable, so the result depends on the list alone. The device decides whether it must be sorted,
- * so the host does not wait. */
+ * Title: COO. Entries with the same index are added in their order, so one worker must handle them
+ * all. A list whose rows never fall has them side by side. Any other is sorted first, by counting,
+ * a digit of the row at a time from the lowest: each pass is stable, so the result depends on the
+ * list alone. The device decides whether it must be sorted, so the host does not wait. */
 
-DEVICE int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
+DEVICE int64_t whole_number(uint64_t p, int size)
+{
+    return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p);
+}
 
 /* coo_row: returns the row of entry `e`; nrows: it is outside. */
 DEVICE uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
@@ -1015,13 +1083,21 @@ DEVICE uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
     return row < a->nrows ? (uint32_t)row : a->nrows;
 }
 
-DEVICE uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
-DEVICE void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
+DEVICE uint32_t four_at(uint64_t p, int64_t i)
+{
+    return *AT(const uint32_t, p + 4 * (uint64_t)i);
+}
+DEVICE void put_four(uint64_t p, int64_t i, uint32_t x)
+{
+    *AT(uint32_t, p + 4 * (uint64_t)i) = x;
+}
 
 /* few_at, put_few: read and write a number of 1, 2 or 4 bytes. */
 DEVICE uint32_t few_at(uint64_t p, int64_t i, int size)
 {
-    return size == 1 ? ITEM(const uint8_t, p, i) : size == 2 ? ITEM(const uint16_t, p, i) : four_at(p, i);
+    return size == 1   ? ITEM(const uint8_t, p, i)
+           : size == 2 ? ITEM(const uint16_t, p, i)
+                       : four_at(p, i);
 }
 
 DEVICE void put_few(uint64_t p, int64_t i, int size, uint32_t x)
@@ -1048,8 +1124,9 @@ DEVICE uint32_t sort_row(const fan_k_sort *a, int64_t e)
 /* sort_digit: returns the digit of an entry that an earlier pass has written. */
 DEVICE uint32_t sort_digit(const fan_k_sort *a, int64_t e)
 {
-    uint32_t x = a->entry.high_size ? few_at(a->list.high, e, a->entry.high_size) >> (a->shift - a->entry.low_bits)
-                                    : few_at(a->list.low, e, a->entry.low_size) >> a->shift;
+    uint32_t x = a->entry.high_size
+                     ? few_at(a->list.high, e, a->entry.high_size) >> (a->shift - a->entry.low_bits)
+                     : few_at(a->list.low, e, a->entry.low_size) >> a->shift;
     return x & ((1u << a->bits) - 1);
 }
 
@@ -1058,15 +1135,19 @@ DEVICE uint32_t sort_came(const fan_k_sort *a, int64_t e)
 {
     if (!a->coo.indices)
         return few_at(a->list.came, e, a->entry.came_size);
-    return a->entry.values ? few_at(a->entry.values + (uint64_t)(e * a->entry.value_step), 0, a->entry.came_size)
+    return a->entry.values ? few_at(a->entry.values + (uint64_t)(e * a->entry.value_step), 0,
+                                    a->entry.came_size)
                            : (uint32_t)e;
 }
 
 /* sort_begins: returns whether the first count found that a sort is needed. */
-DEVICE bool sort_begins(const fan_k_sort *a) { return four_at(a->unsorted, 0) != 0; }
+DEVICE bool sort_begins(const fan_k_sort *a)
+{
+    return four_at(a->unsorted, 0) != 0;
+}
 
-/* before_lane: returns the sum of the values of all lower lanes; *all: of all lanes. All lanes of a block must call
- * it. */
+/* before_lane: returns the sum of the values of all lower lanes; *all: of all lanes. All lanes of a
+ * block must call it. */
 DEVICE uint32_t before_lane(uint32_t mine, uint32_t *all)
 {
     SHARED uint32_t sums[FAN_K_BLOCK], groups[FAN_K_BLOCK / 16];
@@ -1139,9 +1220,11 @@ KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
 #define WARPS (FAN_K_BLOCK / FAN_K_WARP)
 #define DIGITS (1 << FAN_K_DIGIT)
 
-/* sort_starts: turns the numbers of entries of each digit in each warp into those in the warps before it; start: the
- * first index of a digit in the tile; shift: the difference from an index in the tile to that in the result. */
-DEVICE void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start, uint32_t *shift)
+/* sort_starts: turns the numbers of entries of each digit in each warp into those in the warps
+ * before it; start: the first index of a digit in the tile; shift: the difference from an index in
+ * the tile to that in the result. */
+DEVICE void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start,
+                        uint32_t *shift)
 {
     uint32_t here[2] = {0, 0}, total[2] = {0, 0}, all;
     UNROLL(2)
@@ -1157,14 +1240,16 @@ DEVICE void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uin
         }
         total[i] = a->tiles == 1 ? here[i] : four_at(a->totals, digit);
     }
-    uint32_t before = before_lane(here[0] + here[1], &all), below = before_lane(total[0] + total[1], &all);
+    uint32_t before = before_lane(here[0] + here[1], &all),
+             below = before_lane(total[0] + total[1], &all);
     UNROLL(2)
     for (int i = 0; i < 2; i++) {
         int digit = 2 * LANE + i;
         if (digit >= 1 << a->bits)
             continue;
         start[digit] = before;
-        shift[digit] = below + (a->tiles == 1 ? 0 : four_at(a->counts, digit * a->tiles + BLOCK)) - before;
+        shift[digit] =
+            below + (a->tiles == 1 ? 0 : four_at(a->counts, digit * a->tiles + BLOCK)) - before;
         before += here[i];
         below += total[i];
     }
@@ -1178,14 +1263,16 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     if (!sort_begins(&a))
         return;
     const int64_t begin = BLOCK * FAN_K_ENTRIES, rest = a.entries - begin;
-    const int n = (int)(rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES), each = (n + FAN_K_BLOCK - 1) / FAN_K_BLOCK,
-              warp = LANE / FAN_K_WARP, from = warp * each * FAN_K_WARP + LANE % FAN_K_WARP;
+    const int n = (int)(rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES),
+              each = (n + FAN_K_BLOCK - 1) / FAN_K_BLOCK, warp = LANE / FAN_K_WARP,
+              from = warp * each * FAN_K_WARP + LANE % FAN_K_WARP;
     const uint32_t mask = (1u << a.bits) - 1;
     EACH_LANE (i, WARPS * DIGITS)
         counts[i / DIGITS][i % DIGITS] = 0;
     SYNC_BLOCK;
     UNROLL(16)
-    for (int j = 0; j < FAN_K_PER_LANE; j++) { /* the entries of a warp are neighbours: its ranks keep their order */
+    /* the entries of a warp are neighbours: its ranks keep their order */
+    for (int j = 0; j < FAN_K_PER_LANE; j++) {
         row[j] = came[j] = rank[j] = 0;
         if (j >= each)
             continue;
@@ -1210,7 +1297,8 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     UNROLL(16)
     for (int j = 0; j < FAN_K_PER_LANE; j++)
         if (j < each && from + j * FAN_K_WARP < n) {
-            uint32_t digit = row[j] >> a.shift & mask, at = start[digit] + counts[warp][digit] + rank[j];
+            uint32_t digit = row[j] >> a.shift & mask,
+                     at = start[digit] + counts[warp][digit] + rank[j];
             rows[at] = row[j];
             places[at] = came[j];
         }
@@ -1228,15 +1316,18 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
 }
 
 /* scatter_sorted: returns whether the entries were already in the order of their rows. */
-DEVICE bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(a->unsorted, 0) == 0; }
+DEVICE bool scatter_sorted(const fan_k_scatter *a)
+{
+    return !a->unsorted || four_at(a->unsorted, 0) == 0;
+}
 
 DEVICE uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
 {
     return sorted ? coo_row(&a->coo, a->words, i) : list_row(&a->entry, &a->list, i);
 }
 
-/* scatter_value: returns the address of entry `i`'s value, in the order of rows; `from`: that of the original first
- * one, or a piece of it. */
+/* scatter_value: returns the address of entry `i`'s value, in the order of rows; `from`: that of
+ * the original first one, or a piece of it. */
 DEVICE uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64_t from)
 {
     if (!sorted && a->entry.values)
@@ -1263,8 +1354,8 @@ DEVICE uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
     return p + (a->coo.sparse ? (uint64_t)(rest * stride[0]) : 0);
 }
 
-/* scatter_compressed: computes the target of entry `e` of compressed data, whose worker has the row; false beyond the
- * shape. */
+/* scatter_compressed: computes the target of entry `e` of compressed data, whose worker has the
+ * row; false beyond the shape. */
 DEVICE bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 {
     int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
@@ -1276,8 +1367,10 @@ DEVICE bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, u
 
 DEVICE void scatter_one(const fan_k_scatter *a, uint64_t to, uint64_t from)
 {
-    wide x = convert(load(a->value_dtype, from, a->anywhere), form_of(a->value_dtype), a->into_dtype);
-    store(a->into_dtype, to, a->anywhere, add(a->into_dtype, load(a->into_dtype, to, a->anywhere), x));
+    wide x =
+        convert(load(a->value_dtype, from, a->anywhere), form_of(a->value_dtype), a->into_dtype);
+    store(a->into_dtype, to, a->anywhere,
+          add(a->into_dtype, load(a->into_dtype, to, a->anywhere), x));
 }
 
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
@@ -1303,104 +1396,108 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
         } else {
             continue;
         }
-        for (int64_t i = begin; i < end && (a.pointers || i == begin || scatter_row(&a, sorted, i) == row); i++) {
-            uint64_t value = a.pointers ? from + (uint64_t)(i * a.value_step) : scatter_value(&a, sorted, i, from);
+        for (int64_t i = begin;
+             i < end && (a.pointers || i == begin || scatter_row(&a, sorted, i) == row); i++) {
+            uint64_t value = a.pointers ? from + (uint64_t)(i * a.value_step)
+                                        : scatter_value(&a, sorted, i, from);
             if (a.pointers ? scatter_compressed(&a, worker, i, &to) : value)
                 scatter_one(&a, to + to_offset, value);
         }
     }
 }
 
-/* Entries from `i` on are read together, and added one after the other, each with a rounding, unless `wide`. */
-#define SCATTER(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
-    DEVICE inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                                        \
-    {                                                                                                                 \
-        if (aligned)                                                                                                  \
-            x->all = *AT(const sixteen, p);                                                                           \
-        else                                                                                                          \
-            x->each[0] = *AT(const MEM, p);                                                                           \
-    }                                                                                                                 \
-    DEVICE inline void scatter_add_##K(const fan_k_scatter *a, sum_##K *sum, const piece_##K *x)                      \
-    {                                                                                                                 \
-        UNROLL(16)                                                                                                    \
-        for (int k = 0; k < PER_##K; k++)                                                                             \
-            if (k == 0 || a->aligned) {                                                                               \
-                T one = plus_##K(sum->each[k], up_##K(x->each[k]));                                                   \
-                sum->each[k] = a->wide ? one : up_##K(down_##K(one));                                                 \
-            }                                                                                                         \
-    }                                                                                                                 \
-    DEVICE inline void scatter_begin_##K(const fan_k_scatter *a, sum_##K *sum, uint64_t to)                           \
-    {                                                                                                                 \
-        piece_##K x;                                                                                                  \
-        if (!a->wide) {                                                                                               \
-            scatter_read_##K(&x, to, a->aligned);                                                                     \
-            UNROLL(16)                                                                                                \
-            for (int k = 0; k < PER_##K; k++)                                                                         \
-                if (k == 0 || a->aligned)                                                                             \
-                    sum->each[k] = up_##K(x.each[k]);                                                                 \
-        } else if (a->aligned) {                                                                                      \
-            for (int k = 0; k < SIXTEENS_##K; k++)                                                                    \
-                sum->all[k] = ITEM(const sixteen, to, k);                                                             \
-        } else {                                                                                                      \
-            sum->each[0] = *AT(const T, to);                                                                          \
-        }                                                                                                             \
-    }                                                                                                                 \
-    DEVICE inline void scatter_end_##K(const fan_k_scatter *a, const sum_##K *sum, uint64_t to)                       \
-    {                                                                                                                 \
-        piece_##K x;                                                                                                  \
-        if (a->wide && a->aligned) {                                                                                  \
-            for (int k = 0; k < SIXTEENS_##K; k++)                                                                    \
-                ITEM(sixteen, to, k) = sum->all[k];                                                                   \
-        } else if (a->wide) {                                                                                         \
-            *AT(T, to) = sum->each[0];                                                                                \
-        } else if (a->aligned) {                                                                                      \
-            round_piece_##K(&x, sum);                                                                                 \
-            *AT(sixteen, to) = x.all;                                                                                 \
-        } else {                                                                                                      \
-            *AT(MEM, to) = down_##K(sum->each[0]);                                                                    \
-        }                                                                                                             \
-    }                                                                                                                 \
-    DEVICE inline void scatter_run_##K(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t row, uint64_t to,     \
-                                       uint64_t from)                                                                 \
-    {                                                                                                                 \
-        sum_##K sum;                                                                                                  \
-        piece_##K x[AHEAD];                                                                                           \
-        bool on = true;                                                                                               \
-        scatter_begin_##K(a, &sum, to);                                                                               \
-        UNROLL(1)                                                                                                     \
-        for (; on; i += AHEAD) {                                                                                      \
-            uint32_t rows[AHEAD];                                                                                     \
-            uint64_t at[AHEAD];                                                                                       \
-            UNROLL(AHEAD)                                                                                             \
-            for (int j = 0; j < AHEAD; j++)                                                                           \
-                rows[j] = i + j < a->entries ? scatter_row(a, sorted, i + j) : a->coo.nrows;                          \
-            UNROLL(AHEAD)                                                                                             \
-            for (int j = 0; j < AHEAD; j++) {                                                                         \
-                on = on && rows[j] == row;                                                                            \
-                at[j] = on ? scatter_value(a, sorted, i + j, from) : 0;                                               \
-            }                                                                                                         \
-            UNROLL(AHEAD)                                                                                             \
-            for (int j = 0; j < AHEAD; j++)                                                                           \
-                if (at[j])                                                                                            \
-                    scatter_read_##K(&x[j], at[j], a->aligned);                                                       \
-            UNROLL(AHEAD)                                                                                             \
-            for (int j = 0; j < AHEAD; j++)                                                                           \
-                if (at[j])                                                                                            \
-                    scatter_add_##K(a, &sum, &x[j]);                                                                  \
-        }                                                                                                             \
-        scatter_end_##K(a, &sum, to);                                                                                 \
-    }                                                                                                                 \
-    KERNEL fan_scatter_##K(ARGS(fan_k_scatter, a))                                                                    \
-    {                                                                                                                 \
-        const bool sorted = scatter_sorted(&a);                                                                       \
-        const int64_t pieces = a.aligned ? a.inside / PER_##K : a.inside;                                             \
-        for (int64_t t = THREAD; t < a.entries * pieces; t += THREADS) {                                              \
-            int64_t i = t;                                                                                            \
-            uint64_t piece = (uint64_t)divided(&i, pieces) * (a.aligned ? PER_##K : 1);                               \
-            uint32_t row;                                                                                             \
-            if (scatter_begins(&a, sorted, i, &row))                                                                  \
-                scatter_run_##K(&a, sorted, i, row, scatter_to(&a, row) + piece * (a.wide ? sizeof(T) : sizeof(MEM)), \
-                                a.values + piece * sizeof(MEM));                                                      \
-        }                                                                                                             \
+/* Entries from `i` on are read together, and added one after the other, each with a rounding,
+ * unless `wide`. */
+#define SCATTER(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                    \
+    DEVICE inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                    \
+    {                                                                                             \
+        if (aligned)                                                                              \
+            x->all = *AT(const sixteen, p);                                                       \
+        else                                                                                      \
+            x->each[0] = *AT(const MEM, p);                                                       \
+    }                                                                                             \
+    DEVICE inline void scatter_add_##K(const fan_k_scatter *a, sum_##K *sum, const piece_##K *x)  \
+    {                                                                                             \
+        UNROLL(16)                                                                                \
+        for (int k = 0; k < PER_##K; k++)                                                         \
+            if (k == 0 || a->aligned) {                                                           \
+                T one = plus_##K(sum->each[k], up_##K(x->each[k]));                               \
+                sum->each[k] = a->wide ? one : up_##K(down_##K(one));                             \
+            }                                                                                     \
+    }                                                                                             \
+    DEVICE inline void scatter_begin_##K(const fan_k_scatter *a, sum_##K *sum, uint64_t to)       \
+    {                                                                                             \
+        piece_##K x;                                                                              \
+        if (!a->wide) {                                                                           \
+            scatter_read_##K(&x, to, a->aligned);                                                 \
+            UNROLL(16)                                                                            \
+            for (int k = 0; k < PER_##K; k++)                                                     \
+                if (k == 0 || a->aligned)                                                         \
+                    sum->each[k] = up_##K(x.each[k]);                                             \
+        } else if (a->aligned) {                                                                  \
+            for (int k = 0; k < SIXTEENS_##K; k++)                                                \
+                sum->all[k] = ITEM(const sixteen, to, k);                                         \
+        } else {                                                                                  \
+            sum->each[0] = *AT(const T, to);                                                      \
+        }                                                                                         \
+    }                                                                                             \
+    DEVICE inline void scatter_end_##K(const fan_k_scatter *a, const sum_##K *sum, uint64_t to)   \
+    {                                                                                             \
+        piece_##K x;                                                                              \
+        if (a->wide && a->aligned) {                                                              \
+            for (int k = 0; k < SIXTEENS_##K; k++)                                                \
+                ITEM(sixteen, to, k) = sum->all[k];                                               \
+        } else if (a->wide) {                                                                     \
+            *AT(T, to) = sum->each[0];                                                            \
+        } else if (a->aligned) {                                                                  \
+            round_piece_##K(&x, sum);                                                             \
+            *AT(sixteen, to) = x.all;                                                             \
+        } else {                                                                                  \
+            *AT(MEM, to) = down_##K(sum->each[0]);                                                \
+        }                                                                                         \
+    }                                                                                             \
+    DEVICE inline void scatter_run_##K(const fan_k_scatter *a, bool sorted, int64_t i,            \
+                                       uint32_t row, uint64_t to, uint64_t from)                  \
+    {                                                                                             \
+        sum_##K sum;                                                                              \
+        piece_##K x[AHEAD];                                                                       \
+        bool on = true;                                                                           \
+        scatter_begin_##K(a, &sum, to);                                                           \
+        UNROLL(1)                                                                                 \
+        for (; on; i += AHEAD) {                                                                  \
+            uint32_t rows[AHEAD];                                                                 \
+            uint64_t at[AHEAD];                                                                   \
+            UNROLL(AHEAD)                                                                         \
+            for (int j = 0; j < AHEAD; j++)                                                       \
+                rows[j] = i + j < a->entries ? scatter_row(a, sorted, i + j) : a->coo.nrows;      \
+            UNROLL(AHEAD)                                                                         \
+            for (int j = 0; j < AHEAD; j++) {                                                     \
+                on = on && rows[j] == row;                                                        \
+                at[j] = on ? scatter_value(a, sorted, i + j, from) : 0;                           \
+            }                                                                                     \
+            UNROLL(AHEAD)                                                                         \
+            for (int j = 0; j < AHEAD; j++)                                                       \
+                if (at[j])                                                                        \
+                    scatter_read_##K(&x[j], at[j], a->aligned);                                   \
+            UNROLL(AHEAD)                                                                         \
+            for (int j = 0; j < AHEAD; j++)                                                       \
+                if (at[j])                                                                        \
+                    scatter_add_##K(a, &sum, &x[j]);                                              \
+        }                                                                                         \
+        scatter_end_##K(a, &sum, to);                                                             \
+    }                                                                                             \
+    KERNEL fan_scatter_##K(ARGS(fan_k_scatter, a))                                                \
+    {                                                                                             \
+        const bool sorted = scatter_sorted(&a);                                                   \
+        const int64_t pieces = a.aligned ? a.inside / PER_##K : a.inside;                         \
+        for (int64_t t = THREAD; t < a.entries * pieces; t += THREADS) {                          \
+            int64_t i = t;                                                                        \
+            uint64_t piece = (uint64_t)divided(&i, pieces) * (a.aligned ? PER_##K : 1);           \
+            uint32_t row;                                                                         \
+            if (scatter_begins(&a, sorted, i, &row))                                              \
+                scatter_run_##K(&a, sorted, i, row,                                               \
+                                scatter_to(&a, row) + piece * (a.wide ? sizeof(T) : sizeof(MEM)), \
+                                a.values + piece * sizeof(MEM));                                  \
+        }                                                                                         \
     }
 NUMBER_LIST(SCATTER)

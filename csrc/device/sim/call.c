@@ -1,4 +1,5 @@
-/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a machine. */
+/* The checks at the start of each call on a machine, its footprints, the text of a race; holds of a
+ * machine. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
@@ -8,9 +9,13 @@
 
 _Thread_local fan__sim_thread fan__sim_here;
 
-_Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED, "base/fault.h has them in this order");
+_Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED,
+               "base/fault.h has them in this order");
 
-size_t fan__sim_maker(void) { return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0; }
+size_t fan__sim_maker(void)
+{
+    return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0;
+}
 
 uint64_t fan__sim_new_name(fan_sim *m, int kind)
 {
@@ -40,7 +45,8 @@ fan_status fan__sim_alive(fan_sim *m, fan_error *err)
     case FAN_ABANDONED:
         return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
     case FAN_DEADLOCKED:
-        return fan_fail(err, FAN_ERR_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
+        return fan_fail(err, FAN_ERR_DEADLOCK,
+                        "the machine gave up: its host threads are in a deadlock");
     case FAN_GOING:
         break;
     }
@@ -53,7 +59,8 @@ fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
     m->calls++;
     fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
+                    /* a call may join a capture, or break it */
+                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
 #ifdef FAN_TEST
     if (m->planned) /* calls after the failed one depend on it, too */
         fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
@@ -75,7 +82,10 @@ void fan__sim_keep_race(fan_sim *m, const fan_race *race)
 }
 
 /* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
-static bool on_host(const fan_op *op) { return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited; }
+static bool on_host(const fan_op *op)
+{
+    return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited;
+}
 
 /* stream_text: writes "stream 3 of sim:0". */
 static void stream_text(const fan_op *op, char *buf, size_t size)
@@ -109,8 +119,8 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
         fan_append(buf, size, "%s%s", before, op->call_site);
 }
 
-/* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
- * (train.py:33)". */
+/* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0,
+ * train.py:28)", "the host (train.py:33)". */
 static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
@@ -128,8 +138,8 @@ static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, s
     fan_append(buf, size, ")");
 }
 
-/* race_text_missing: writes the wait that would order the two, as a call that works wherever their streams are
- * available: any code may queue to a stream. */
+/* race_text_missing: writes the wait that would order the two, as a call that works wherever their
+ * streams are available: any code may queue to a stream. */
 static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
@@ -147,14 +157,19 @@ static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, si
     if (host1 && host2)
         fan_append(buf, size, "%s must come after %s (a lock, or a join)", b, a);
     else if (host1)
-        fan_append(buf, size, "what is queued on %s must be queued after %s has read (a lock, or a join)", b, a);
+        fan_append(buf, size,
+                   "what is queued on %s must be queued after %s has read (a lock, or a join)", b,
+                   a);
     else if (host2)
-        fan_append(buf, size, "%s must wait for %s after '%s' (%s.synchronize())", b, a, r->first.name, first);
+        fan_append(buf, size, "%s must wait for %s after '%s' (%s.synchronize())", b, a,
+                   r->first.name, first);
     else
-        fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name, second, first);
+        fan_append(buf, size, "%s must wait for %s after '%s' (%s.wait(%s))", b, a, r->first.name,
+                   second, first);
 }
 
-/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is held. */
+/* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is
+ * held. */
 static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     int device = -1;
@@ -167,8 +182,8 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
     race_text_operation(m, &r->first, first, sizeof first);
     race_text_operation(m, &r->second, second, sizeof second);
     buf[0] = '\0';
-    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo),
-               where);
+    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo),
+               FAN_PLURAL(r->hi - r->lo), where);
 
     if (r->released && r->release) {
         fan_append(buf, size, "memory is freed");
@@ -178,9 +193,12 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         return;
     }
     if (r->donated) {
-        fan_append(buf, size, "%s %s memory that was donated", second, r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s memory that was donated", second,
+                   r->second_writes ? "writes" : "reads");
         site_text(&r->first, " at ", buf, size);
-        fan_append(buf, size, " (donate=True): until a buffer returns it, it belongs to the buffer; missing: a copy");
+        fan_append(
+            buf, size,
+            " (donate=True): until a buffer returns it, it belongs to the buffer; missing: a copy");
         return;
     }
     if (r->released) {

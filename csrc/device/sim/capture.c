@@ -17,7 +17,8 @@ static int add_member(fan_capture_run *c)
     return 0;
 }
 
-fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
+fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread,
+                             fan_error *err)
 {
     memset(c, 0, sizeof *c);
     c->id = atomic_fetch_add(&last_capture, 1) + 1;

@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* footprints: the state of a search, and the accesses of its steps: which of them commute (explore.h, Sleep sets,
- * Persistent sets of one). */
+/* footprints: the state of a search, and the accesses of its steps: which of them commute
+ * (explore.h, Sleep sets, Persistent sets of one). */
 #define FAN__FOOTPRINT_ACTORS 32 /* FAN_EXPLORE_ACTORS, which is defined higher */
 #define FAN__FOOTPRINT_BIT(how) (1u << (how))
 
@@ -41,14 +41,20 @@ typedef struct fan__footprint_known {
 typedef struct fan__explore_node {
     uint32_t enabled;
     uint32_t asleep; /* the actors asleep when it was reached */
-    uint32_t done;   /* the actors whose orders from here have all been run; they sleep from then on */
-    int chosen;      /* the actor that is being run from here */
+    /* the actors whose orders from here have all been run; they sleep from then on */
+    uint32_t done;
+    int chosen; /* the actor that is being run from here */
     /* the choice is the answer to a query inside the step before; `enabled` are the answers */
     bool answer;
-    fan__footprint *of[FAN__FOOTPRINT_ACTORS]; /* footprint of the step of each actor asleep, done or chosen */
+    /* footprint of the step of each actor asleep, done or chosen */
+    fan__footprint *of[FAN__FOOTPRINT_ACTORS];
 } fan__explore_node;
 
-typedef enum mode { SEARCH, REPLAY, SAMPLE } mode;
+typedef enum mode {
+    SEARCH,
+    REPLAY,
+    SAMPLE
+} mode;
 
 struct fan_explore {
     bool reduce, started, exhausted, strayed, redundant;
@@ -104,8 +110,8 @@ static bool print_weighed(const fan_explore *x, uint64_t object)
     return false;
 }
 
-/* footprint_commute: returns whether two steps' accesses to one object commute: reads do; counts do, if no step decides
- * by the number; others do not. */
+/* footprint_commute: returns whether two steps' accesses to one object commute: reads do; counts
+ * do, if no step decides by the number; others do not. */
 static bool footprint_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
@@ -114,7 +120,8 @@ static bool footprint_commute(const fan_explore *x, uint64_t object, unsigned a,
     return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !print_weighed(x, object);
 }
 
-static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a, const fan__footprint *b)
+static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a,
+                                       const fan__footprint *b)
 {
     for (size_t i = 0; i < a->n; i++)
         for (size_t j = 0; j < b->n; j++)
@@ -125,7 +132,8 @@ static bool fan__footprint_independent(const fan_explore *x, const fan__footprin
 }
 
 /* footprint_place: returns the object's row, or the free row for it. */
-static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t cap, uint64_t object)
+static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t cap,
+                                             uint64_t object)
 {
     size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);
     while (table[i].used && table[i].object != object)
@@ -133,7 +141,8 @@ static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t
     return &table[i];
 }
 
-static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor, unsigned how)
+static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor,
+                           unsigned how)
 {
     for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
         if (a != actor && row->how[a] && !footprint_commute(x, row->object, how, row->how[a]))
@@ -141,12 +150,14 @@ static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row
     return false;
 }
 
-/* fan__footprint_alone: returns whether all known accesses of other actors commute with the step. */
+/* fan__footprint_alone: returns whether all known accesses of other actors commute with the
+ * step. */
 static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f)
 {
     for (size_t i = 0; i < f->n; i++)
-        if (conflicts_with(x, footprint_place(x->known_footprints, x->known_cap, f->items[i].object), actor,
-                           f->items[i].how))
+        if (conflicts_with(x,
+                           footprint_place(x->known_footprints, x->known_cap, f->items[i].object),
+                           actor, f->items[i].how))
             return false;
     return true;
 }
@@ -163,7 +174,10 @@ fan_explore *fan_explore_new(bool reduce, uint64_t limit)
     return x;
 }
 
-void fan_explore_prune(fan_explore *x) { x->prune = true; }
+void fan_explore_prune(fan_explore *x)
+{
+    x->prune = true;
+}
 
 void fan_explore_free(fan_explore *x)
 {
@@ -188,14 +202,17 @@ void fan_explore_free(fan_explore *x)
     fan_free(x);
 }
 
-static int lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
+static int lowest_bit(uint32_t mask)
+{
+    return __builtin_ctz(mask);
+}
 
 fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
     size_t n = strlen(schedule);
     for (size_t i = 0; i < n; i++)
-        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v') ||
-              strchr(FAN_ANSWERS, schedule[i])))
+        if (!((schedule[i] >= '0' && schedule[i] <= '9') ||
+              (schedule[i] >= 'a' && schedule[i] <= 'v') || strchr(FAN_ANSWERS, schedule[i])))
             return FAN_ERR_VALUE;
     char *copy = fan_alloc(n + 1);
     if (!copy)
@@ -228,7 +245,8 @@ bool fan_explore_begin(fan_explore *x)
         return false;
     x->now = x->next;
     if (x->now == SEARCH) {
-        if (x->started && (x->exhausted || (x->limit && (x->spent >= x->limit || x->vain >= 10 * x->limit))))
+        if (x->started &&
+            (x->exhausted || (x->limit && (x->spent >= x->limit || x->vain >= 10 * x->limit))))
             return false;
         x->started = true;
     }
@@ -306,19 +324,22 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         x->strayed = true;
         return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    fan__footprint *f =
-        fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0 ? fan__footprint_take(x) : NULL;
+    fan__footprint *f = fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0
+                            ? fan__footprint_take(x)
+                            : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     fan__explore_node *at = &x->nodes[x->n];
     *at = (fan__explore_node){.enabled = enabled};
-    /* Actors asleep or done at the last node stay asleep unless its last step conflicts with theirs. */
+    /* Actors asleep or done at the last node stay asleep unless its last step conflicts with
+     * theirs. */
     const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
     uint32_t sleepers = last ? last->asleep | last->done : 0;
     for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
+        if (sleepers >> a & 1 &&
+            fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
             at->asleep |= UINT32_C(1) << a;
             at->of[a] = last->of[a];
         }
@@ -340,7 +361,8 @@ int fan_explore_pick(fan_explore *x, int n)
     if (x->status != FAN_OK)
         return FAN_EXPLORE_NONE;
     if (x->now == REPLAY) {
-        const char *at = x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
+        const char *at =
+            x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
         answer = at ? (int)(at - FAN_ANSWERS) : 0;
         x->strayed |= !at || answer >= n;
         answer = answer < n ? answer : 0;
@@ -368,7 +390,8 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
         x->decided[x->ndecided++] = object;
         x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
     }
-    /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
+    /* Only the last step of the path is new; earlier ones had the same accesses when they first
+     * ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
     const fan__explore_node *at = explore_last_step(x);
@@ -393,7 +416,8 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
     row->used = true;
     row->object = object;
     if (!(row->how[at->chosen] & bit)) {
-        /* The first to conflict with a step that was a persistent set: orders may have been left out wrongly. */
+        /* The first to conflict with a step that was a persistent set: orders may have been left
+         * out wrongly. */
         x->again |= x->pruned && conflicts_with(x, row, at->chosen, bit);
         row->how[at->chosen] |= (unsigned char)bit;
     }
@@ -426,7 +450,8 @@ void fan_explore_end(fan_explore *x)
         x->runs++;
         x->spent++;
     }
-    /* Back to the last node with an untried actor; to the very first if all must be searched again. */
+    /* Back to the last node with an untried actor; to the very first if all must be searched
+     * again. */
     if (x->again) {
         for (size_t i = 0; i < x->n; i++)
             for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
@@ -446,8 +471,9 @@ void fan_explore_end(fan_explore *x)
             left = 0;
             x->pruned = true;
         }
-        if (left && last->answer) { /* the same step continues with another answer: its accesses are added to the
-                                       earlier ones */
+        /* the same step continues with another answer: its accesses are added to the earlier
+         * ones */
+        if (left && last->answer) {
             last->chosen = lowest_bit(left);
             return;
         }
@@ -470,17 +496,35 @@ void fan_explore_end(fan_explore *x)
     x->again = false;
 }
 
-bool fan_explore_complete(const fan_explore *x) { return x->exhausted && x->status == FAN_OK && !x->strayed; }
+bool fan_explore_complete(const fan_explore *x)
+{
+    return x->exhausted && x->status == FAN_OK && !x->strayed;
+}
 
-uint64_t fan_explore_runs(const fan_explore *x) { return x->runs; }
+uint64_t fan_explore_runs(const fan_explore *x)
+{
+    return x->runs;
+}
 
-uint64_t fan_explore_anew(const fan_explore *x) { return x->anew; }
+uint64_t fan_explore_anew(const fan_explore *x)
+{
+    return x->anew;
+}
 
-uint64_t fan_explore_abandoned(const fan_explore *x) { return x->abandoned; }
+uint64_t fan_explore_abandoned(const fan_explore *x)
+{
+    return x->abandoned;
+}
 
-bool fan_explore_strayed(const fan_explore *x) { return x->strayed; }
+bool fan_explore_strayed(const fan_explore *x)
+{
+    return x->strayed;
+}
 
-fan_status fan_explore_status(const fan_explore *x) { return x->status; }
+fan_status fan_explore_status(const fan_explore *x)
+{
+    return x->status;
+}
 
 char fan_explore_char(unsigned char choice)
 {

@@ -24,8 +24,8 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
         goto done;
     }
     status = fan__recording_refuse(
-        q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0, "begin a capture",
-        err);
+        q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0,
+        "begin a capture", err);
     if (status != FAN_OK)
         goto done;
     FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
@@ -103,7 +103,8 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
-    uint64_t unjoined = 0; /* the first stream with captured work that the first stream does not wait for */
+    /* the first stream with captured work that the first stream does not wait for */
+    uint64_t unjoined = 0;
     for (size_t i = 0; code == FAN_CAPTURE_UNJOINED && !unjoined && i < m->nqueues; i++) {
         const fan_sim_queue *other = m->queues[i];
         if (other->recording == r &&
@@ -174,8 +175,8 @@ static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *othe
                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
 }
 
-/* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5 us and 1 ns where a
- * kernel takes 3 us. */
+/* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5
+ * us and 1 ns where a kernel takes 3 us. */
 #define LAUNCH_SHARE (2.5 / 3)
 #define NODE_SHARE (0.001 / 3)
 
@@ -185,8 +186,8 @@ typedef struct graph_record {
     fan_clock clock;
 } graph_record;
 
-static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, graph_record *marks,
-                               fan_error *err)
+static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
+                               graph_record *marks, fan_error *err)
 {
     fan_sim_queue *q = g->queues[c->member];
     graph_record *k = &marks[c->event];
@@ -257,18 +258,22 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_none(q, "launch a graph", err));
     FAN_GO(fan__stream_barrier(m, q, err));
-    if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), fan_race_check_clock(m->race_check, q->lane)) !=
+    if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
+                            fan_race_check_clock(m->race_check, q->lane)) !=
         FAN_OK) /* this host queues it */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
     if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
     for (uint32_t i = 0; i < g->members; i++)
-        if (!g->queues[i]) /* reused in each launch: so two launches of one graph run one after the other */
-            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->race_check, q->lane),
-                                  &g->queues[i], err));
+        /* reused in each launch: so two launches of one graph run one after the other */
+        if (!g->queues[i])
+            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false,
+                                  fan_race_check_clock(m->race_check, q->lane), &g->queues[i],
+                                  err));
     for (const fan_sim_command *c = g->head; c; c = c->next)
         work += c->kind == FAN_COMMAND_WORK;
-    m->host_us[fan__sim_host(m)] += m->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
+    m->host_us[fan__sim_host(m)] +=
+        m->config.launch_us * (LAUNCH_SHARE + NODE_SHARE * (double)work);
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(m, g->queues[i], q, err));
     begun = true;
@@ -285,7 +290,8 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     begun = false;
     status = worst;
 done:
-    for (uint32_t i = 0; begun && i < g->members; i++) /* the queued part is in order even after a failure */
+    /* the queued part is in order even after a failure */
+    for (uint32_t i = 0; begun && i < g->members; i++)
         (void)graph_follow(m, q, g->queues[i], NULL);
     fan__sim_unlock(m);
     for (uint32_t i = 0; i < g->events; i++)
@@ -305,7 +311,8 @@ static fan_status recorder_begin(fan_device *d, fan_stream *origin, fan_error *e
     return fan_sim_capture_begin(fan__sim_machine(d), origin, FAN_CAPTURE_THREAD_LOCAL, err);
 }
 
-static fan_status recorder_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
+static fan_status recorder_end(fan_device *d, fan_stream *origin, fan_recording **out,
+                               fan_error *err)
 {
     fan_sim_graph *g = NULL;
     FAN_TRY(fan_sim_capture_end(fan__sim_machine(d), origin, &g, err));
@@ -334,7 +341,10 @@ static double recorder_clock(fan_device *d, fan_stream *origin)
     return us;
 }
 
-static void recorder_drop(fan_recording *r) { fan_sim_graph_drop((fan_sim_graph *)r); }
+static void recorder_drop(fan_recording *r)
+{
+    fan_sim_graph_drop((fan_sim_graph *)r);
+}
 
 static void recorder_accesses(const fan_recording *recording, fan_recording_visit visit, void *ctx)
 {
@@ -371,7 +381,8 @@ static fan_status recorder_spoil(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
+static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
+                                  fan_error *err)
 {
     int64_t n = (int64_t)bytes, step = 1;
     fan_storage st = {.data = data, .bytes = bytes};
@@ -388,8 +399,13 @@ static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data,
     if (!r)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     *r = (recorder_range){data, bytes};
-    fan_sim_kernel k = {
-        .name = "poison", .fn = recorder_spoil, .fini = fan_free, .ctx = r, .writes = &writes, .nwrites = 1, .us = 0};
+    fan_sim_kernel k = {.name = "poison",
+                        .fn = recorder_spoil,
+                        .fini = fan_free,
+                        .ctx = r,
+                        .writes = &writes,
+                        .nwrites = 1,
+                        .us = 0};
     fan_status status = fan_sim_launch(fan__sim_machine(d), origin, &k, err);
     if (status != FAN_OK)
         fan_free(r);

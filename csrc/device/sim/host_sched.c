@@ -111,7 +111,8 @@ void fan_host_sched_set_hooks(fan_host_sched *t, const fan_host_sched_hooks *hoo
 
 fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
 {
-    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up, memory_order_relaxed);
+    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up,
+                                             memory_order_relaxed);
 }
 
 /* ---- which actors may act, and which one does; the lock is held ---- */
@@ -129,10 +130,10 @@ static uint32_t sched_enabled(const fan_host_sched *t)
     uint32_t mask = 0;
     for (int i = 0; i < t->n; i++) {
         const actor *a = &t->actors[i];
-        bool can_act =
-            a->state == NEW || a->state == READY
-                ? a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING
-                : a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR && (!a->condition || a->woken);
+        bool can_act = a->state == NEW || a->state == READY
+                           ? a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING
+                           : a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR &&
+                                 (!a->condition || a->woken);
         mask |= (uint32_t)can_act << i;
     }
     return mask;
@@ -181,7 +182,8 @@ static void sched_hand_on(fan_host_sched *t)
         for (size_t i = from; i < t->norder; i++)
             if (t->order[i] < FAN_ACTORS)
                 acted[t->order[i]]++;
-        snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder, t->norder - from);
+        snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder,
+                 t->norder - from);
         for (int i = 0; i < t->n; i++)
             if (acted[i])
                 fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
@@ -217,12 +219,13 @@ static void sched_hand_on(fan_host_sched *t)
                 fan_append(t->text, sizeof t->text, "%shost thread %d", sep, i);
                 sep = "; ";
                 if (a->state == READY) {
-                    fan_append(t->text, sizeof t->text, " polls for a change that no other thread makes");
+                    fan_append(t->text, sizeof t->text,
+                               " polls for a change that no other thread makes");
                     continue;
                 }
                 int other = sched_holder(t, a->mutex);
-                fan_append(t->text, sizeof t->text, "%s%s%s waits for ", a->call_site[0] ? " (" : "", a->call_site,
-                           a->call_site[0] ? ")" : "");
+                fan_append(t->text, sizeof t->text, "%s%s%s waits for ",
+                           a->call_site[0] ? " (" : "", a->call_site, a->call_site[0] ? ")" : "");
                 if (other == NO_ACTOR)
                     fan_append(t->text, sizeof t->text, "a change that no other thread makes");
                 else
@@ -250,8 +253,8 @@ static void sched_hand_on(fan_host_sched *t)
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called with the lock held;
- * releases it, and the frontend's own, while it waits. */
+/* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called
+ * with the lock held; releases it, and the frontend's own, while it waits. */
 static bool sched_await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
@@ -301,7 +304,8 @@ fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_er
     (void)pthread_mutex_unlock(&t->lock);
     *out = i;
     return i >= 0 ? FAN_OK
-                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time", FAN_ACTORS);
+                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
+                             FAN_ACTORS);
 }
 
 size_t fan_host_sched_count(fan_host_sched *t)
@@ -405,7 +409,10 @@ int fan_host_sched_pick(fan_host_sched *t, int n)
     return answer;
 }
 
-void fan_host_sched_limit(fan_host_sched *t, size_t steps) { t->limit = steps; }
+void fan_host_sched_limit(fan_host_sched *t, size_t steps)
+{
+    t->limit = steps;
+}
 
 size_t fan_host_sched_steps(fan_host_sched *t)
 {

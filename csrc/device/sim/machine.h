@@ -1,5 +1,5 @@
-/* machine: the structs of a simulated machine, and the functions that its files call of each other, a section per
- * file. */
+/* machine: the structs of a simulated machine, and the functions that its files call of each other,
+ * a section per file. */
 #ifndef FAN_DEVICE_SIM_MACHINE_H
 #define FAN_DEVICE_SIM_MACHINE_H
 
@@ -12,11 +12,11 @@
 #include "device/sim/race_check.h"
 #include "device/sim/sim.h"
 
-/* arena: addresses of one mapping, allocated first-fit: the lowest free block first, so that freed memory is reused at
- * once.
+/* arena: addresses of one mapping, allocated first-fit: the lowest free block first, so that freed
+ * memory is reused at once.
  *
- * Blocks begin at multiples of 64 bytes. With `poison`, free memory is filled with 0xA5, which shows up in work that
- * reads memory it must not read. Not thread-safe. */
+ * Blocks begin at multiples of 64 bytes. With `poison`, free memory is filled with 0xA5, which
+ * shows up in work that reads memory it must not read. Not thread-safe. */
 #define FAN_ARENA_ALIGN 64
 
 typedef struct fan_block {
@@ -32,17 +32,19 @@ typedef struct fan_arena {
     uintptr_t base;
     size_t bytes; /* mapped; a multiple of 64 */
     bool poison;
-    fan_block *blocks; /* sorted, contiguous from base on; after the last, memory that was never allocated */
+    /* sorted, contiguous from base on; after the last, memory that was never allocated */
+    fan_block *blocks;
     size_t n, cap;
     size_t hint;         /* no block before it is free */
     size_t live, in_use; /* used blocks, their bytes */
 } fan_arena;
 
-/* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the system refuses. */
+/* fan_arena_init: reserves `bytes` of addresses, without touching them. Returns 0, or -1 if the
+ * system refuses. */
 int fan_arena_init(fan_arena *a, size_t bytes, bool poison);
 void fan_arena_fini(fan_arena *a);
-/* fan_arena_alloc: returns the new block, valid until the next alloc or free, or NULL: no room, or, with *host, no host
- * memory for the block table. */
+/* fan_arena_alloc: returns the new block, valid until the next alloc or free, or NULL: no room, or,
+ * with *host, no host memory for the block table. */
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host);
 /* fan_arena_find: returns the used block that contains `address`; NULL if none. */
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address);
@@ -94,17 +96,23 @@ struct fan_sim_recording {
 /* A captured command, queued to the graph's own queues at each launch. */
 typedef struct fan_sim_command {
     struct fan_sim_command *next;
-    enum { FAN_COMMAND_WORK, FAN_COMMAND_RECORD, FAN_COMMAND_WAIT } kind;
+    enum {
+        FAN_COMMAND_WORK,
+        FAN_COMMAND_RECORD,
+        FAN_COMMAND_WAIT
+    } kind;
     uint32_t member, event;
     char name[48], call_site[96];
     double us;
     const fan_job *jobs; /* copied after this struct */
-    size_t njobs;        /* 0: a kernel; else `kernel` has the accesses of several jobs. Its arrays are only geometry */
+    /* 0: a kernel; else `kernel` has the accesses of several jobs. Its arrays are only geometry */
+    size_t njobs;
     fan_sim_kernel kernel;
 } fan_sim_command;
 
 struct fan_sim_graph {
-    size_t refs;   /* holds of those that may launch it; while nonzero, the graph holds its machine */
+    /* holds of those that may launch it; while nonzero, the graph holds its machine */
+    size_t refs;
     size_t queued; /* queued pieces of its work: they hold the graph, but no machine */
     fan_sim *m;
     fan_sim_graph *next; /* among the machine's graphs */
@@ -118,13 +126,14 @@ struct fan_sim_graph {
     size_t nblocks, blocks_cap;
 };
 
-/* An element of a queue: work, or a wait for a point. Without bytes to move (run_work false) only the numbers are
- * kept. */
+/* An element of a queue: work, or a wait for a point. Without bytes to move (run_work false) only
+ * the numbers are kept. */
 struct fan_sim_op {
     fan_sim_op *next;
-    uint64_t number;                             /* counts ops of the machine */
-    fan_sim_point wait;                          /* queue NULL: work */
-    const fan_job *jobs;                         /* copied after this struct; those of one launch in any order */
+    uint64_t number;    /* counts ops of the machine */
+    fan_sim_point wait; /* queue NULL: work */
+    /* copied after this struct; those of one launch in any order */
+    const fan_job *jobs;
     size_t njobs;                                /* 0: the kernel */
     fan_status (*fn)(void *ctx, fan_error *err); /* NULL: does nothing */
     void (*fini)(void *ctx);
@@ -135,8 +144,9 @@ typedef struct fan_sim_event {
     fan_sim_point point;
     fan_clock clock;
     double us;
-    int denied;                   /* how often a search answered "not yet" since the last record */
-    uint64_t id, name;            /* `name` is for footprints, and belongs to this use of the event (fan_event.id) */
+    int denied; /* how often a search answered "not yet" since the last record */
+    /* `name` is for footprints, and belongs to this use of the event (fan_event.id) */
+    uint64_t id, name;
     fan_sim_recording *recording; /* the capture of its last record; counted; NULL: not captured */
     uint32_t number;              /* its number in that capture */
     fan_clock place;              /* the captured work ordered before it */
@@ -149,7 +159,8 @@ typedef struct fan_sim_donation {
     fan_array *what; /* only geometry, copied after this struct */
 } fan_sim_donation;
 
-/* The owner of a checker's lane: a stream of a device, or (device -1) a host thread: its actor, or FAN_MAIN. */
+/* The owner of a checker's lane: a stream of a device, or (device -1) a host thread: its actor, or
+ * FAN_MAIN. */
 #define FAN_SIM_OWNER(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
 #define FAN_SIM_OWNER_DEVICE(owner) ((int)((owner) >> 48) - 1)
 #define FAN_SIM_OWNER_HANDLE(owner) ((owner) & FAN_MAIN)
@@ -162,7 +173,8 @@ typedef struct fan_sim_device_part {
     fan_sim_queue *legacy;
     fan_stream *current; /* the legacy stream as a fan_stream; held while the machine has users */
     uint64_t current_id; /* its number, once it has one */
-    /* Bytes handed out, ever: while they fit into the arena, no thread can run out of memory because of another one. */
+    /* Bytes handed out, ever: while they fit into the arena, no thread can run out of memory
+     * because of another one. */
     uint64_t given;
 } fan_sim_device_part;
 
@@ -184,9 +196,10 @@ struct fan_sim {
     uint64_t handle; /* last given to a stream */
     uint64_t number; /* ops so far */
     uint64_t random;
-    uint64_t executor;                  /* thread that runs work now; 0: none */
-    uint32_t depth;                     /* the nesting depth of work on that thread */
-    uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
+    uint64_t executor; /* thread that runs work now; 0: none */
+    uint32_t depth;    /* the nesting depth of work on that thread */
+    /* of the main thread, of actor i at 1 + i; valid where has_lane */
+    uint32_t host_lane[1 + FAN_ACTORS];
     bool has_lane[1 + FAN_ACTORS];
     double host_us[1 + FAN_ACTORS];
     uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has named */
@@ -206,18 +219,30 @@ struct fan_sim {
     fan_host_sched *host_sched;
     fan_sim_chooser chooser;
     bool has_chooser;
-    uint64_t mutex_base;           /* the first number of this machine's mutexes */
-    uint64_t serial;               /* its number among all machines of the process; part of its mutexes' numbers */
+    uint64_t mutex_base; /* the first number of this machine's mutexes */
+    /* its number among all machines of the process; part of its mutexes' numbers */
+    uint64_t serial;
     fan_sim_recording *recordings; /* in progress */
     fan_sim_graph *graphs;         /* those that have been made */
-    atomic_size_t captures;        /* captures in progress; usually 0, which costs one load to check */
+    /* captures in progress; usually 0, which costs one load to check */
+    atomic_size_t captures;
 };
 
-static inline fan_sim *fan__sim_machine(const fan_device *d) { return d->self; }
-static inline void fan__sim_lock(fan_sim *m) { (void)pthread_mutex_lock(&m->lock); }
-static inline void fan__sim_unlock(fan_sim *m) { (void)pthread_mutex_unlock(&m->lock); }
+static inline fan_sim *fan__sim_machine(const fan_device *d)
+{
+    return d->self;
+}
+static inline void fan__sim_lock(fan_sim *m)
+{
+    (void)pthread_mutex_lock(&m->lock);
+}
+static inline void fan__sim_unlock(fan_sim *m)
+{
+    (void)pthread_mutex_unlock(&m->lock);
+}
 
-/* access: the memory that an operation accesses: reported to the search, and checked against happens-before. */
+/* access: the memory that an operation accesses: reported to the search, and checked against
+ * happens-before. */
 
 /* Visits the accesses of an operation; returns false after the last. */
 typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *write);
@@ -229,19 +254,25 @@ fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
 void fan__access_report(fan_sim *m, fan__visit *next, const void *what);
 
-/* The owner of the accessed memory until the operation has run: none, the graph that contains it, or the host thread
- * that waits for it. */
-typedef enum keeper { KEPT_BY_NONE, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
+/* The owner of the accessed memory until the operation has run: none, the graph that contains it,
+ * or the host thread that waits for it. */
+typedef enum keeper {
+    KEPT_BY_NONE,
+    KEPT_BY_GRAPH,
+    KEPT_BY_HOST
+} fan__keeper;
 
-/* fan__access_judge: checks an operation on `lane` against all earlier ones, and, if a kernel of the user's (`by_user`)
- * is what accesses it, that the memory was not donated. FAN_ERR_RACE with *race; FAN_ERR_NOMEM
- * leaves the history unchanged. */
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
-                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err);
+/* fan__access_judge: checks an operation on `lane` against all earlier ones, and, if a kernel of
+ * the user's (`by_user`) is what accesses it, that the memory was not donated. FAN_ERR_RACE with
+ * *race; FAN_ERR_NOMEM leaves the history unchanged. */
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site,
+                             fan__keeper kept, bool by_user, fan__visit *next, const void *what,
+                             fan_race *race, fan_error *err);
 
 /* fan__access_take_back: ends each donation of these bytes. */
 void fan__access_take_back(fan_sim *m, fan_extent bytes);
-fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err);
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
+                        fan_error *err);
 void fan__sim_returned(fan_device *d, const fan_array *a);
 
 /* work: work queued or captured: jobs of the table, kernels of users. */
@@ -253,25 +284,28 @@ typedef struct fan__work {
     double us;     /* its duration */
     bool launched; /* as part of a graph's launch, which is counted once */
     fan__keeper kept;
-    bool by_user;      /* a kernel of the user's */
-    fan_sim_op *op;    /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
+    bool by_user; /* a kernel of the user's */
+    /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
+    fan_sim_op *op;
     double start, end; /* filled in */
 } fan__work;
 
-/* fan__work_enqueue: checks work and queues it on q. On FAN_ERR_RACE it is queued, and *err describes the race; other
- * failures change nothing. */
-fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site, fan_error *err);
-fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+/* fan__work_enqueue: checks work and queues it on q. On FAN_ERR_RACE it is queued, and *err
+ * describes the race; other failures change nothing. */
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site,
                              fan_error *err);
+fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
+                             fan_job_state *states, fan_error *err);
 
-/* call: the checks at the start of every call on a machine: has the machine given up, is this call planned to fail? And
- * the report of a race. */
+/* call: the checks at the start of every call on a machine: has the machine given up, is this call
+ * planned to fail? And the report of a race. */
 
-/* footprint: reports to the search of host orders: which thread of the machine acts, and what it accesses.
+/* footprint: reports to the search of host orders: which thread of the machine acts, and what it
+ * accesses.
  *
- * A name is a kind and a number within it, the same in every order of the threads (explore.h, Contents of
- * footprints). */
+ * A name is a kind and a number within it, the same in every order of the threads (explore.h,
+ * Contents of footprints). */
 enum {
     OF_STREAM = 1,
     OF_EVENT,
@@ -296,9 +330,11 @@ enum {
 };
 
 #define FAN__NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
-#define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others count as one */
+/* of another machine than the thread's: all others count as one */
+#define OF_ANOTHER (UINT64_C(1) << 63)
 
-/* Numbers of mutexes of spawned threads: (machine, thread, index among its mutexes), above the counted ones. */
+/* Numbers of mutexes of spawned threads: (machine, thread, index among its mutexes), above the
+ * counted ones. */
 #define MADE_HERE (UINT64_C(1) << 62)
 #define OF_ITS_MAKER ((UINT64_C(1) << 46) - 1)
 
@@ -309,36 +345,48 @@ typedef struct fan__sim_thread {
     bool fresh; /* a call has just begun: its first yield repeats that of its beginning */
     bool vain;  /* its last query returned "not yet" */
     int apart;  /* threads of another number share no host memory and no graph with it */
-    /* of any thread: depth of kernels being run. A kernel is one step: no other thread runs inside it. */
+    /* of any thread: depth of kernels being run. A kernel is one step: no other thread runs inside
+     * it. */
     int kernels;
     fan_thread_hooks hooks;
 } fan__sim_thread;
 
 extern _Thread_local fan__sim_thread fan__sim_here;
 
-/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it. fan__sim_host: its index among
- * the host threads. fan__sim_lane: its lane of the checker. */
-static inline int fan__sim_actor(const fan_sim *m) { return fan__sim_here.m == m ? fan__sim_here.actor : -1; }
-static inline size_t fan__sim_host(const fan_sim *m) { return (size_t)(1 + fan__sim_actor(m)); }
-static inline uint32_t fan__sim_lane(const fan_sim *m) { return m->host_lane[fan__sim_host(m)]; }
-/* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other machines share one. */
+/* fan__sim_actor: returns the number of the calling thread on m; -1: m did not spawn it.
+ * fan__sim_host: its index among the host threads. fan__sim_lane: its lane of the checker. */
+static inline int fan__sim_actor(const fan_sim *m)
+{
+    return fan__sim_here.m == m ? fan__sim_here.actor : -1;
+}
+static inline size_t fan__sim_host(const fan_sim *m)
+{
+    return (size_t)(1 + fan__sim_actor(m));
+}
+static inline uint32_t fan__sim_lane(const fan_sim *m)
+{
+    return m->host_lane[fan__sim_host(m)];
+}
+/* fan__sim_maker: returns a number for the thread that makes an object on m; threads of other
+ * machines share one. */
 size_t fan__sim_maker(void);
-/* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So the object has the
- * same name in every order of the other threads. */
+/* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So
+ * the object has the same name in every order of the other threads. */
 uint64_t fan__sim_new_name(fan_sim *m, int kind);
-/* fan__sim_access: reports an access to the search of the calling thread's machine, whichever machine owns the
- * object. */
+/* fan__sim_access: reports an access to the search of the calling thread's machine, whichever
+ * machine owns the object. */
 void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how);
 
 #define FAN__SITE 96
 
 void fan__sim_call_site(const fan_sim *m, char *buf, size_t size);
 fan_status fan__sim_alive(fan_sim *m, fan_error *err);
-/* fan__sim_enter: begins every call of the table, with the machine locked. Fails if the machine has given up, or if
- * this call is planned to fail. */
+/* fan__sim_enter: begins every call of the table, with the machine locked. Fails if the machine has
+ * given up, or if this call is planned to fail. */
 fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err);
 fan_status fan__sim_raise(fan_sim *m, const fan_race *race, fan_error *err);
-/* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail does it. */
+/* fan__sim_raise_pending: raises a race that a release found; the first later call that can fail
+ * does it. */
 fan_status fan__sim_raise_pending(fan_sim *m, fan_error *err);
 void fan__sim_keep_race(fan_sim *m, const fan_race *race);
 
@@ -347,18 +395,26 @@ void fan__sim_keep_race(fan_sim *m, const fan_race *race);
 
 /* queue: a stream's queue, and the waits in it. Call with the machine's lock held. */
 
-static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl; }
+static inline fan_sim_queue *fan__queue_of(const fan_stream *s)
+{
+    return s->impl;
+}
 
-static inline double fan__later(double a, double b) { return a > b ? a : b; }
+static inline double fan__later(double a, double b)
+{
+    return a > b ? a : b;
+}
 
 fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
-/* fan__queue_new: makes a queue for a new stream. seen: the clock of the thread that makes it; NULL: empty. */
-fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
-                          fan_sim_queue **out, fan_error *err);
+/* fan__queue_new: makes a queue for a new stream. seen: the clock of the thread that makes it;
+ * NULL: empty. */
+fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking,
+                          const fan_clock *seen, fan_sim_queue **out, fan_error *err);
 void fan__queue_drop(fan_sim_queue *q);
 /* fan__queue_sweep: frees the empty queues that no stream, event or wait refers to. */
 void fan__queue_sweep(fan_sim *m);
-/* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the clocks. */
+/* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the
+ * clocks. */
 fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
 /* fan__queue_drop_work: removes every op without running it. */
 void fan__queue_drop_work(fan_sim *m);
@@ -367,27 +423,32 @@ void fan__queue_drop_work(fan_sim *m);
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 
 void fan__graph_free(fan_sim_graph *g);
-/* recording: the state of a capture in progress, and the calls that it forbids. Call with the machine's lock held. */
+/* recording: the state of a capture in progress, and the calls that it forbids. Call with the
+ * machine's lock held. */
 
 void fan__recording_drop(fan_sim_recording *r);
-/* fan__recording_refuse: turns a code of capture.h into a failure that names the stream; -1: out of memory. */
-fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err);
+/* fan__recording_refuse: turns a code of capture.h into a failure that names the stream; -1: out of
+ * memory. */
+fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what,
+                                 fan_error *err);
 /* fan__recording_none: fails if q is captured, for calls that a captured stream does not allow. */
 fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err);
 /* fan__recording_has_time: the same for an event. */
-fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err);
+fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
+                                   fan_error *err);
 
 fan_sim_command *fan__command_new(size_t bytes);
 void fan__command_put(fan_sim_graph *g, fan_sim_command *c);
 fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err);
 /* fan__recording_wait: handles a wait if q or the event is captured; *done false: neither is. */
-fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err);
+fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done,
+                               fan_error *err);
 
 /* fan__recording_drop_all: drops those that were never ended. */
 void fan__recording_drop_all(fan_sim *m);
 
-/* run: runs queued work, late and in any order that is allowed. Call with the machine's lock held; it is released while
- * work runs. */
+/* run: runs queued work, late and in any order that is allowed. Call with the machine's lock held;
+ * it is released while work runs. */
 
 /* fan__run_settle: removes fulfilled waits from the queues' heads; each may fulfil others. */
 void fan__run_settle(fan_sim *m);
@@ -397,13 +458,14 @@ fan_sim_queue *fan__run_pick(fan_sim *m);
 fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err);
 /* fan__run_stand_by: waits until the thread that runs work has finished one piece. */
 void fan__run_stand_by(fan_sim *m);
-/* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is idle. Stops at the
- * first kernel that fails. */
+/* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is
+ * idle. Stops at the first kernel that fails. */
 fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
-/* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory needs it
- * (fan__sim_dropped). */
+/* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory
+ * needs it (fan__sim_dropped). */
 fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err);
-/* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread after it. */
+/* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread
+ * after it. */
 fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
 bool fan__run_has_passed(const fan_sim_event *ev);
 /* fan__run_for: runs only the work that `point` needs; *can false: it can never pass. */
@@ -411,12 +473,13 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
 /* fan__sim_nudge: runs one piece of work, where no search chooses (sim.h, Queries). */
 fan_status fan__sim_nudge(fan_device *d, fan_error *err);
 
-/* stream: streams of a machine: the table's entries, and the barriers of the legacy default stream. */
+/* stream: streams of a machine: the table's entries, and the barriers of the legacy default
+ * stream. */
 
 
-/* fan__stream_barrier: A7: orders work on the legacy default stream after all that its device's blocking streams have
- * queued; and work on a blocking stream after all that the legacy stream has. FAN_ERR_NOMEM may leave extra waits,
- * which no caller can observe. */
+/* fan__stream_barrier: A7: orders work on the legacy default stream after all that its device's
+ * blocking streams have queued; and work on a blocking stream after all that the legacy stream has.
+ * FAN_ERR_NOMEM may leave extra waits, which no caller can observe. */
 fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err);
 
 /* event: events of a machine: the table's entries. */

@@ -1,5 +1,5 @@
-/* The memory of simulated devices: addresses, allocated first-fit; and what operations access, reported to the search
- * and checked against happens-before. */
+/* The memory of simulated devices: addresses, allocated first-fit; and what operations access,
+ * reported to the search and checked against happens-before. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "array/nditer.h"
 #include "array/overlap.h"
@@ -30,7 +30,8 @@ int fan_arena_init(fan_arena *a, size_t bytes, bool poison)
     memset(a, 0, sizeof *a);
     if (!round_up(bytes, &a->bytes))
         return -1;
-    void *p = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
         a->bytes = 0;
         return -1;
@@ -54,7 +55,10 @@ static void arena_spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
         memset((void *)lo, FAN_POISON, hi - lo);
 }
 
-static uintptr_t arena_top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
+static uintptr_t arena_top(const fan_arena *a)
+{
+    return a->n ? a->blocks[a->n - 1].hi : a->base;
+}
 
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {
@@ -140,7 +144,8 @@ void fan_arena_free(fan_arena *a, uintptr_t lo)
 #ifdef FAN_TEST
 void fan_arena_reset(fan_arena *a)
 {
-    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned on allocation. */
+    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned
+     * on allocation. */
     uintptr_t hi = arena_top(a);
     a->n = 0;
     if (hi > a->base && a->poison) {
@@ -154,7 +159,8 @@ void fan_arena_reset(fan_arena *a)
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {
     const fan_job *job = what;
-    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the checker does not track host memory */
+    /* the checker does not track host memory */
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n;
     *write = false;
     if (i < reads) {
         *a = job->in[i].array;
@@ -172,7 +178,8 @@ bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write
     }
     *write = false;
     if (job->kind == FAN_JOB_SCATTER && i < 4) {
-        const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
+        const fan_array *parts[] = {job->sparse->indices, job->sparse->values,
+                                    job->sparse->pointers, job->out};
         *a = parts[i];
         return true;
     }
@@ -221,14 +228,16 @@ void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
 /* ---- donated memory ---- */
 
 /* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
-static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write, fan_race *race)
+static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write,
+                              fan_race *race)
 {
     for (const fan_sim_donation *g = a && a->size ? m->donations : NULL; g; g = g->next) {
         fan_region one = fan_region_of(g->what), two = fan_region_of(a);
         fan_verdict verdict;
         int64_t lo, hi;
         /* A6: an undecided overlap counts as one. */
-        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK && verdict == FAN_OVERLAP_DISJOINT)
+        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK &&
+            verdict == FAN_OVERLAP_DISJOINT)
             continue;
         fan_array_reach(a, &lo, &hi);
         if (race)
@@ -256,7 +265,8 @@ void fan__access_take_back(fan_sim *m, fan_extent bytes)
     }
 }
 
-fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err)
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
+                        fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
     fan_status status = FAN_OK;
@@ -312,8 +322,9 @@ void fan__sim_returned(fan_device *d, const fan_array *a)
 
 /* ---- judged ---- */
 
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
-                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err)
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site,
+                             fan__keeper kept, bool by_user, fan__visit *next, const void *what,
+                             fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
@@ -329,7 +340,8 @@ fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const 
         fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         fan_status status =
-            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL)
+              : FAN_OK;
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         if (status == FAN_OK && worst == FAN_OK && by_user && m->donations &&

@@ -7,7 +7,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The runs of a view: `bytes` at a time, at base + every combination of the axes, the widest stride outermost. */
+/* The runs of a view: `bytes` at a time, at base + every combination of the axes, the widest stride
+ * outermost. */
 typedef struct fan__runs {
     uintptr_t base;
     uintptr_t bytes; /* 0: the view is empty */
@@ -17,8 +18,8 @@ typedef struct fan__runs {
 
 /* history: the last write of each byte and the reads since: the core of the happens-before checker.
  *
- * Ranges of equal history are in short sorted runs (chunks) under one sorted directory: an access to an existing range
- * costs two binary searches and no allocation. */
+ * Ranges of equal history are in short sorted runs (chunks) under one sorted directory: an access
+ * to an existing range costs two binary searches and no allocation. */
 #define FAN__NONE UINT32_MAX
 #define FAN__CHUNK 32
 
@@ -152,8 +153,14 @@ static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
 {
     return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0;
 }
-static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p) { return &o->dir[p.c]->r[p.i]; }
-static inline bool fan__history_is_end(const fan_race_check *o, fan__place p) { return p.c >= o->ndir; }
+static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p)
+{
+    return &o->dir[p.c]->r[p.i];
+}
+static inline bool fan__history_is_end(const fan_race_check *o, fan__place p)
+{
+    return p.c >= o->ndir;
+}
 
 static void fan__history_free_chunk(fan_race_check *o, fan__chunk *c)
 {
@@ -256,7 +263,8 @@ static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
     return new_;
 }
 
-/* history_insert: inserts *r before p (which may be the end) and returns its place. The room must exist. */
+/* history_insert: inserts *r before p (which may be the end) and returns its place. The room must
+ * exist. */
 static fan__place history_insert(fan_race_check *o, fan__place p, const fan__range *r)
 {
     if (fan__history_is_end(o, p)) {
@@ -269,7 +277,8 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
     if (c->n == FAN__CHUNK) {
         fan__chunk *right = history_open_chunk(o, p.c + 1);
         uint32_t keep =
-            p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2; /* ranges appended at the end fill their chunks */
+            /* ranges appended at the end fill their chunks */
+            p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2;
         right->n = FAN__CHUNK - keep;
         memcpy(right->r, c->r + keep, right->n * sizeof *r);
         c->n = keep;
@@ -285,8 +294,8 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
     return p;
 }
 
-/* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references. Returns the place that
- * follows them. */
+/* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references.
+ * Returns the place that follows them. */
 static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi)
 {
     size_t empty = 0, first_empty = 0;
@@ -313,7 +322,8 @@ static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t 
         q.i = 0;
     }
     if (empty) {
-        memmove(&o->dir[first_empty], &o->dir[first_empty + empty], (o->ndir - first_empty - empty) * sizeof *o->dir);
+        memmove(&o->dir[first_empty], &o->dir[first_empty + empty],
+                (o->ndir - first_empty - empty) * sizeof *o->dir);
         o->ndir -= empty;
         if (first_empty == p.c)
             return (fan__place){p.c, 0};
@@ -323,8 +333,8 @@ static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t 
     return p;
 }
 
-/* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends after x. The room
- * must exist. */
+/* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends
+ * after x. The room must exist. */
 static fan__place fan__history_cut(fan_race_check *o, uintptr_t x)
 {
     fan__place p = fan__history_find(o, x);
@@ -346,15 +356,16 @@ static fan__place fan__history_cut(fan_race_check *o, uintptr_t x)
     return fan__history_after(o, history_insert(o, p, &left));
 }
 
-/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses that cross `crossed`
- * existing ranges. */
+/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses
+ * that cross `crossed` existing ranges. */
 static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
     size_t chunks = crossed / FAN__CHUNK + ranges / (FAN__CHUNK / 2) + 4;
     if (chunks > ranges + 1)
         chunks = ranges + 1;
-    if (o->ndir + chunks > o->dir_cap && fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
+    if (o->ndir + chunks > o->dir_cap &&
+        fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
         return -1;
     while (o->nfree < chunks) {
         fan__chunk *c = fan_alloc(sizeof *c);
@@ -364,17 +375,18 @@ static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, 
     }
     if (o->free_reads < reads) {
         size_t was = o->reads_cap, want = o->reads_cap + (reads - o->free_reads);
-        if (want >= FAN__NONE || fan_grow((void **)&o->reads, &o->reads_cap, want, sizeof *o->reads))
+        if (want >= FAN__NONE ||
+            fan_grow((void **)&o->reads, &o->reads_cap, want, sizeof *o->reads))
             return -1;
         o->free_reads += o->reads_cap - was;
     }
     return 0;
 }
 
-/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts, each copying a list
- * of reads; a read on every range and every gap. */
-static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads,
-                                 size_t *crossed)
+/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts,
+ * each copying a list of reads; a read on every range and every gap. */
+static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi,
+                                 size_t *ranges, size_t *reads, size_t *crossed)
 {
     size_t k = 0, copies = 0;
     fan__place p = fan__history_find(o, lo);
@@ -394,7 +406,8 @@ static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_
 }
 
 /* fan__history_add_read: notes a read and drops the reads that it covers. */
-static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op)
+static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now,
+                                  uint32_t op)
 {
     const fan_op *acting = &o->ops[op].op;
     uint32_t *link = &r->reads;
@@ -411,7 +424,8 @@ static void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_cl
         }
     }
     uint32_t at = history_take_read(o);
-    o->reads[at] = (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
+    o->reads[at] =
+        (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
     r->reads = at;
     o->ops[op].refs++;
 }
@@ -430,7 +444,8 @@ static void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op
 }
 
 /* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
-static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
+static void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi,
+                                    bool released)
 {
     fan__place p = fan__history_cut(o, lo);
     fan__history_cut(o, hi);
@@ -462,7 +477,8 @@ static int fan__lane_room(fan_clock *c, size_t n)
     return 0;
 }
 
-/* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room (fan__lane_room_to_join). */
+/* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room
+ * (fan__lane_room_to_join). */
 static void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from)
 {
     if (to == from)
@@ -485,13 +501,15 @@ static int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from)
 fan_status fan_race_check_lane(fan_race_check *o, uint32_t *out, fan_error *err)
 {
     size_t n = o->nlanes + 1;
-    bool fits = n < FAN__NONE && !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) &&
+    bool fits = n < FAN__NONE &&
+                !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) &&
                 !fan__lane_room(&o->gate, n);
     /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < o->nlanes; i++)
         fits = !o->lanes[i].host || !fan__lane_room(&o->lanes[i].clock, n);
     if (!fits)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a lane of the happens-before checker");
+        return fan_fail(err, FAN_ERR_NOMEM,
+                        "out of memory for a lane of the happens-before checker");
     fan__lane *l = &o->lanes[o->nlanes];
     *l = (fan__lane){.open = FAN__NONE};
     fan_clock_init(&l->clock);
@@ -521,7 +539,10 @@ uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t at)
 }
 
 #ifdef FAN_TEST
-size_t fan_race_check_lanes(const fan_race_check *o) { return o->nlanes; }
+size_t fan_race_check_lanes(const fan_race_check *o)
+{
+    return o->nlanes;
+}
 #endif
 
 bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *out)
@@ -559,7 +580,8 @@ fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, 
 {
     if (fan__lane_room_to_join(o, at, host))
         return FAN_ERR_NOMEM;
-    uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n : o->lanes[host].clock.n;
+    uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n
+                                                               : o->lanes[host].clock.n;
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
     fan__lane_join(o, at, host);
@@ -567,7 +589,8 @@ fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, 
     return FAN_OK;
 }
 
-fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host, const fan_clock *event)
+fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host,
+                               const fan_clock *event)
 {
     if (fan__lane_room_to_join(o, at, host) || fan__lane_room(&o->lanes[at].clock, event->n))
         return FAN_ERR_NOMEM;
@@ -609,7 +632,8 @@ fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t i
             fan_clock_init(&table[i].clock);
         for (size_t i = 0; i < o->mutexes_cap; i++)
             if (o->mutexes[i].id)
-                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i]; /* the clock moves with its heap */
+                /* the clock moves with its heap */
+                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i];
             else
                 fan_clock_fini(&o->mutexes[i].clock);
         fan_free(o->mutexes);
@@ -663,7 +687,10 @@ static void race_clear(fan_race_check *o)
 }
 
 #ifdef FAN_TEST
-void fan_race_check_reset(fan_race_check *o) { race_clear(o); }
+void fan_race_check_reset(fan_race_check *o)
+{
+    race_clear(o);
+}
 #endif
 
 void fan_race_check_free(fan_race_check *o)
@@ -699,8 +726,9 @@ static void race_put_text(char *to, size_t size, const char *from)
     to[n] = '\0';
 }
 
-static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, bool first_writes, const fan_op *second,
-                      bool second_writes, const fan__range *r, uintptr_t lo, uintptr_t hi)
+static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, bool first_writes,
+                      const fan_op *second, bool second_writes, const fan__range *r, uintptr_t lo,
+                      uintptr_t hi)
 {
     if (!race)
         return;
@@ -713,9 +741,10 @@ static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, b
     race->hi = hi < r->hi ? hi : r->hi;
 }
 
-/* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history of one range. */
-static bool is_race(const fan_race_check *o, const fan__range *r, const fan_clock *now, const fan_op *second,
-                    bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
+/* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history
+ * of one range. */
+static bool is_race(const fan_race_check *o, const fan__range *r, const fan_clock *now,
+                    const fan_op *second, bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != FAN__NONE && (r->released || fan__count_in(now, r->lane) < r->count)) {
         race_fill(o, race, r->op, true, second, write, r, lo, hi);
@@ -732,13 +761,15 @@ static bool is_race(const fan_race_check *o, const fan__range *r, const fan_cloc
 }
 
 /* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
-static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write,
+                             fan_race *race)
 {
     const fan_op *acting = &o->ops[op].op;
     const fan_clock *now = &o->lanes[acting->lane].clock;
     bool raced = false;
     fan__place p = fan__history_find(o, lo);
-    if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo && fan__history_at(o, p)->hi == hi) {
+    if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo &&
+        fan__history_at(o, p)->hi == hi) {
         fan__range *r = fan__history_at(o, p);
         if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
             return FAN_ERR_NOMEM;
@@ -753,7 +784,8 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
     fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
     if (fan__history_reserve(o, ranges, reads, crossed))
         return FAN_ERR_NOMEM;
-    for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
+    for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
+         p = fan__history_after(o, p))
         raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
     if (write) {
         fan__history_note_write(o, op, lo, hi, false);
@@ -762,8 +794,9 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
         fan__history_cut(o, hi);
         p = fan__history_find(o, lo);
         for (uintptr_t x = lo; x < hi;) {
-            uintptr_t next =
-                fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi ? hi : fan__history_at(o, p)->lo;
+            uintptr_t next = fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi
+                                 ? hi
+                                 : fan__history_at(o, p)->lo;
             if (next > x) {
                 fan__range gap = {.lo = x, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
                 fan__history_add_read(o, &gap, now, op);
@@ -784,29 +817,32 @@ void fan_race_check_plan(fan_race_check *o, const fan_array *a)
     fan__runs_of(a, &r);
     if (r.bytes)
         do
-            fan__history_measure(o, r.base, r.base + r.bytes, &o->want_ranges, &o->want_reads, &o->want_crossed);
+            fan__history_measure(o, r.base, r.base + r.bytes, &o->want_ranges, &o->want_reads,
+                                 &o->want_crossed);
         while (fan__runs_next(&r));
 }
 
-fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name, const char *call_site,
-                                uint64_t *op, fan_error *err)
+fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name,
+                                const char *call_site, uint64_t *op, fan_error *err)
 {
     assert(at < o->nlanes && host < o->nlanes);
     fan__lane *l = &o->lanes[at];
     uint32_t new_ = l->open;
-    /* An access may cut ranges that another access of the same operation then crosses: twice their sum is room enough
-     * for all accesses that do not overlap themselves. */
-    size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
+    /* An access may cut ranges that another access of the same operation then crosses: twice their
+     * sum is room enough for all accesses that do not overlap themselves. */
+    size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4,
+           crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
-    if (fan__history_reserve(o, ranges, reads, crossed) || fan__lane_room(&l->clock, (size_t)at + 1) ||
-        fan__lane_room_to_join(o, at, host))
+    if (fan__history_reserve(o, ranges, reads, crossed) ||
+        fan__lane_room(&l->clock, (size_t)at + 1) || fan__lane_room_to_join(o, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (new_ == FAN__NONE || o->ops[new_].refs > 1) {
         if (o->free_op != FAN__NONE) {
             new_ = o->free_op;
             o->free_op = o->ops[new_].next;
         } else {
-            if (o->nops + 1 >= FAN__NONE || fan_grow((void **)&o->ops, &o->ops_cap, o->nops + 1, sizeof *o->ops))
+            if (o->nops + 1 >= FAN__NONE ||
+                fan_grow((void **)&o->ops, &o->ops_cap, o->nops + 1, sizeof *o->ops))
                 return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
             new_ = (uint32_t)o->nops++;
         }
@@ -832,7 +868,10 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     return FAN_OK;
 }
 
-const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op) { return &o->ops[op].op; }
+const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op)
+{
+    return &o->ops[op].op;
+}
 
 void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited)
 {
@@ -842,14 +881,16 @@ void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited)
 }
 
 #ifdef FAN_TEST
-fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, uintptr_t hi,
+                                bool write, fan_race *race)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
     return lo < hi ? race_touch(o, (uint32_t)op, lo, hi, write, race) : FAN_OK;
 }
 #endif
 
-fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race)
+fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write,
+                                 fan_race *race)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
     fan__runs r;
@@ -858,7 +899,8 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
         return FAN_OK;
     fan_status worst = FAN_OK;
     do {
-        fan_status status = race_touch(o, (uint32_t)op, r.base, r.base + r.bytes, write, worst == FAN_OK ? race : NULL);
+        fan_status status = race_touch(o, (uint32_t)op, r.base, r.base + r.bytes, write,
+                                       worst == FAN_OK ? race : NULL);
         if (status == FAN_ERR_NOMEM)
             return status;
         if (status != FAN_OK)
@@ -868,10 +910,11 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
 }
 
 /* race_left_behind: returns whether this range has history that is not in `gate`. */
-static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate, const fan_op *second,
-                             uintptr_t lo, uintptr_t hi, fan_race *race)
+static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate,
+                             const fan_op *second, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
-    if (r->op != FAN__NONE && (r->released || (!o->ops[r->op].op.over && fan__count_in(gate, r->lane) < r->count))) {
+    if (r->op != FAN__NONE &&
+        (r->released || (!o->ops[r->op].op.over && fan__count_in(gate, r->lane) < r->count))) {
         race_fill(o, race, r->op, true, second, true, r, lo, hi);
         return true;
     }
@@ -885,8 +928,8 @@ static bool race_left_behind(const fan_race_check *o, const fan__range *r, const
     return false;
 }
 
-fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                 uintptr_t hi, const char *call_site, fan_race *race)
+fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
+                                 uintptr_t lo, uintptr_t hi, const char *call_site, fan_race *race)
 {
     if (lo >= hi)
         return FAN_OK;
@@ -904,15 +947,16 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
     bool raced = false;
     for (fan__place p = fan__history_find(o, lo);
-         !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
+         !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
+         p = fan__history_after(o, p))
         raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &acting, lo, hi, race);
     if (raced && race)
         race->release = true;
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
-fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                  uintptr_t hi, const char *call_site, fan_race *race)
+fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n,
+                                  uintptr_t lo, uintptr_t hi, const char *call_site, fan_race *race)
 {
     fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, call_site, race);
     if (lo >= hi)
@@ -938,7 +982,9 @@ void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
     if (fan__history_reserve(o, ranges, reads, crossed) == 0) {
         fan__history_cut(o, lo);
         fan__history_cut(o, hi);
-    } /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not invent one */
+        /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not
+         * invent one */
+    }
     p = fan__history_find(o, lo);
     if (!fan__history_is_end(o, p))
         fan__history_erase(o, p, hi);

@@ -27,25 +27,30 @@ fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *w
         return FAN_OK;
     if (code < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
-    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code,
+                         "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
                          (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
 }
 
 fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err)
 {
-    return q->recording
-               ? fan__recording_refuse(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err)
-               : FAN_OK;
+    return q->recording ? fan__recording_refuse(
+                              q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED),
+                              what, err)
+                        : FAN_OK;
 }
 
-fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err)
+fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
+                                   fan_error *err)
 {
     if (!ev->recording)
         return FAN_OK;
-    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT
-                                            : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
-    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
-                         e->device->index, fan_capture_words(code), code);
+    int code = ev->recording->capture.ended
+                   ? FAN_CAPTURE_EVENT
+                   : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code,
+                         "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index,
+                         fan_capture_words(code), code);
 }
 
 fan_sim_command *fan__command_new(size_t bytes)
@@ -84,7 +89,8 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
     return FAN_OK;
 }
 
-fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err)
+fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done,
+                               fan_error *err)
 {
     fan_sim_recording *mine = q->recording, *theirs = ev->recording;
     *done = mine || theirs;
@@ -92,7 +98,8 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
         return FAN_OK;
     if (!theirs) /* an event that was never recorded: no wait */
         return ev->point.queue
-                   ? fan__recording_refuse(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
+                   ? fan__recording_refuse(
+                         q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
                    : FAN_OK;
     if (theirs->capture.ended) {
         if (mine)
@@ -101,7 +108,8 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     }
     if (mine && mine != theirs) {
         fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
-        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE), "wait", err);
+        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE),
+                                     "wait", err);
     }
     fan_sim_graph *g = theirs->graph;
     fan_sim_command *c = fan__command_new(sizeof *c);
@@ -110,7 +118,8 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
         code = fan_capture_wait(&mine->capture, q->member, &ev->place);
     else if (c && q->legacy)
         code = fan_capture_break(&theirs->capture, FAN_CAPTURE_IMPLICIT);
-    else if (c && fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device) == 0)
+    else if (c && fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1,
+                           sizeof *g->device) == 0)
         code = fan_capture_pull(&theirs->capture, &ev->place, &q->member);
     if (code) {
         fan_free(c);
@@ -180,10 +189,11 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *
     fan__sim_lock(m);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        if ((always && !r->capture.ended) || fan_capture_forbids(&r->capture, thread, thread_mode)) {
+        if ((always && !r->capture.ended) ||
+            fan_capture_forbids(&r->capture, thread, thread_mode)) {
             int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code),
-                                   code);
+            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
+                                   fan_capture_words(code), code);
         }
     fan__sim_unlock(m);
     return status;

@@ -1,4 +1,5 @@
-/* The backend's entries and its table; makes and ends machines; the machines that a thread has entered. */
+/* The backend's entries and its table; makes and ends machines; the machines that a thread has
+ * entered. */
 #define _POSIX_C_SOURCE 200809L
 #include "array/nditer.h"
 #include "base/mem.h"
@@ -11,7 +12,8 @@
 
 /* ---- memory ---- */
 
-static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out,
+                                 fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
     fan_arena *a = &m->parts[d->index].arena;
@@ -30,11 +32,12 @@ static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes
         fan_race_check_forget(m->race_check, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
-        status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
-                                 d->index)
-                      : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
-                                      "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use", d->index,
-                                      bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
+        status =
+            host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes,
+                            FAN_PLURAL(bytes), d->index)
+                 : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
+                                 "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use",
+                                 d->index, bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
     fan__sim_unlock(m);
     return status;
@@ -69,7 +72,8 @@ static void lane_list_add(lane_list *l, uint32_t lane)
         l->list[l->n++] = lane;
 }
 
-static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
+static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams,
+                             size_t n)
 {
     fan_sim *m = fan__sim_machine(d);
     lane_list after = {0};
@@ -104,12 +108,13 @@ static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream
     }
     if (after.short_of_memory)
         goto done;
-    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
-                          fan_race *) =
+    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t,
+                          uintptr_t, const char *, fan_race *) =
         b && b->graphs ? fan_race_check_let_go
-                       : fan_race_check_release; /* a graph that uses the block may be launched again */
-    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
-                call_site, &race) == FAN_ERR_RACE) {
+                       /* a graph that uses the block may be launched again */
+                       : fan_race_check_release;
+    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data,
+                (uintptr_t)data + bytes, call_site, &race) == FAN_ERR_RACE) {
         fan__sim_keep_race(m, &race);
         if (!m->has_pending) {
             m->pending = race;
@@ -128,7 +133,8 @@ static bool visit_read(const void *what, size_t i, const fan_array **a, bool *wr
     return i == 0;
 }
 
-static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *src,
+                                fan_error *err)
 {
     fan_sim *m = fan__sim_machine(s->device);
     fan_sim_queue *q = fan__queue_of(s);
@@ -145,7 +151,8 @@ static fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_a
     fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
     fan__access_report(m, visit_read, src);
     /* a copy on q that the host waits for */
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, visit_read, src, &race, err);
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, visit_read, src,
+                              &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
@@ -167,12 +174,13 @@ done:
     return status;
 }
 
-fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
-                         fan_array **out, fan_error *err)
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape,
+                         const fan_array *init, fan_array **out, fan_error *err)
 {
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
+                        m->config.devices);
     fan_array *a;
     if (init)
         FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
@@ -186,19 +194,22 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
             (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
     fan__sim_unlock(m);
     if (init && m->config.run_work)
-        fan_array_copy(a, init); /* at once: the memory is new to everyone, and its earlier users have passed */
+        /* at once: the memory is new to everyone, and its earlier users have passed */
+        fan_array_copy(a, init);
     *out = a;
     return FAN_OK;
 }
 
 #ifdef FAN_TEST
-fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err)
+fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a,
+                             fan_error *err)
 {
     fan_stream *on = NULL;
     if (s) {
         on = fan_stream_hold(s);
     } else {
-        fan_sim_device_part *p = a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
+        fan_sim_device_part *p =
+            a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
         if (!p)
             return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
         on = fan_stream_current(&p->device);
@@ -233,7 +244,8 @@ static fan_stream *fan__sim_current(fan_device *d)
     return s;
 }
 
-static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
+static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out,
+                                       fan_error *err)
 {
     char text[32];
     if (handle <= FAN_LEGACY) {
@@ -251,7 +263,8 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
     fan__sim_unlock(m);
     *out = found;
     return found ? FAN_OK
-                 : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
+                 : fan_fail(err, FAN_ERR_VALUE,
+                            "no stream of %s has the handle %llu: Machine.stream makes one",
                             fan_device_text(d, text, sizeof text), (unsigned long long)handle);
 }
 
@@ -276,7 +289,8 @@ static fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
+static fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out,
+                                          fan_error *err)
 {
     (void)id; /* a new number each time: numbers are free here */
     return fan_sim_stream(fan__sim_machine(d), d->index, false, out, err);
@@ -311,8 +325,10 @@ static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
     fan__sim_lock(m);
-    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING ? fan__sim_enter(m, "event_init", err)
-                                                                            : FAN_OK; /* as in fan__sim_record */
+    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING
+                            ? fan__sim_enter(m, "event_init", err)
+                            /* as in fan__sim_record */
+                            : FAN_OK;
     if (status == FAN_OK)
         ev->name = fan__sim_new_name(m, OF_EVENT);
     fan__sim_unlock(m);
@@ -390,8 +406,8 @@ done:
     return status;
 }
 
-/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no barrier of the legacy
- * stream, and no other ordering. */
+/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no
+ * barrier of the legacy stream, and no other ordering. */
 static fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err)
 {
     fan_sim *m = fan__sim_machine(s->device);
@@ -421,7 +437,8 @@ static fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, "wait", err));
     if (fan__sim_machine(e->device) != m) {
-        status = fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
+        status =
+            fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
         goto done;
     }
     event_name(m, e);
@@ -445,8 +462,10 @@ done:
     fan__sim_unlock(m);
     if (never && m->hooks.warn) {
         char text[128];
-        snprintf(text, sizeof text, "stream %llu of sim:%d waits for an event that was never recorded: that is no wait",
-                 (unsigned long long)s->handle, s->device->index);
+        snprintf(
+            text, sizeof text,
+            "stream %llu of sim:%d waits for an event that was never recorded: that is no wait",
+            (unsigned long long)s->handle, s->device->index);
         m->hooks.warn(m->hooks.ctx, text);
     }
     return status;
@@ -459,7 +478,8 @@ static void fan__sim_elided(fan_stream *s, fan_event *e)
     fan__sim_lock(m);
     fan__sim_access(m, fan__queue_of(s)->name, false);
     fan__sim_access(m, ev->name, false);
-    if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
+    if (m->checking &&
+        !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
         m->unsound++;
     fan__sim_unlock(m);
 }
@@ -478,9 +498,11 @@ static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     fan__run_settle(m);
     *done = true;
     if (ev->point.queue) {
-        bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
+        bool chosen =
+            m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
         *done = fan__run_has_passed(ev);
-        if (chosen && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
+        if (chosen &&
+            !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
             int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
             if (said >= 0) {
                 *done = said == 1;
@@ -506,7 +528,8 @@ static bool fan__sim_peek(fan_event *e)
     fan__sim_lock(m);
     fan__run_settle(m);
     const fan_sim_event *ev = e->impl;
-    bool done = (fan__run_has_passed(ev) && !ev->recording) || fan_host_sched_given_up(m->host_sched) != FAN_GOING;
+    bool done = (fan__run_has_passed(ev) && !ev->recording) ||
+                fan_host_sched_given_up(m->host_sched) != FAN_GOING;
     fan__sim_unlock(m);
     return done;
 }
@@ -607,9 +630,15 @@ static bool sim_closed(const fan_device *d)
     return atomic_load_explicit(&fan__sim_machine(d)->closed, memory_order_acquire);
 }
 
-static uint64_t sim_left_out(fan_device *d) { return fan__sim_machine(d)->left_out; }
+static uint64_t sim_left_out(fan_device *d)
+{
+    return fan__sim_machine(d)->left_out;
+}
 
-static void sim_device_fini(fan_device *d) { sim_free_machine(fan__sim_machine(d)); }
+static void sim_device_fini(fan_device *d)
+{
+    sim_free_machine(fan__sim_machine(d));
+}
 
 static const fan_backend fan_sim_backend = {
     .name = "sim",
@@ -646,8 +675,9 @@ static const fan_backend fan_sim_backend = {
 
 static void sim_set_host_sched(fan_sim *m)
 {
-    fan_host_sched_hooks h = {
-        .before_block = m->hooks.before_block, .after_block = m->hooks.after_block, .block_ctx = m->hooks.ctx};
+    fan_host_sched_hooks h = {.before_block = m->hooks.before_block,
+                              .after_block = m->hooks.after_block,
+                              .block_ctx = m->hooks.ctx};
     if (m->has_chooser) {
         h.choose = m->chooser.choose;
         h.pick = m->chooser.pick;
@@ -680,11 +710,13 @@ static void sim_begin_anew(fan_sim *m)
     }
 }
 
-fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err)
+fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out,
+                       fan_error *err)
 {
     *out = NULL;
     if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
-        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d", FAN_SIM_DEVICES, config->devices);
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d",
+                        FAN_SIM_DEVICES, config->devices);
     fan_sim *m = fan_calloc(sizeof *m);
     if (!m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
@@ -720,7 +752,8 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
         fan_sim_device_part *p = &m->parts[i];
         if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
             status =
-                fan_fail(err, FAN_ERR_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
+                fan_fail(err, FAN_ERR_NOMEM,
+                         "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
                          m->config.memory, i);
             goto done;
         }
@@ -743,15 +776,23 @@ fan_device *fan_sim_device(fan_sim *m, int index)
     return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
 }
 
-fan_sim *fan_sim_of(const fan_device *d) { return d->backend == &fan_sim_backend ? fan__sim_machine(d) : NULL; }
+fan_sim *fan_sim_of(const fan_device *d)
+{
+    return d->backend == &fan_sim_backend ? fan__sim_machine(d) : NULL;
+}
 
-uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
+uint64_t fan_sim_seed(const fan_sim *m)
+{
+    return m->config.seed;
+}
 
 #ifdef FAN_TEST
 fan_status fan_sim_reset(fan_sim *m, fan_error *err)
 {
-    if (fan_host_sched_count(m->host_sched) != 0 && fan_host_sched_given_up(m->host_sched) == FAN_GOING)
-        return fan_fail(err, FAN_ERR_STATE, "a machine with host threads cannot be reset: join them first");
+    if (fan_host_sched_count(m->host_sched) != 0 &&
+        fan_host_sched_given_up(m->host_sched) == FAN_GOING)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a machine with host threads cannot be reset: join them first");
     fan__queue_drop_work(m);
     for (int i = 0; i < m->config.devices; i++)
         fan_device_poll(&m->parts[i].device);
@@ -761,7 +802,8 @@ fan_status fan_sim_reset(fan_sim *m, fan_error *err)
         live += m->parts[i].arena.live;
     if (live) {
         fan__sim_unlock(m);
-        return fan_fail(err, FAN_ERR_STATE, "a machine cannot be reset while %zu blocks of its memory are held", live);
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a machine cannot be reset while %zu blocks of its memory are held", live);
     }
     for (int i = 0; i < m->config.devices; i++)
         fan_arena_reset(&m->parts[i].arena);
@@ -788,7 +830,8 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
     fan__sim_unlock(m);
 }
 
-/* ---- the machines that a thread has entered, and the devices that it can name for that: the innermost one's ---- */
+/* ---- the machines that a thread has entered, and the devices that it can name for that: the
+ * innermost one's ---- */
 
 typedef struct entered_machine {
     struct entered_machine *outer;
@@ -821,7 +864,10 @@ static void entered_thread_exit(void *innermost)
         e = entered_free(e);
 }
 
-static void entered_make_key(void) { entered_has_key = pthread_key_create(&entered_key, entered_thread_exit) == 0; }
+static void entered_make_key(void)
+{
+    entered_has_key = pthread_key_create(&entered_key, entered_thread_exit) == 0;
+}
 
 static entered_machine *entered_innermost(void)
 {
@@ -874,15 +920,18 @@ static fan_status entered_find(long index, fan_device **out, fan_error *err)
     int n = entered_count();
     *out = NULL;
     if (!e)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "device \"sim:%ld\": no simulated machine is entered on this thread: with "
+                        "fanin.sim.Machine(): ..",
+                        index);
+    if (index >= n)
         return fan_fail(
             err, FAN_ERR_VALUE,
-            "device \"sim:%ld\": no simulated machine is entered on this thread: with fanin.sim.Machine(): ..", index);
-    if (index >= n)
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "device \"sim:%ld\": this machine has %d device%s; use fanin.sim.Machine(devices=%ld)", index,
-                        n, FAN_PLURAL(n), index + 1);
+            "device \"sim:%ld\": this machine has %d device%s; use fanin.sim.Machine(devices=%ld)",
+            index, n, FAN_PLURAL(n), index + 1);
     *out = fan_device_hold(fan_sim_device(e->machine, (int)index));
     return FAN_OK;
 }
 
-const fan_backend_entry fan_sim_entry = {.backend = &fan_sim_backend, .count = entered_count, .find = entered_find};
+const fan_backend_entry fan_sim_entry = {
+    .backend = &fan_sim_backend, .count = entered_count, .find = entered_find};

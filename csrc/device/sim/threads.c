@@ -1,5 +1,5 @@
-/* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. And the control
- * of a machine by tests and users: run queued work, count, fail. */
+/* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the
+ * checker. And the control of a machine by tests and users: run queued work, count, fail. */
 #include "base/fault.h"
 #include "device/memory.h"
 #include "device/sim/machine.h"
@@ -72,8 +72,9 @@ static void thread_changed(void *ctx, uint64_t mutex)
     fan_host_sched_changed(m->host_sched, fan__sim_here.actor, mutex);
 }
 
-/* thread_mutex_number: returns the number of a mutex for the search, the same in every run: for one of a spawned
- * thread, that thread and the index among its mutexes; for others, the index among all. */
+/* thread_mutex_number: returns the number of a mutex for the search, the same in every run: for one
+ * of a spawned thread, that thread and the index among its mutexes; for others, the index among
+ * all. */
 static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
 {
     return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
@@ -91,10 +92,11 @@ static uint64_t thread_name(void *ctx)
 
 static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode how)
 {
-    static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
-                                [FAN_THING_COUNTERS] = OF_COUNTERS, [FAN_THING_HOST_MEMORY] = OF_HOST,
-                                [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
-                                [FAN_THING_GRAPH] = OF_GRAPH};
+    static const int kinds[] = {
+        [FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
+        [FAN_THING_COUNTERS] = OF_COUNTERS, [FAN_THING_HOST_MEMORY] = OF_HOST,
+        [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
+        [FAN_THING_GRAPH] = OF_GRAPH};
     fan_sim *m = ctx;
     uint64_t number = id ? thread_mutex_number(m, id) : 0;
     if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
@@ -225,7 +227,10 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     return true;
 }
 
-void fan_sim_thread_apart(int number) { fan__sim_here.apart = number; }
+void fan_sim_thread_apart(int number)
+{
+    fan__sim_here.apart = number;
+}
 
 void fan_sim_thread_end(fan_sim *m, int actor)
 {
@@ -254,9 +259,9 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
     fan__sim_lock(m);
     for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
-            (void)fan_race_check_sync(
-                m->race_check, m->host_lane[0],
-                fan_race_check_clock(m->race_check, m->host_lane[i])); /* lanes have room for all lanes */
+            (void)fan_race_check_sync(m->race_check, m->host_lane[0],
+                                      /* lanes have room for all lanes */
+                                      fan_race_check_clock(m->race_check, m->host_lane[i]));
             m->host_us[0] = fan__later(m->host_us[0], m->host_us[i]);
         }
     fan__sim_unlock(m);
@@ -273,7 +278,8 @@ fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status = fan__run_join(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
+        status =
+            fan__run_join(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
     fan__sim_unlock(m);
     return status;
 }
@@ -319,8 +325,8 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     FAN_GO(fan__sim_enter(m, "synchronize", err));
     for (fan_sim_recording *r = m->recordings; r; r = r->next) {
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code),
-                               code);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)",
+                               fan_capture_words(code), code);
     }
     if (status != FAN_OK)
         goto done;
@@ -331,7 +337,8 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
         FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
-        m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
+        m->host_us[fan__sim_host(m)] =
+            fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
     }
     FAN_GO(fan__sim_raise_pending(m, err));
 done:
@@ -375,7 +382,10 @@ static uint64_t control_count(const fan_sim *m, const uint64_t *count)
     return n;
 }
 
-uint64_t fan_sim_races(const fan_sim *m) { return control_count(m, &m->races); }
+uint64_t fan_sim_races(const fan_sim *m)
+{
+    return control_count(m, &m->races);
+}
 
 #ifdef FAN_TEST
 bool fan_sim_first_race(const fan_sim *m, fan_race *out)
@@ -421,9 +431,15 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
     fan__sim_unlock(m);
 }
 
-uint64_t fan_sim_calls(const fan_sim *m) { return control_count(m, &m->calls); }
+uint64_t fan_sim_calls(const fan_sim *m)
+{
+    return control_count(m, &m->calls);
+}
 
-uint64_t fan_sim_unsound(const fan_sim *m) { return control_count(m, &m->unsound); }
+uint64_t fan_sim_unsound(const fan_sim *m)
+{
+    return control_count(m, &m->unsound);
+}
 #endif
 
 double fan_sim_host_us(const fan_sim *m)
@@ -444,19 +460,37 @@ double fan_sim_device_us(const fan_sim *m)
     return us;
 }
 
-void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->host_sched, steps); }
+void fan_sim_limit(fan_sim *m, size_t steps)
+{
+    fan_host_sched_limit(m->host_sched, steps);
+}
 
-size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->host_sched); }
+size_t fan_sim_steps(fan_sim *m)
+{
+    return fan_host_sched_steps(m->host_sched);
+}
 
-int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->host_sched, text); }
+int fan_sim_break(fan_sim *m, const char *text)
+{
+    return fan_host_sched_break(m->host_sched, text);
+}
 
-bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED; }
+bool fan_sim_abandoned(const fan_sim *m)
+{
+    return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED;
+}
 
 #ifdef FAN_TEST
-bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) != FAN_GOING; }
+bool fan_sim_gave_up(const fan_sim *m)
+{
+    return fan_host_sched_given_up(m->host_sched) != FAN_GOING;
+}
 #endif
 
-bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->host_sched, actor); }
+bool fan_sim_stuck(fan_sim *m, int actor)
+{
+    return fan_host_sched_stuck(m->host_sched, actor);
+}
 
 void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
 {

@@ -21,13 +21,14 @@ fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *e
         return FAN_OK;
     FAN_TRY(queue_lane(m, -1, actor, &m->host_lane[host], err));
     if (fan_race_check_host(m->race_check, m->host_lane[host]) != FAN_OK)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
+        /* the lane stays unused */
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
     m->has_lane[host] = true;
     return FAN_OK;
 }
 
-fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
-                          fan_sim_queue **out, fan_error *err)
+fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking,
+                          const fan_clock *seen, fan_sim_queue **out, fan_error *err)
 {
     fan_sim_queue *q = fan_calloc(sizeof *q);
     if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
@@ -158,7 +159,8 @@ void fan__run_settle(fan_sim *m)
         moved = false;
         for (size_t i = 0; i < m->nqueues; i++) {
             fan_sim_queue *q = m->queues[i];
-            while (q->head && q->head->wait.queue && q->head->wait.queue->done >= q->head->wait.upto) {
+            while (q->head && q->head->wait.queue &&
+                   q->head->wait.queue->done >= q->head->wait.upto) {
                 fan_sim_op *op = fan__queue_pop(q);
                 fan__queue_drop(op->wait.queue);
                 fan_free(op);
@@ -197,7 +199,8 @@ fan_sim_queue *fan__run_pick(fan_sim *m)
         if (!q->head || q->head->wait.queue || q->running)
             continue;
         n++;
-        if (m->config.schedule == FAN_SIM_SEEDED ? fan_rng(&m->random) % n == 0 : !best || run_goes_before(m, q, best))
+        if (m->config.schedule == FAN_SIM_SEEDED ? fan_rng(&m->random) % n == 0
+                                                 : !best || run_goes_before(m, q, best))
             best = q;
     }
     return best;
@@ -216,7 +219,8 @@ fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan__sim_unlock(m);
 
     fan__sim_here.kernels++;
-    for (size_t i = 0; i < op->njobs; i++) /* a kernel has its device to itself, and its parts run in any order */
+    /* a kernel has its device to itself, and its parts run in any order */
+    for (size_t i = 0; i < op->njobs; i++)
         fan_job_run(&op->jobs[(begin + i) % op->njobs], false);
     if (op->fn)
         status = op->fn(op->ctx, err);
@@ -262,7 +266,8 @@ static fan_status run_stuck(fan_sim *m, fan_error *err)
                        (unsigned long long)q->handle, q->device);
         else if (q->head && q->head->wait.queue)
             fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
-                       (unsigned long long)q->handle, q->device, (unsigned long long)q->head->wait.queue->handle,
+                       (unsigned long long)q->handle, q->device,
+                       (unsigned long long)q->head->wait.queue->handle,
                        q->head->wait.queue->device);
     }
     return fan_fail(err, FAN_ERR_DEADLOCK, "no queued work can run%s", text);
@@ -337,7 +342,8 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
         if (m->executor && m->executor != fan_thread_id())
             fan__run_stand_by(m);
         else if (!q->head || q->running ||
-                 depth > m->nqueues) /* a chain of waits longer than the number of queues is a cycle */
+                 /* a chain of waits longer than the number of queues is a cycle */
+                 depth > m->nqueues)
             *can = false;
         else if (q->head->wait.queue)
             status = fan__run_for(m, q->head->wait, depth + 1, can, err);
@@ -354,7 +360,9 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     bool chosen = m->has_chooser && m->chooser.pick;
-    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
+    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor
+                           ? NULL
+                           : fan__run_pick(m);
     if (q) {
         status = fan__run_one(m, q, err);
         fan__run_settle(m);
@@ -372,20 +380,23 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
     for (size_t i = 0; q->legacy && m->recordings && i < m->nqueues; i++) {
         const fan_sim_queue *other = m->queues[i];
         if (other->recording && other->device == q->device && other->blocking)
-            status = fan__recording_refuse(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT),
-                                           "work", err);
+            status = fan__recording_refuse(
+                q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT), "work",
+                err);
     }
     FAN_TRY(status);
     if (!q->blocking)
         return FAN_OK;
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *other = m->queues[i];
-        if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
+        if (other == q || other->device != q->device ||
+            !(q->legacy ? other->blocking : other->legacy))
             continue;
         fan__sim_access(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
         /* The host's clock is not needed: a sync queues nothing. */
-        if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
+        if (fan_race_check_sync(m->race_check, q->lane,
+                                fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         q->end_us = fan__later(q->end_us, other->end_us);
     }
@@ -397,7 +408,8 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     fan_sim_queue *q = NULL;
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device,
+                        m->config.devices);
     fan_yield();
     fan__sim_lock(m);
     fan_status status = fan__sim_alive(m, err);
@@ -420,13 +432,14 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
 
 #define KERNEL_US 1.0 /* at least */
 
-fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site, fan_error *err)
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site,
+                             fan_error *err)
 {
     fan_race race;
     double *host = &m->host_us[fan__sim_host(m)];
     FAN_TRY(fan__stream_barrier(m, q, err));
-    fan_status status =
-        fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->by_user, w->next, w->what, &race, err);
+    fan_status status = fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->by_user,
+                                          w->next, w->what, &race, err);
     if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
     fan__sim_access(m, q->name, true);
@@ -441,7 +454,8 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     return status == FAN_ERR_RACE ? fan__sim_raise(m, &race, err) : FAN_OK;
 }
 
-/* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing changed. */
+/* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing
+ * changed. */
 static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
@@ -464,19 +478,21 @@ static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, cons
     return 0;
 }
 
-/* work_record: records work in the capture of q: kernel k, which may represent several jobs, or (k NULL) one job. */
-static fan_status work_record(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs, size_t n,
-                              const fan__work *w, const char *call_site, fan_error *err)
+/* work_record: records work in the capture of q: kernel k, which may represent several jobs, or (k
+ * NULL) one job. */
+static fan_status work_record(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k,
+                              const fan_job *jobs, size_t n, const fan__work *w,
+                              const char *call_site, fan_error *err)
 {
     static const fan_sim_kernel none;
     const fan_sim_kernel *kernel = k ? k : &none;
     fan_sim_recording *r = q->recording;
     fan__packer p = {NULL, 0};
     if (!k && (jobs->kind == FAN_JOB_UPLOAD || jobs->stats_out))
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
-            "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
-            w->name, (unsigned long long)q->handle, q->device);
+        return fan_fail_code(err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
+                             "%s on stream %llu of sim:%d needs the host, which a graph cannot "
+                             "wait for: do it before the capture",
+                             w->name, (unsigned long long)q->handle, q->device);
     fan__pack(&p, sizeof(fan_sim_command));
     (void)fan__pack_arrays(&p, kernel->reads, kernel->nreads);
     (void)fan__pack_arrays(&p, kernel->writes, kernel->nwrites);
@@ -507,10 +523,12 @@ static fan_status work_record(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel
     return FAN_OK;
 }
 
-/* work_submit: queues or records work on s: kernel k, which may represent several jobs, or (k NULL) one job. `call`:
- * its name for planned failures. *kept (NULL: not wanted): the queue or the graph calls k->fini. */
-static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const fan_sim_kernel *k, const fan_job *jobs,
-                              size_t n, uint64_t bytes, fan__work *w, bool *kept, fan_error *err)
+/* work_submit: queues or records work on s: kernel k, which may represent several jobs, or (k NULL)
+ * one job. `call`: its name for planned failures. *kept (NULL: not wanted): the queue or the graph
+ * calls k->fini. */
+static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const fan_sim_kernel *k,
+                              const fan_job *jobs, size_t n, uint64_t bytes, fan__work *w,
+                              bool *kept, fan_error *err)
 {
     char call_site[FAN__SITE];
     fan_status status;
@@ -522,7 +540,8 @@ static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, call, err));
     FAN_GO(fan__sim_raise_pending(m, err));
-    w->us = k && k->us >= 0 ? k->us : fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
+    w->us = k && k->us >= 0 ? k->us
+                            : fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
     if (q->recording) {
         status = work_record(m, q, k, jobs, n, w, call_site, err);
         if (kept)
@@ -548,15 +567,18 @@ done:
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    fan__work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = fan__visit_job, .what = job};
-    fan_status status = work_submit(fan__sim_machine(d), s, "run", NULL, job, 1, fan_job_bytes(job), &w, NULL, err);
+    fan__work w = {.name = job->label ? job->label : fan_job_word(job->kind),
+                   .next = fan__visit_job,
+                   .what = job};
+    fan_status status =
+        work_submit(fan__sim_machine(d), s, "run", NULL, job, 1, fan_job_bytes(job), &w, NULL, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_job_trace(d, s, job, 0, w.start, w.end);
     return status;
 }
 
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
-                             fan_error *err)
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n,
+                             fan_job_state *states, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     for (size_t i = 0; i < n; i++)
@@ -576,9 +598,13 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
             all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
         all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
     }
-    fan_sim_kernel k = {.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
-    fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = fan__visit_kernel, .what = &k};
-    fan_status status = work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
+    fan_sim_kernel k = {
+        .reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
+    fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label),
+                   .next = fan__visit_kernel,
+                   .what = &k};
+    fan_status status =
+        work_submit(fan__sim_machine(d), s, "run", &k, jobs, n, bytes, &w, NULL, err);
     fan_free((void *)(uintptr_t)k.reads);
     for (size_t i = 0; i < n; i++)
         states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
@@ -600,7 +626,8 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
         bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
         fan__sim_lock(m);
         const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
-        bool automatic = b && b->automatic; /* memory of the user (D31) is marked as used on the kernel's stream */
+        /* memory of the user (D31) is marked as used on the kernel's stream */
+        bool automatic = b && b->automatic;
         fan__sim_unlock(m);
         if (!automatic)
             continue;
@@ -608,7 +635,10 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
             fan_memory_set_stream(a->storage, s);
         FAN_TRY(fan_memory_record_stream(a->storage, s, err));
     }
-    fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k, .by_user = true};
+    fan__work w = {.name = k->name ? k->name : "kernel",
+                   .next = fan__visit_kernel,
+                   .what = k,
+                   .by_user = true};
     fan_status status = work_submit(m, s, "launch", k, NULL, 0, bytes, &w, &kept, err);
     if (status == FAN_OK && !kept && k->fini)
         k->fini(k->ctx); /* no bytes to move: it will never run */

@@ -1,4 +1,5 @@
-/* api: what the files of the C API share (include/fanin.h): errors, options, arrays, streams. Needs no interpreter. */
+/* api: what the files of the C API share (include/fanin.h): errors, options, arrays, streams. Needs
+ * no interpreter. */
 #ifndef FAN_PY_API_API_H
 #define FAN_PY_API_API_H
 
@@ -7,34 +8,41 @@
 #include "py/engine/c_function.h"
 #include "py/arrays/dlpack.h"
 
-_Static_assert(sizeof(fanin_tensor) == sizeof(fan_dl_tensor) && sizeof(fanin_managed) == sizeof(fan_dl_versioned),
+_Static_assert(sizeof(fanin_tensor) == sizeof(fan_dl_tensor) &&
+                   sizeof(fanin_managed) == sizeof(fan_dl_versioned),
                "fanin.h declares DLPack's structs as dlpack.h of this folder does");
-static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t) { return (const void *)t; }
+static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t)
+{
+    return (const void *)t;
+}
 
 /* ---- value.c ---- */
 
-/* fan_api_device_of: where a value lies; not held. fan_api_show: an array on `d`, which takes its hold; NULL:
- * undefined. */
+/* fan_api_device_of: where a value lies; not held. fan_api_show: an array on `d`, which takes its
+ * hold; NULL: undefined. */
 fan_device *fan_api_device_of(const fanin_value *v);
 void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out);
-/* fan_api_device: a device by DLPack's numbers, or FANIN_DEVICE_SIM; a hold. fan_api_stream: a stream, which may be
- * `near` (NULL: none), the device of an argument: of two machines that one is meant; NULL: NULL. A hold. FAN_ERR_VALUE,
- * FAN_ERR_DEVICE, FAN_ERR_NOMEM. */
+/* fan_api_device: a device by DLPack's numbers, or FANIN_DEVICE_SIM; a hold. fan_api_stream: a
+ * stream, which may be `near` (NULL: none), the device of an argument: of two machines that one is
+ * meant; NULL: NULL. A hold. FAN_ERR_VALUE, FAN_ERR_DEVICE, FAN_ERR_NOMEM. */
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err);
-fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out, fan_error *err);
-/* fan_api_view: memory of the CPU that the caller keeps, as an array; `lent`: until the sum is taken
- * (fan_frontend.lent), else until the array goes. FAN_ERR_BUFFER: it is on a device. */
+fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out,
+                          fan_error *err);
+/* fan_api_view: memory of the CPU that the caller keeps, as an array; `lent`: until the sum is
+ * taken (fan_frontend.lent), else until the array goes. FAN_ERR_BUFFER: it is on a device. */
 fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err);
 bool fan_api_is_lent(const fan_array *a);
-/* fan_api_out: memory of the caller's to write into, `what` in messages. FAN_ERR_BUFFER: two elements share bytes. */
+/* fan_api_out: memory of the caller's to write into, `what` in messages. FAN_ERR_BUFFER: two
+ * elements share bytes. */
 fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out, fan_error *err);
 /* fan_api_lend: lent memory, of which all is known. */
-fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                        fan_array **out, fan_error *err);
+fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                        const int64_t *strides, fan_array **out, fan_error *err);
 
 /* ---- the table ---- */
 
-/* X(name): the entries of fanin_api, by file; fanin.h describes them, and the entry `name` is fan_api_name. */
+/* X(name): the entries of fanin_api, by file; fanin.h describes them, and the entry `name` is
+ * fan_api_name. */
 // clang-format off
 #define FAN_API_LIST(X) \
     /* value.c */ X(empty) X(like) X(share) X(wrap) X(may_write) X(drop) X(of_managed) X(to_managed) \
@@ -51,8 +59,8 @@ fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *sh
 FAN_API_LIST(X)
 #undef X
 
-/* ---- calls that wait for devices (stream.c, machine.c): turns of a simulated machine's thread (base/thread.h, Calls
- * and turns), without the interpreter ---- */
+/* ---- calls that wait for devices (stream.c, machine.c): turns of a simulated machine's thread
+ * (base/thread.h, Calls and turns), without the interpreter ---- */
 
 typedef struct fan_api_call {
     bool turn;

@@ -1,12 +1,13 @@
-/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter, or an InputBuffer of Python.
+/* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter, or an
+ * InputBuffer of Python.
  *
- * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays the caller's, of
- * which the entry's address is all that is kept. A small add is a plain entry (buffer/plain.h), so it allocates
- * nothing.
+ * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays
+ * the caller's, of which the entry's address is all that is kept. A small add is a plain entry
+ * (buffer/plain.h), so it allocates nothing.
  *
- * The lock of an InputBuffer is the interpreter's, which each call takes. It gets values of the core alone: a view is
- * copied at once, because Python's frontend has no LENT.
- */
+ * The lock of an InputBuffer is the interpreter's, which each call takes. It gets values of the
+ * core alone: a view is copied at once, because Python's frontend has no
+ * LENT. */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 #include "py/buffer/buffer_object.h"
@@ -47,9 +48,15 @@ static void api_drop(void *object)
         fan_array_drop(fan_unboxed_array(object));
 }
 
-static bool api_drop_if_shared(void *object) { return object == LENT || fan_unboxed_drop_if_shared(object); }
+static bool api_drop_if_shared(void *object)
+{
+    return object == LENT || fan_unboxed_drop_if_shared(object);
+}
 
-static bool api_unshared(void *object) { return object != LENT && fan_unboxed_is_unique(object); }
+static bool api_unshared(void *object)
+{
+    return object != LENT && fan_unboxed_is_unique(object);
+}
 
 static bool api_alone(void *object, const fan_value *v)
 {
@@ -80,12 +87,17 @@ static bool api_writable(void *object, const fan_plain_kind *kind)
 static void *api_fresh(void *like, const fan_plain_kind *kind, char **data)
 {
     int64_t strides[FAN_PLAIN_NDIM], shape[FAN_PLAIN_NDIM];
-    fan_array order = {.dtype = kind->dtype, .ndim = kind->ndim, .shape = shape, .strides = strides}, *a;
+    fan_array order = {.dtype = kind->dtype,
+                       .ndim = kind->ndim,
+                       .shape = shape,
+                       .strides = strides},
+              *a;
     (void)like;
     memcpy(shape, kind->shape, sizeof shape);
     if (kind->order)
         fan_plain_strides(kind, (int64_t)fan_dtype_size(kind->dtype), strides);
-    if (fan_array_new(kind->dtype, kind->ndim, shape, kind->order ? &order : NULL, &a, NULL) != FAN_OK)
+    if (fan_array_new(kind->dtype, kind->ndim, shape, kind->order ? &order : NULL, &a, NULL) !=
+        FAN_OK)
         return NULL;
     *data = a->data;
     return fan_unboxed(a);
@@ -100,8 +112,8 @@ static void *api_copy(void *of, const fan_plain_kind *kind, char **data)
     return made;
 }
 
-static fan_status api_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
-                                  fan_error *err)
+static fan_status api_plain_value(void *object, char *data, const fan_plain_kind *kind,
+                                  fan_value *out, bool *kept, fan_error *err)
 {
     int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
     fan_array *a;
@@ -118,7 +130,8 @@ static fan_status api_plain_value(void *object, char *data, const fan_plain_kind
     return FAN_OK;
 }
 
-/* Entries of a kind that is checked at use, numbers, and arrays of libraries that count writes do not occur. */
+/* Entries of a kind that is checked at use, numbers, and arrays of libraries that count writes do
+ * not occur. */
 static const fan_plain_frontend plain_frontend = {
     .hold = api_hold,
     .drop_if_shared = api_drop_if_shared,
@@ -150,9 +163,10 @@ typedef struct api_call {
     bool turn;         /* a turn of a simulated machine's thread (base/thread.h, Calls and turns) */
 } api_call;
 
-/* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all). call_end: leaves it,
- * and then calls the releases that the call put off. */
-static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, api_call *call, fan_error *err)
+/* call_begin: enters the buffer, and reports that the call does so to a slot (SIZE_MAX: to all).
+ * call_end: leaves it, and then calls the releases that the call put off. */
+static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, api_call *call,
+                             fan_error *err)
 {
     fan_error_clear(err);
     call->turn = fan_sched_active();
@@ -163,7 +177,8 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
             fan_sched_leave();
         return fan_fail(err, FAN_ERR_STATE, "the interpreter of this InputBuffer has ended");
     }
-    call->was = b->python ? fan_api_releases_begin() : fan_api_enter(&b->lock, fan_api_this_thread());
+    call->was =
+        b->python ? fan_api_releases_begin() : fan_api_enter(&b->lock, fan_api_this_thread());
     if (!call->turn)
         return FAN_OK;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
@@ -177,10 +192,13 @@ static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_err
         fan_api_exit(&b->lock, fan_api_this_thread(), call->was);
     } else {
         PyObject *e = status == FAN_ERR_EXTERN && call->gil.taken ? fan_exception_take() : NULL;
-        if (e) { /* a thread that had no interpreter cannot keep an exception: its text is all that is returned */
+        /* a thread that had no interpreter cannot keep an exception: its text is all that is
+         * returned */
+        if (e) {
             PyObject *text = PyObject_Str(e);
             const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-            (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8 ? utf8 : "its text cannot be read");
+            (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name,
+                           utf8 ? utf8 : "its text cannot be read");
             PyErr_Clear();
             Py_XDECREF(text);
             Py_DECREF(e);
@@ -199,10 +217,14 @@ static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_err
 static fan_status dtype_of(fanin_dtype d, const char *what, fan_dtype *out, fan_error *err)
 {
     *out = (fan_dtype)d;
-    return (unsigned)d < FAN_DT_COUNT ? FAN_OK : fan_fail(err, FAN_ERR_TYPE, "%s: there is no dtype %d", what, (int)d);
+    return (unsigned)d < FAN_DT_COUNT
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_TYPE, "%s: there is no dtype %d", what, (int)d);
 }
 
-#define SLOT_FLAGS (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | FANIN_SLOT_EXACT)
+#define SLOT_FLAGS                                                                     \
+    (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | \
+     FANIN_SLOT_EXACT)
 
 /* slot_spec: reads what a slot declares; the device is a hold of the caller's. */
 static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_error *err)
@@ -213,7 +235,8 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     FAN_TRY(fan_api_options(given, sizeof s, sizeof s, "fanin_slot", &s, err));
     FAN_TRY(fan_api_flags(s.declares, SLOT_FLAGS, "fanin_slot", err));
     if ((s.declares & FANIN_SLOT_SHAPE) && s.ndim > 0 && !s.shape)
-        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL", (int)s.ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL",
+                        (int)s.ndim);
     out->name = s.name;
     out->has_shape = s.declares & FANIN_SLOT_SHAPE;
     out->exact = s.declares & FANIN_SLOT_EXACT;
@@ -225,36 +248,47 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
     if (s.declares & FANIN_SLOT_DTYPE)
         FAN_TRY(dtype_of(s.dtype, "fanin_slot", &out->dtype, err));
     if (out->exact && (s.declares & FANIN_SLOT_ACCUMULATE))
-        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected one of accumulate and exact, got both");
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "fanin_slot: expected one of accumulate and exact, got both");
     if (s.declares & FANIN_SLOT_ACCUMULATE)
         FAN_TRY(dtype_of(s.accumulate, "fanin_slot", &out->accumulate, err));
-    return s.declares & FANIN_SLOT_DEVICE ? fan_api_device(s.device_type, s.device_id, &out->device, err) : FAN_OK;
+    return s.declares & FANIN_SLOT_DEVICE
+               ? fan_api_device(s.device_type, s.device_id, &out->device, err)
+               : FAN_OK;
 }
 
-#define MAX_SLOT_BYTES 4096 /* more than a slot takes: the product with their number cannot wrap */
-#define BUFFER_FLAGS (FANIN_BUFFER_LEAF | FANIN_BUFFER_STATS | FANIN_BUFFER_ACCUMULATE | FANIN_BUFFER_EXACT)
+#define MAX_SLOT_BYTES                                                        \
+    4096 /* more than a slot takes: the product with their number cannot wrap \
+          */
+#define BUFFER_FLAGS \
+    (FANIN_BUFFER_LEAF | FANIN_BUFFER_STATS | FANIN_BUFFER_ACCUMULATE | FANIN_BUFFER_EXACT)
 
 static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
 {
     FAN_TRY(fan_api_flags(o->flags, BUFFER_FLAGS, "fanin_buffer_options", err));
     c->name = o->name;
-    c->budget = o->budget == FANIN_BUDGET_AUTO ? FAN_BUDGET_AUTO : o->budget == FANIN_BUDGET_EAGER ? 0 : o->budget;
+    c->budget = o->budget == FANIN_BUDGET_AUTO    ? FAN_BUDGET_AUTO
+                : o->budget == FANIN_BUDGET_EAGER ? 0
+                                                  : o->budget;
     c->leaf = o->flags & FANIN_BUFFER_LEAF;
     c->stats = o->flags & FANIN_BUFFER_STATS;
     c->exact = o->flags & FANIN_BUFFER_EXACT;
     if (c->exact && (o->flags & FANIN_BUFFER_ACCUMULATE))
-        return fan_fail(err, FAN_ERR_VALUE, "fanin_buffer_options: expected one of accumulate and exact, got both");
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "fanin_buffer_options: expected one of accumulate and exact, got both");
     if (o->flags & FANIN_BUFFER_ACCUMULATE)
         FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
     return fan_api_stream(o->stream, NULL, &c->stream, err);
 }
 
-fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options, fanin_buffer **out,
-                                fanin_failure *why)
+fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options,
+                                fanin_buffer **out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_buffer_config config = {
-        .slots = slots, .budget = FAN_BUDGET_AUTO, .accumulate = FAN_DT_NONE, .frontend = &frontend};
+    fan_buffer_config config = {.slots = slots,
+                                .budget = FAN_BUDGET_AUTO,
+                                .accumulate = FAN_DT_NONE,
+                                .frontend = &frontend};
     fanin_buffer_options o;
     fan_slot_spec *specs = NULL;
     fanin_buffer *b = fan_calloc(sizeof *b);
@@ -262,17 +296,20 @@ fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *option
     fan_api_place was = fan_api_releases_begin();
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status = !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
-                        : !locked ? fan_fail(&err, FAN_ERR_STATE, "a lock could not be made")
-                                  : fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, &err);
+    fan_status status =
+        !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
+        : !locked ? fan_fail(&err, FAN_ERR_STATE, "a lock could not be made")
+                  : fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, &err);
     if (status == FAN_OK && slots > PTRDIFF_MAX / MAX_SLOT_BYTES)
         status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
     if (status == FAN_OK)
         status = buffer_config(&o, &config, &err);
     if (status == FAN_OK && o.slots && slots && !(specs = fan_calloc(slots * sizeof *specs)))
         status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; specs && status == FAN_OK && i < slots; i++) /* each is as long as its author's version had it */
-        status = slot_spec((const void *)((const char *)o.slots + i * o.slots->struct_size), &specs[i], &err);
+    /* each is as long as its author's version had it */
+    for (size_t i = 0; specs && status == FAN_OK && i < slots; i++)
+        status = slot_spec((const void *)((const char *)o.slots + i * o.slots->struct_size),
+                           &specs[i], &err);
     if (status == FAN_OK) {
         config.specs = specs;
         config.total = &b->total;
@@ -324,12 +361,14 @@ fanin_buffer *fan_api_buffer_of_python(fanin_object *object)
 {
     PyObject *o = (PyObject *)object;
     if (!o || !PyObject_TypeCheck(o, fan_state_get()->buffer_type))
-        return (fanin_buffer *)PyErr_Format(PyExc_TypeError, "buffer_of_python: expected a fanin.InputBuffer, got %s",
-                                            o ? FAN_TYPE_TEXT(o) : "NULL");
+        return (fanin_buffer *)PyErr_Format(
+            PyExc_TypeError, "buffer_of_python: expected a fanin.InputBuffer, got %s",
+            o ? FAN_TYPE_TEXT(o) : "NULL");
     if (fan_buffer_self(o)->create_graph)
-        return (fanin_buffer *)PyErr_Format(PyExc_TypeError,
-                                            "buffer_of_python: a buffer with create_graph=True sums by the arrays' own "
-                                            "+: add to it in Python");
+        return (fanin_buffer *)PyErr_Format(
+            PyExc_TypeError,
+            "buffer_of_python: a buffer with create_graph=True sums by the arrays' own "
+            "+: add to it in Python");
     fanin_buffer *b = fan_calloc(sizeof *b);
     if (!b)
         return (fanin_buffer *)PyErr_NoMemory();
@@ -343,10 +382,11 @@ fanin_object *fan_api_buffer_to_python(fanin_buffer *b)
 {
     if (b->python)
         return (fanin_object *)Py_NewRef(b->python);
-    return (fanin_object *)PyErr_Format(PyExc_TypeError,
-                                        "buffer_to_python: %s was made by buffer_new, and Python has no object of it: "
-                                        "make a fanin.InputBuffer, and its fanin_buffer by buffer_of_python",
-                                        fan_buffer_name(b->core));
+    return (fanin_object *)PyErr_Format(
+        PyExc_TypeError,
+        "buffer_to_python: %s was made by buffer_new, and Python has no object of it: "
+        "make a fanin.InputBuffer, and its fanin_buffer by buffer_of_python",
+        fan_buffer_name(b->core));
 }
 
 /* ---- add ---- */
@@ -354,13 +394,15 @@ fanin_object *fan_api_buffer_to_python(fanin_buffer *b)
 #define ADD_FLAGS (FANIN_ADD_KEY | FANIN_ADD_DONATE | FANIN_ADD_COPY)
 
 /* add_options: the checked options of an add; keyed: with its key. */
-static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o, fan_error *err)
+static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o,
+                              fan_error *err)
 {
     FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_add_options", o, err));
     FAN_TRY(fan_api_flags(o->flags, ADD_FLAGS, "fanin_add_options", err));
     FAN_TRY(fan_api_reserved(o->reserved, "fanin_add_options", err));
     if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
-        return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld", (long long)o->key);
+        return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld",
+                        (long long)o->key);
     if (o->flags & FANIN_ADD_DONATE && o->flags & FANIN_ADD_COPY)
         return fan_fail(err, FAN_ERR_VALUE,
                         "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
@@ -368,8 +410,10 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
     return FAN_OK;
 }
 
-/* view_plain: what a plain entry of a view is; false: it is none. Of memory with gaps an entry would not be enough. */
-static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind, char **data)
+/* view_plain: what a plain entry of a view is; false: it is none. Of memory with gaps an entry
+ * would not be enough. */
+static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind,
+                              char **data)
 {
     if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data) ||
         (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype)))
@@ -379,24 +423,26 @@ static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_k
     return true;
 }
 
-/* add_plain: the plain entry of a gradient, both NULL: undefined, and of options that are none but key, donate, copy;
- * false: it is for the general path. */
-static inline bool add_plain(const fanin_tensor *view, const fanin_value *value, const fanin_add_options *o,
-                             fan_plain_kind *kind, fan_entry *one)
+/* add_plain: the plain entry of a gradient, both NULL: undefined, and of options that are none but
+ * key, donate, copy; false: it is for the general path. */
+static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
+                             const fanin_add_options *o, fan_plain_kind *kind, fan_entry *one)
 {
     uint32_t flags = o ? o->flags : 0;
     int64_t key = flags & FANIN_ADD_KEY ? o->key : -1;
     void *object = view ? LENT : value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
     char *data = NULL;
-    if (o &&
-        (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->reserved || o->stream || key > FAN_ENTRY_KEY_MAX ||
-         (flags & FANIN_ADD_KEY && key < 0) || (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
+    if (o && (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->reserved || o->stream ||
+              key > FAN_ENTRY_KEY_MAX || (flags & FANIN_ADD_KEY && key < 0) ||
+              (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
         return false;
     if (view ? !view_plain(view, flags, kind, &data)
-             : object && (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data)))
+             : object &&
+                   (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data)))
         return false;
     *one = fan_entry_of(object, data, key, false, false);
-    if (object && flags & FANIN_ADD_DONATE) /* bits that are written one by one delay the next read of the entry */
+    /* bits that are written one by one delay the next read of the entry */
+    if (object && flags & FANIN_ADD_DONATE)
         one->donated = true;
     if (object && flags & FANIN_ADD_COPY)
         one->copy = true;
@@ -409,15 +455,18 @@ static uint8_t origin_on(const fan_device *d)
     return d->backend->has_streams ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY;
 }
 
-/* contribution_of: a gradient for the general path; c->value and c->stream are the caller's to drop. */
-static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *view, const fanin_value *value,
-                                  const fanin_add_options *o, fan_contribution *c, fan_error *err)
+/* contribution_of: a gradient for the general path; c->value and c->stream are the caller's to
+ * drop. */
+static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *view,
+                                  const fanin_value *value, const fanin_add_options *o,
+                                  fan_contribution *c, fan_error *err)
 {
     fan_array *a = NULL;
     fan_device *d = value ? fan_api_device_of(value) : fan_cpu();
     *c = (fan_contribution){.key = o->flags & FANIN_ADD_KEY ? o->key : -1,
                             .donate = o->flags & FANIN_ADD_DONATE,
-                            .copy = o->flags & FANIN_ADD_COPY || (b->python && view && !(o->flags & FANIN_ADD_DONATE)),
+                            .copy = o->flags & FANIN_ADD_COPY ||
+                                    (b->python && view && !(o->flags & FANIN_ADD_DONATE)),
                             .value = {.dtype = FAN_DT_NONE}};
     if (view)
         FAN_TRY(fan_api_view(view, !c->donate, &a, err));
@@ -436,8 +485,8 @@ static void contribution_drop(fan_contribution *c)
     fan_stream_drop(c->stream);
 }
 
-static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view, const fanin_value *value,
-                          const fanin_add_options *given, fan_error *err)
+static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view,
+                          const fanin_value *value, const fanin_add_options *given, fan_error *err)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
@@ -463,8 +512,10 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
 }
 
 static inline __attribute__((always_inline)) fanin_status add_one(fanin_buffer *b, size_t slot,
-                                                                  const fanin_tensor *view, const fanin_value *value,
-                                                                  const fanin_add_options *o, fanin_failure *why)
+                                                                  const fanin_tensor *view,
+                                                                  const fanin_value *value,
+                                                                  const fanin_add_options *o,
+                                                                  fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED fan_error err;
@@ -532,15 +583,18 @@ static void *many_again(void *ctx, size_t k, size_t *slot)
 }
 
 /* many_any: for the general path, inside the buffer. */
-static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t *slots, size_t n, fan_error *err)
+static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t *slots, size_t n,
+                           fan_error *err)
 {
     for (size_t k = 0; k < n; k++) {
         const fanin_gradient *g = gradient_at(m->all, k);
         m->o.key = g->key;
         if (g->view && g->value)
-            return fan_fail(err, FAN_ERR_VALUE, "gradient %zu: expected a view or a value, got both", k);
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "gradient %zu: expected a view or a value, got both", k);
         if (m->o.flags & FANIN_ADD_KEY && g->key < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "gradient %zu: key: expected a non-negative integer, got %lld", k,
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "gradient %zu: key: expected a non-negative integer, got %lld", k,
                             (long long)g->key);
         slots[k] = g->slot;
         FAN_TRY(contribution_of(b, g->view, g->value, &m->o, &c[k], err));
@@ -561,7 +615,8 @@ static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
     slots = fan_alloc(n * sizeof *slots);
     for (size_t k = 0; c && k < n; k++)
         c[k].value.dtype = FAN_DT_NONE;
-    fan_status status = c && slots ? many_any(b, m, c, slots, n, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = c && slots ? many_any(b, m, c, slots, n, err)
+                                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t k = 0; c && k < n; k++)
         contribution_drop(&c[k]);
     fan_free(c);
@@ -580,10 +635,13 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
     fan_status status = add_options(options, false, &m.o, &err);
     m.o.struct_size = sizeof m.o;
     if (status == FAN_OK && n && !gradients)
-        status = fan_fail(&err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
+        status =
+            fan_fail(&err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
     for (size_t k = 0; status == FAN_OK && k < n; k++)
-        status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first, "fanin_gradient", &first, &err);
-    if (status == FAN_OK && n && (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first,
+                                 "fanin_gradient", &first, &err);
+    if (status == FAN_OK && n &&
+        (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
         status = add_many(b, &m, n, &err);
         call_end(b, &call, status, &err);
     }
@@ -607,8 +665,8 @@ typedef struct api_take {
     void *few_results[TAKE_FEW];
 } api_take;
 
-static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
-                                   uint64_t *bytes)
+static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind *kind,
+                                   void **object, char **data, uint64_t *bytes)
 {
     const api_take *t = ctx;
     FAN_UNINITIALIZED fan_plain_kind is;
@@ -622,7 +680,8 @@ static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind 
     return FAN_PLAIN_THERE;
 }
 
-static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t, fan_error *err)
+static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t,
+                               fan_error *err)
 {
     fanin_take_options o;
     FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
@@ -640,7 +699,8 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
     if (t->n > TAKE_FEW && !(t->results = fan_alloc(t->n * sizeof *t->results)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     memset(t->results, 0, t->n * sizeof *t->results);
-    FAN_TRY(fan_api_stream(o.stream, b->core->stream ? b->core->stream->device : NULL, &t->how.stream, err));
+    FAN_TRY(fan_api_stream(o.stream, b->core->stream ? b->core->stream->device : NULL,
+                           &t->how.stream, err));
     if (!o.out)
         return FAN_OK;
     t->outs = fan_calloc(t->n * sizeof *t->outs);
@@ -659,13 +719,16 @@ static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given,
     return FAN_OK;
 }
 
-/* dense_sum: FAN_ERR_TYPE of a sum that only Python shows; `call`: "take: .. by InputBuffer.take". */
-static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum, const char *call, fan_error *err)
+/* dense_sum: FAN_ERR_TYPE of a sum that only Python shows; `call`: "take: .. by
+ * InputBuffer.take". */
+static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum, const char *call,
+                            fan_error *err)
 {
     if (sum->form == FAN_FORM_UNDEFINED || sum->form == FAN_FORM_DENSE)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(core, slot, -1),
-                       "%s: the sum is no dense array: take it in Python, by InputBuffer.take", call);
+                       "%s: the sum is no dense array: take it in Python, by InputBuffer.take",
+                       call);
 }
 
 /* take_show: refuses a sum before anything is lost. */
@@ -704,8 +767,9 @@ static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_
     return status;
 }
 
-static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fanin_take_options *options,
-                              fanin_value *sums, fanin_failure *why)
+static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
+                              const fanin_take_options *options, fanin_value *sums,
+                              fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_take t;
@@ -722,8 +786,8 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
     for (size_t i = 0; i < t.n; i++)
         fan_c_show(NULL, &sums[i]);
     fan_status status = take_prepare(b, options, &t, &err);
-    if (status == FAN_OK &&
-        (status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+    if (status == FAN_OK && (status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE,
+                                                 &call, &err)) == FAN_OK) {
         status = take_run(b, &t, sums, &err);
         fan_counters_join(&b->total);
         call_end(b, &call, status, &err);
@@ -739,24 +803,26 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one, const fa
     return fan_api_fail(why, status, &err);
 }
 
-fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *options, fanin_value *sums, size_t n,
-                                 fanin_failure *why)
+fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *options,
+                                 fanin_value *sums, size_t n, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     size_t slots = b->core->nslots;
     if (n == slots)
         return take_some(b, (fan_span){0, n}, false, options, sums, why);
-    for (size_t i = 0; i < n && i < slots; i++) /* n may count bytes, or be no number of sums at all */
+    /* n may count bytes, or be no number of sums at all */
+    for (size_t i = 0; i < n && i < slots; i++)
         fan_c_show(NULL, &sums[i]);
     fan_error_clear(&err);
     return fan_api_fail(why,
                         fan_fail_at(&err, FAN_ERR_VALUE, 0, fan_buffer_place(b->core),
-                                    "take: expected room for %zu sum%s, one for each slot, got %zu", slots,
-                                    FAN_PLURAL(slots), n),
+                                    "take: expected room for %zu sum%s, one for each slot, got %zu",
+                                    slots, FAN_PLURAL(slots), n),
                         &err);
 }
 
-fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_take_options *options, fanin_value *sum,
+fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot,
+                                     const fanin_take_options *options, fanin_value *sum,
                                      fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
@@ -768,8 +834,8 @@ fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot, const fanin_t
     return fan_api_fail(why, status, &err);
 }
 
-fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream, fanin_value *sum,
-                                     fanin_failure *why)
+fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream,
+                                     fanin_value *sum, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_stream *s = NULL;
@@ -778,8 +844,10 @@ fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_s
     fan_api_place was = fan_api_releases_begin();
     fan_c_show(NULL, sum);
     fan_error_clear(&err);
-    fan_status status = fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
-    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+    fan_status status =
+        fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
+    if (status == FAN_OK &&
+        (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
         status = fan_buffer_snapshot(b->core, slot, s, &v, &err);
         if (status == FAN_OK)
             status = dense_sum(b->core, slot, &v, "snapshot", &err);
@@ -795,8 +863,8 @@ fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_s
 
 /* ---- target ---- */
 
-fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add_options *options, fanin_target **out,
-                                   fanin_value *lent_value, fanin_failure *why)
+fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add_options *options,
+                                   fanin_target **out, fanin_value *lent_value, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     fanin_add_options o;
@@ -807,11 +875,14 @@ fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add
     fan_c_show(NULL, lent_value);
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status = t ? add_options(options, true, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status =
+        t ? add_options(options, true, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
     if (status == FAN_OK)
         status = fan_api_stream(o.stream, NULL, &stream, &err);
-    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
-        status = fan_buffer_target(b->core, slot, o.flags & FANIN_ADD_KEY ? o.key : -1, stream, &t->t, &err);
+    if (status == FAN_OK &&
+        (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+        status = fan_buffer_target(b->core, slot, o.flags & FANIN_ADD_KEY ? o.key : -1, stream,
+                                   &t->t, &err);
         call_end(b, &call, status, &err);
     }
     fan_stream_drop(stream);
@@ -886,18 +957,20 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
 }
 
 /* result_size: the size of a struct that is to be filled in; FAN_ERR_VALUE: it is none. */
-static fan_status result_size(size_t given, size_t least, size_t size, const char *what, fan_error *err)
+static fan_status result_size(size_t given, size_t least, size_t size, const char *what,
+                              fan_error *err)
 {
     return given >= least && given <= size
                ? FAN_OK
-               : fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu", what, what, size,
-                          given);
+               : fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
+                          what, what, size, given);
 }
 
 /* STATS_LEAST: the bytes of fanin_stats in a header that ends before its norm. */
 #define STATS_LEAST offsetof(fanin_stats, norm)
 
-fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out, fanin_failure *why)
+fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out,
+                                  fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     size_t size = out->struct_size;
@@ -933,8 +1006,10 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
     fan_counters n;
     FAN_UNINITIALIZED api_call call;
     fan_error_clear(&err);
-    fan_status status = result_size(out->struct_size, sizeof *out, sizeof *out, "fanin_counters", &err);
-    if (status == FAN_OK && (status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
+    fan_status status =
+        result_size(out->struct_size, sizeof *out, sizeof *out, "fanin_counters", &err);
+    if (status == FAN_OK &&
+        (status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
         if (call.turn)
             fan_buffer_seen_counters(b->core);
         fan_buffer_counters(b->core, &n);
@@ -947,7 +1022,8 @@ fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin
 }
 
 #define X(name) +1
-_Static_assert(0 FANIN_COUNTERS(X) == 0 FAN_COUNTER_LIST(X), "fanin.h lists the counters as the core does");
+_Static_assert(0 FANIN_COUNTERS(X) == 0 FAN_COUNTER_LIST(X),
+               "fanin.h lists the counters as the core does");
 #undef X
 
 fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
@@ -972,7 +1048,8 @@ fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
         name = PyUnicode_DecodeUTF8(b->core->slots[slot].spec->name,
                                     (Py_ssize_t)strlen(b->core->slots[slot].spec->name), "replace");
     PyErr_Clear();
-    buffer = PyUnicode_DecodeUTF8(fan_buffer_name(b->core), (Py_ssize_t)strlen(fan_buffer_name(b->core)), "replace");
+    buffer = PyUnicode_DecodeUTF8(fan_buffer_name(b->core),
+                                  (Py_ssize_t)strlen(fan_buffer_name(b->core)), "replace");
     const char *utf8 = buffer ? PyUnicode_AsUTF8(buffer) : NULL;
     text = utf8 ? fan_slot_text(utf8, slot, name, &v, items) : NULL;
     Py_XDECREF(buffer);

@@ -1,5 +1,5 @@
-/* engine: passes of the C API: fanin.backward and fanin.grad, whose arguments they make, so that the checks are theirs.
- * All inside the interpreter. */
+/* engine: passes of the C API: fanin.backward and fanin.grad, whose arguments they make, so that
+ * the checks are theirs. All inside the interpreter. */
 #include "py/api/api.h"
 #include "py/engine/node_object.h"
 
@@ -12,35 +12,55 @@ static PyObject *root_of(const fanin_root *given)
     fan_status status = fan_api_options(given, sizeof r, sizeof r, "fanin_root", &r, &err);
     if (status == FAN_OK)
         status = fan_api_reserved(r.reserved, "fanin_root", &err);
-    if (status == FAN_OK && r.gradient && r.gradient->array && fan_api_device_of(r.gradient) != fan_cpu())
+    if (status == FAN_OK && r.gradient && r.gradient->array &&
+        fan_api_device_of(r.gradient) != fan_cpu())
         status = fan_fail(&err, FAN_ERR_TYPE, "fanin_root: expected a gradient on the CPU");
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    PyObject *gradient =
-        r.gradient && r.gradient->array ? fan_export_array(fan_c_array(r.gradient)) : Py_NewRef(Py_None);
-    return gradient ? Py_BuildValue("(OIN)", r.node ? (PyObject *)r.node : Py_None, (unsigned)r.slot, gradient) : NULL;
+    PyObject *gradient = r.gradient && r.gradient->array ? fan_export_array(fan_c_array(r.gradient))
+                                                         : Py_NewRef(Py_None);
+    return gradient ? Py_BuildValue("(OIN)", r.node ? (PyObject *)r.node : Py_None,
+                                    (unsigned)r.slot, gradient)
+                    : NULL;
 }
 
 /* pass_begin: NULL with an exception. */
-static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n, const fanin_pass_options *given,
-                                size_t *nwanted)
+static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_t n,
+                                const fanin_pass_options *given, size_t *nwanted)
 {
     /* The parameters of backward, in the order of core.pyi. */
-    enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, BUDGET, WORKERS, REDUCER, ALL };
+    enum {
+        ROOTS,
+        INPUTS,
+        KEEP_GRAPH,
+        CREATE_GRAPH,
+        DETECT,
+        SCHEDULE,
+        PROGRESS,
+        ONE,
+        BUDGET,
+        WORKERS,
+        REDUCER,
+        ALL
+    };
     PyObject *a[ALL] = {NULL};
     fanin_pass_options o;
     fan_backward *p = NULL;
     if (FAN_CHECK(fan_api_options(given, sizeof o, sizeof o, "fanin_pass_options", &o, &err)) < 0 ||
-        FAN_CHECK(fan_api_flags(o.flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options", &err)) < 0)
+        FAN_CHECK(fan_api_flags(o.flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT,
+                                "fanin_pass_options", &err)) < 0)
         return NULL;
     a[ROOTS] = PyList_New(0);
     for (size_t i = 0; a[ROOTS] && i < n; i++) /* each is as long as its author's version had it */
-        fan_list_add(&a[ROOTS], root_of((const void *)((const char *)roots + i * roots->struct_size)));
+        fan_list_add(&a[ROOTS],
+                     root_of((const void *)((const char *)roots + i * roots->struct_size)));
     if (a[ROOTS])
         a[INPUTS] = o.inputs ? PyList_New(0) : Py_NewRef(Py_None);
     for (size_t i = 0; a[INPUTS] && o.inputs && i < o.ninputs; i++)
-        fan_list_add(&a[INPUTS], Py_BuildValue("(OI)", o.inputs[i].next ? (PyObject *)o.inputs[i].next : Py_None,
-                                               (unsigned)o.inputs[i].slot));
+        fan_list_add(&a[INPUTS],
+                     Py_BuildValue("(OI)",
+                                   o.inputs[i].next ? (PyObject *)o.inputs[i].next : Py_None,
+                                   (unsigned)o.inputs[i].slot));
     a[WORKERS] = a[INPUTS] ? PyLong_FromUnsignedLong(o.workers ? o.workers : 1) : NULL;
     a[KEEP_GRAPH] = o.flags & FANIN_PASS_KEEP_GRAPH ? Py_True : Py_None;
     a[DETECT] = o.flags & FANIN_PASS_DETECT ? Py_True : Py_None;
@@ -75,10 +95,12 @@ static int result_of(void *sum, fanin_value *out)
     return bad;
 }
 
-int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options, fanin_value *out)
+int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options,
+                 fanin_value *out)
 {
     size_t nwanted = 0, made = 0;
-    for (size_t i = 0; options && options->struct_size >= sizeof *options && i < options->ninputs; i++)
+    for (size_t i = 0; options && options->struct_size >= sizeof *options && i < options->ninputs;
+         i++)
         fan_c_show(NULL, &out[i]); /* also on failure */
     fan_backward *p = pass_begin("grad", roots, n, options, &nwanted);
     int bad = p ? fan_task_run(p) : -1;
@@ -97,7 +119,8 @@ fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
 {
     PyObject *x, *leaf = NULL, *names;
     if (!array->array || fan_api_device_of(array) != fan_cpu())
-        return (fanin_object *)PyErr_Format(PyExc_TypeError, "leaf_new: expected an array on the CPU");
+        return (fanin_object *)PyErr_Format(PyExc_TypeError,
+                                            "leaf_new: expected an array on the CPU");
     x = fan_export_array(fan_c_array(array));
     names = x ? Py_BuildValue("(s)", "name") : NULL;
     if (names) {
@@ -126,13 +149,18 @@ int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out)
 
 /* ---- objects ---- */
 
-fanin_object *fan_api_function_new(const fanin_function *f) { return (fanin_object *)fan_function_new(f); }
+fanin_object *fan_api_function_new(const fanin_function *f)
+{
+    return (fanin_object *)fan_function_new(f);
+}
 
-fanin_object *fan_api_node_new(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name)
+fanin_object *fan_api_node_new(fanin_object *function, const fanin_edge *edges, size_t nedges,
+                               fanin_object *name)
 {
     PyObject *fn = (PyObject *)function;
     if (!fn || !fan_is_function(fn))
-        return (fanin_object *)PyErr_Format(PyExc_TypeError, "node_new: expected a function of function_new, got %s",
+        return (fanin_object *)PyErr_Format(PyExc_TypeError,
+                                            "node_new: expected a function of function_new, got %s",
                                             fn ? FAN_TYPE_TEXT(fn) : "NULL");
     return (fanin_object *)fan_node_new((function_object *)fn, edges, nedges, (PyObject *)name);
 }

@@ -38,7 +38,8 @@ static void machine_after_block(void *ctx, void *left)
     fan_allow_threads_end(left);
 }
 
-static const fan_sim_hooks hooks = {.before_block = machine_before_block, .after_block = machine_after_block};
+static const fan_sim_hooks hooks = {.before_block = machine_before_block,
+                                    .after_block = machine_after_block};
 
 /* ---- new, entered, free ---- */
 
@@ -56,16 +57,20 @@ static fan_status handle_new(fan_sim *m, fanin_machine **out, fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
-fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out, fanin_failure *why)
+fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out,
+                                 fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     fanin_machine_options o;
     fan_sim *m = NULL;
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status = fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, &err);
-    if (status == FAN_OK && (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3))
-        status = fan_fail(&err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d", (int)o.schedule);
+    fan_status status =
+        fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, &err);
+    if (status == FAN_OK &&
+        (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3))
+        status = fan_fail(&err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d",
+                          (int)o.schedule);
     if (status == FAN_OK) {
         fan_sim_config config = {.devices = o.devices ? o.devices : 1,
                                  .seed = o.seed,
@@ -84,8 +89,9 @@ fanin_status fan_api_machine_entered(fanin_machine **out, fanin_failure *why)
     fan_sim *m = fan_sim_entered();
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status = m ? handle_new(fan_sim_hold(m), out, &err)
-                          : fan_fail(&err, FAN_ERR_STATE, "this thread has entered no simulated machine");
+    fan_status status =
+        m ? handle_new(fan_sim_hold(m), out, &err)
+          : fan_fail(&err, FAN_ERR_STATE, "this thread has entered no simulated machine");
     return fan_api_fail(why, status, &err);
 }
 
@@ -103,7 +109,8 @@ void fan_api_machine_free(fanin_machine *m)
     for (size_t i = 0; i < m->nstreams; i++)
         fan_stream_drop(m->streams[i]);
     fan_free(m->streams);
-    for (spawned *t = m->threads, *next; t; t = next) { /* it frees itself no more: it may run for ever */
+    /* it frees itself no more: it may run for ever */
+    for (spawned *t = m->threads, *next; t; t = next) {
         next = t->next;
         (void)pthread_detach(t->thread);
     }
@@ -120,7 +127,10 @@ fanin_status fan_api_machine_enter(fanin_machine *m, fanin_failure *why)
     return fan_api_fail(why, fan_sim_enter(m->m, &err), &err);
 }
 
-void fan_api_machine_leave(fanin_machine *m) { fan_sim_leave(m->m); }
+void fan_api_machine_leave(fanin_machine *m)
+{
+    fan_sim_leave(m->m);
+}
 
 uint64_t fan_api_machine_races(fanin_machine *m)
 {
@@ -131,7 +141,8 @@ uint64_t fan_api_machine_races(fanin_machine *m)
 
 /* ---- streams, memory, work ---- */
 
-static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fan_error *err)
+static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream *out,
+                                 fan_error *err)
 {
     fan_stream *s = NULL;
     FAN_TRY(fan_sim_stream(m->m, device, true, &s, err));
@@ -150,28 +161,31 @@ static fan_status machine_stream(fanin_machine *m, int32_t device, fanin_stream 
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
-fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out, fanin_failure *why)
+fanin_status fan_api_machine_stream(fanin_machine *m, int32_t device, fanin_stream *out,
+                                    fanin_failure *why)
 {
     *out = (fanin_stream){FANIN_DEVICE_SIM, device, 0};
     FAN_API_RUN(machine_stream(m, device, out, &err));
 }
 
-static fan_status machine_array(const fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
-                                fan_error *err)
+static fan_status machine_array(const fanin_machine *m, int32_t device, const fanin_tensor *init,
+                                fanin_value *out, fan_error *err)
 {
     fan_array *from, *a = NULL;
     if (!fan_sim_device(m->m, device))
-        return fan_fail(err, FAN_ERR_VALUE, "machine_array: the machine has no device %d", (int)device);
+        return fan_fail(err, FAN_ERR_VALUE, "machine_array: the machine has no device %d",
+                        (int)device);
     FAN_TRY(fan_api_view(init, false, &from, err));
-    fan_status status = fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, err);
+    fan_status status =
+        fan_sim_array(m->m, device, from->dtype, from->ndim, from->shape, from, &a, err);
     fan_array_drop(from);
     if (status == FAN_OK)
         fan_api_show(a, fan_sim_device(m->m, device), out);
     return status;
 }
 
-fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init, fanin_value *out,
-                                   fanin_failure *why)
+fanin_status fan_api_machine_array(fanin_machine *m, int32_t device, const fanin_tensor *init,
+                                   fanin_value *out, fanin_failure *why)
 {
     fan_c_show(NULL, out);
     FAN_API_RUN(machine_array(m, device, init, out, &err));
@@ -218,7 +232,8 @@ static void queued_end(void *ctx)
         fan_free(q);
 }
 
-static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, queued **out, fan_error *err)
+static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, queued **out,
+                             fan_error *err)
 {
     fanin_kernel k;
     FAN_TRY(fan_api_options(given, sizeof k, sizeof k, "fanin_kernel", &k, err));
@@ -233,20 +248,23 @@ static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, 
     for (; q->n < k.nreads + k.nwrites; q->n++) {
         const fanin_value *v = q->n < k.nreads ? &k.reads[q->n] : &k.writes[q->n - k.nreads];
         if (!v->array || fan_sim_of(fan_api_device_of(v)) != m->m)
-            return fan_fail(err, FAN_ERR_VALUE, "machine_launch: %s %zu is no array of this machine",
-                            q->n < k.nreads ? "read" : "write", q->n < k.nreads ? q->n : q->n - k.nreads);
+            return fan_fail(
+                err, FAN_ERR_VALUE, "machine_launch: %s %zu is no array of this machine",
+                q->n < k.nreads ? "read" : "write", q->n < k.nreads ? q->n : q->n - k.nreads);
         q->arrays[q->n] = fan_array_hold(fan_c_array(v));
     }
     return FAN_OK;
 }
 
-static fan_status launch(const fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel, fan_error *err)
+static fan_status launch(const fanin_machine *m, const fanin_stream *stream,
+                         const fanin_kernel *kernel, fan_error *err)
 {
     queued *q = NULL;
     fan_stream *s = NULL;
     fan_status status = queued_new(m, kernel, &q, err);
     if (status == FAN_OK)
-        status = fan_api_stream(stream, stream ? fan_sim_device(m->m, stream->device_id) : NULL, &s, err);
+        status = fan_api_stream(stream, stream ? fan_sim_device(m->m, stream->device_id) : NULL, &s,
+                                err);
     if (status == FAN_OK && (!s || fan_sim_of(s->device) != m->m))
         status = fan_fail(err, FAN_ERR_VALUE, "machine_launch: expected a stream of this machine");
     if (status == FAN_OK) {
@@ -268,8 +286,8 @@ static fan_status launch(const fanin_machine *m, const fanin_stream *stream, con
     return status;
 }
 
-fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream, const fanin_kernel *kernel,
-                                    fanin_failure *why)
+fanin_status fan_api_machine_launch(fanin_machine *m, const fanin_stream *stream,
+                                    const fanin_kernel *kernel, fanin_failure *why)
 {
     FAN_API_RUN(launch(m, stream, kernel, &err));
 }
@@ -290,7 +308,8 @@ fanin_status fan_api_machine_synchronize(fanin_machine *m, fanin_failure *why)
 static void *spawned_main(void *arg)
 {
     const spawned *t = arg;
-    fan_sim *m = fan_sim_hold(t->m); /* a thread that is never joined outlives its record's handle */
+    /* a thread that is never joined outlives its record's handle */
+    fan_sim *m = fan_sim_hold(t->m);
     int actor = t->actor;
     if (fan_sim_thread_begin(m, actor)) {
         if (fan_sim_enter(m, NULL) == FAN_OK) {
@@ -330,7 +349,8 @@ static fan_status machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *
     return FAN_OK;
 }
 
-fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx, fanin_failure *why)
+fanin_status fan_api_machine_spawn(fanin_machine *m, void (*run)(void *ctx), void *ctx,
+                                   fanin_failure *why)
 {
     FAN_API_RUN(machine_spawn(m, run, ctx, &err));
 }

@@ -1,4 +1,5 @@
-/* stream: streams, events and reads of the C API, on any device; and which arrays share bytes. Needs no interpreter. */
+/* stream: streams, events and reads of the C API, on any device; and which arrays share bytes.
+ * Needs no interpreter. */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 
@@ -6,10 +7,14 @@
 #include "base/interrupt.h"
 
 /* What stands under a fanin_event is a fan_event. */
-static fan_event *event_of(fanin_event *e) { return (fan_event *)(void *)e; }
+static fan_event *event_of(fanin_event *e)
+{
+    return (fan_event *)(void *)e;
+}
 
 /* stream_arg: a hold on a stream that must be there. */
-static fan_status stream_arg(const fanin_stream *given, const char *what, fan_stream **out, fan_error *err)
+static fan_status stream_arg(const fanin_stream *given, const char *what, fan_stream **out,
+                             fan_error *err)
 {
     FAN_TRY(fan_api_stream(given, NULL, out, err));
     return *out ? FAN_OK : fan_fail(err, FAN_ERR_TYPE, "%s: expected a stream, got NULL", what);
@@ -68,21 +73,25 @@ fanin_status fan_api_stream_sync(const fanin_stream *stream, fanin_failure *why)
 }
 
 /* read_into: dst has the shape and dtype of the value. */
-static fan_status read_into(const fanin_value *v, fan_stream *s, const fan_array *dst, fan_error *err)
+static fan_status read_into(const fanin_value *v, fan_stream *s, const fan_array *dst,
+                            fan_error *err)
 {
     fan_array *a = fan_c_array(v);
     fan_device *d = fan_api_device_of(v);
     char has[160], wants[160];
     if (dst->dtype != a->dtype || !fan_array_same_shape(dst, a))
-        return fan_fail(err, FAN_ERR_VALUE, "value_read: the value is %s of shape %s, and the memory %s of shape %s",
-                        fan_dtype_name(a->dtype), fan_shape_text(a->ndim, a->shape, wants, sizeof wants),
-                        fan_dtype_name(dst->dtype), fan_shape_text(dst->ndim, dst->shape, has, sizeof has));
+        return fan_fail(
+            err, FAN_ERR_VALUE,
+            "value_read: the value is %s of shape %s, and the memory %s of shape %s",
+            fan_dtype_name(a->dtype), fan_shape_text(a->ndim, a->shape, wants, sizeof wants),
+            fan_dtype_name(dst->dtype), fan_shape_text(dst->ndim, dst->shape, has, sizeof has));
     if (d->backend->use)
         FAN_TRY(d->backend->use(d, a, "read", false, err));
     return d->backend->read(s, dst, a, err);
 }
 
-static fan_status value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out, fan_error *err)
+static fan_status value_read(const fanin_value *v, const fanin_stream *stream,
+                             const fanin_tensor *out, fan_error *err)
 {
     fan_stream *s = NULL;
     fan_array *dst;
@@ -100,8 +109,8 @@ static fan_status value_read(const fanin_value *v, const fanin_stream *stream, c
     return status;
 }
 
-fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream, const fanin_tensor *out,
-                                fanin_failure *why)
+fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream,
+                                const fanin_tensor *out, fanin_failure *why)
 {
     FAN_API_RUN(value_read(v, stream, out, &err));
 }
@@ -109,32 +118,38 @@ fanin_status fan_api_value_read(const fanin_value *v, const fanin_stream *stream
 /* ---- overlap ---- */
 
 /* region_of: of a tensor, whose strides in bytes are written to `strides`. */
-static fan_status region_of(const fanin_tensor *given, int64_t *strides, fan_region *out, fan_error *err)
+static fan_status region_of(const fanin_tensor *given, int64_t *strides, fan_region *out,
+                            fan_error *err)
 {
     const fan_dl_tensor *t = fan_api_tensor(given);
     int64_t size, bits = (int64_t)t->dtype.lanes * t->dtype.bits, item = bits / 8;
     uint64_t at;
     if (!bits || bits % 8) /* packed elements: the strides do not count bytes */
-        return fan_fail(err, FAN_ERR_TYPE, "overlap: expected elements of whole bytes, got %d lanes of %d bits",
+        return fan_fail(err, FAN_ERR_TYPE,
+                        "overlap: expected elements of whole bytes, got %d lanes of %d bits",
                         (int)t->dtype.lanes, (int)t->dtype.bits);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM || (t->ndim && !t->shape))
-        return fan_fail(err, FAN_ERR_VALUE, "overlap: expected a tensor of 0 to %d axes with a shape, got %d axes",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "overlap: expected a tensor of 0 to %d axes with a shape, got %d axes",
                         FAN_MAX_NDIM, (int)t->ndim);
     FAN_TRY(fan_shape_check(t->ndim, t->shape, (size_t)item, &size, err));
     fan_dense_strides(t->ndim, t->shape, (size_t)item, NULL, strides);
     for (int i = 0; i < t->ndim && t->strides && size; i++)
         if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
-            return fan_fail(err, FAN_ERR_VALUE, "overlap: the stride %lld along axis %d is too large",
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "overlap: the stride %lld along axis %d is too large",
                             (long long)t->strides[i], i);
     if (__builtin_add_overflow((uint64_t)(uintptr_t)t->data, t->byte_offset, &at))
-        return fan_fail(err, FAN_ERR_VALUE, "overlap: the byte_offset %llu leaves the address space",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "overlap: the byte_offset %llu leaves the address space",
                         (unsigned long long)t->byte_offset);
-    *out = (fan_region){.data = at, .itemsize = item, .shape = t->shape, .strides = strides, .ndim = t->ndim};
+    *out = (fan_region){
+        .data = at, .itemsize = item, .shape = t->shape, .strides = strides, .ndim = t->ndim};
     return FAN_OK;
 }
 
-fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget, int64_t *at_a,
-                             int64_t *at_b, fanin_verdict *out, fanin_failure *why)
+fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint64_t budget,
+                             int64_t *at_a, int64_t *at_b, fanin_verdict *out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED int64_t strides[2][FAN_MAX_NDIM];
@@ -143,9 +158,10 @@ fanin_status fan_api_overlap(const fanin_tensor *a, const fanin_tensor *b, uint6
     fan_region x, y;
     fan_verdict v = FAN_OVERLAP_DISJOINT;
     fan_error_clear(&err);
-    fan_status status = one->device.type == two->device.type && one->device.id == two->device.id
-                            ? FAN_OK
-                            : fan_fail(&err, FAN_ERR_VALUE, "overlap: the tensors are on different devices");
+    fan_status status =
+        one->device.type == two->device.type && one->device.id == two->device.id
+            ? FAN_OK
+            : fan_fail(&err, FAN_ERR_VALUE, "overlap: the tensors are on different devices");
     if (status == FAN_OK)
         status = region_of(a, strides[0], &x, &err);
     if (status == FAN_OK)

@@ -36,7 +36,8 @@ void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out)
 
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err)
 {
-    const fan_backend_entry *b = type == FANIN_DEVICE_SIM ? &fan_sim_entry : fan_backend_of_dlpack(type);
+    const fan_backend_entry *b =
+        type == FANIN_DEVICE_SIM ? &fan_sim_entry : fan_backend_of_dlpack(type);
     *out = NULL;
     if (!b)
         return fan_fail(err, FAN_ERR_VALUE,
@@ -56,27 +57,38 @@ fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **
     *out = NULL;
     if (!s)
         return FAN_OK;
-    if (near && near->backend->has_streams && device_type(near) == s->device_type && near->index == s->device_id)
+    if (near && near->backend->has_streams && device_type(near) == s->device_type &&
+        near->index == s->device_id)
         return near->backend->find_stream(near, s->handle, out, err);
     FAN_TRY(fan_api_device(s->device_type, s->device_id, &d, err));
-    fan_status status = d->backend->has_streams ? d->backend->find_stream(d, s->handle, out, err)
-                                                : fan_fail(err, FAN_ERR_TYPE, "the CPU has no streams: give NULL");
+    fan_status status = d->backend->has_streams
+                            ? d->backend->find_stream(d, s->handle, out, err)
+                            : fan_fail(err, FAN_ERR_TYPE, "the CPU has no streams: give NULL");
     fan_device_drop(d);
     return status;
 }
 
 /* ---- memory of the caller's ---- */
 
-static void lent_gone(fan_storage *st) { (void)st; }
-static void kept_gone(fan_storage *st) { (void)st; }
-
-bool fan_api_is_lent(const fan_array *a) { return a && a->storage && a->storage->release == lent_gone; }
-
-fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                        fan_array **out, fan_error *err)
+static void lent_gone(fan_storage *st)
 {
-    return fan_array_foreign(&(fan_storage){.data = data, .release = lent_gone}, data, dtype, ndim, shape, strides,
-                             false, out, err);
+    (void)st;
+}
+static void kept_gone(fan_storage *st)
+{
+    (void)st;
+}
+
+bool fan_api_is_lent(const fan_array *a)
+{
+    return a && a->storage && a->storage->release == lent_gone;
+}
+
+fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                        const int64_t *strides, fan_array **out, fan_error *err)
+{
+    return fan_array_foreign(&(fan_storage){.data = data, .release = lent_gone}, data, dtype, ndim,
+                             shape, strides, false, out, err);
 }
 
 fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err)
@@ -87,10 +99,12 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
     if (!t)
         return fan_fail(err, FAN_ERR_TYPE, "expected a tensor, got NULL");
     if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST)
-        return fan_fail(err, FAN_ERR_BUFFER,
-                        "a view is of memory on the CPU, and this one is on device type %d: give the tensor itself "
-                        "(of_managed, buffer_add_value), that its memory stays until its streams have used it",
-                        (int)tensor->device.type);
+        return fan_fail(
+            err, FAN_ERR_BUFFER,
+            "a view is of memory on the CPU, and this one is on device type %d: give the tensor "
+            "itself "
+            "(of_managed, buffer_add_value), that its memory stays until its streams have used it",
+            (int)tensor->device.type);
     st = fan_storage_wrap(NULL, 0, lent ? lent_gone : kept_gone, NULL);
     if (!st)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -106,7 +120,8 @@ fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out,
     const fan_region r = fan_region_of(*out);
     fan_status status = fan_overlap_itself(&r, 0, NULL, NULL, &v, err);
     if (status == FAN_OK && v != FAN_OVERLAP_DISJOINT)
-        status = fan_fail(err, FAN_ERR_BUFFER, "%s: expected memory that can be written, got a tensor that %s itself",
+        status = fan_fail(err, FAN_ERR_BUFFER,
+                          "%s: expected memory that can be written, got a tensor that %s itself",
                           what, v == FAN_OVERLAP_YES ? "overlaps" : "may overlap");
     if (status == FAN_OK)
         return FAN_OK;
@@ -133,10 +148,13 @@ static fan_status check_given(fanin_dtype dtype, int ndim, const int64_t *shape,
     fan_error_clear(err);
     if ((unsigned)dtype >= FAN_DT_COUNT)
         return fan_fail(err, FAN_ERR_TYPE, "there is no dtype %d", (int)dtype);
-    return ndim <= 0 || shape ? FAN_OK : fan_fail(err, FAN_ERR_VALUE, "expected a shape of %d extents, got NULL", ndim);
+    return ndim <= 0 || shape
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_VALUE, "expected a shape of %d extents, got NULL", ndim);
 }
 
-fanin_status fan_api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
+fanin_status fan_api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out,
+                           fanin_error *err)
 {
     FAN_UNINITIALIZED fan_error e;
     fan_array *a = NULL;
@@ -192,8 +210,9 @@ static void wrapped_gone(fan_storage *s)
         fan_free(w);
 }
 
-fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                          void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err)
+fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape,
+                          const int64_t *strides, void (*release)(void *ctx), void *ctx,
+                          fanin_value *out, fanin_error *err)
 {
     int64_t dense[FAN_MAX_NDIM], size;
     FAN_UNINITIALIZED fan_error e;
@@ -213,7 +232,8 @@ fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t
         *w = (wrapped){.release = NULL}; /* on failure the caller keeps the memory */
         if (!strides)
             fan_dense_strides(ndim, shape, fan_dtype_size((fan_dtype)dtype), NULL, dense);
-        status = fan_array_view(s, data, (fan_dtype)dtype, ndim, shape, strides ? strides : dense, false, &a, &e);
+        status = fan_array_view(s, data, (fan_dtype)dtype, ndim, shape, strides ? strides : dense,
+                                false, &a, &e);
     }
     if (status == FAN_OK) {
         *w = (wrapped){.end.run = wrapped_release, .release = release, .ctx = ctx};
@@ -226,7 +246,10 @@ fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t
     return status_of(status, &e, err);
 }
 
-int fan_api_may_write(const fanin_value *v) { return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v))); }
+int fan_api_may_write(const fanin_value *v)
+{
+    return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v)));
+}
 
 void fan_api_drop(fanin_value *v)
 {
@@ -260,18 +283,26 @@ static void managed_release(fan_api_release *end)
     fan_free(end);
 }
 
-static void managed_gone(void *ctx) { fan_api_release_call(&((managed *)ctx)->end); }
+static void managed_gone(void *ctx)
+{
+    fan_api_release_call(&((managed *)ctx)->end);
+}
 
-static void managed_gone_host(fan_storage *st) { managed_gone(st->ctx); }
+static void managed_gone_host(fan_storage *st)
+{
+    managed_gone(st->ctx);
+}
 
 /* managed_check: what can be refused before the tensor is ours. */
 static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
 {
     if (m->major != FAN_DL_MAJOR) /* no field after the flags may be read */
-        return fan_fail(err, FAN_ERR_BUFFER, "the tensor is of DLPack version %u.%u; expected major version %d",
+        return fan_fail(err, FAN_ERR_BUFFER,
+                        "the tensor is of DLPack version %u.%u; expected major version %d",
                         (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
     if (m->tensor.device.type == FANIN_DEVICE_SIM)
-        return fan_fail(err, FAN_ERR_BUFFER, "no tensor shows a simulated machine's memory: use its values");
+        return fan_fail(err, FAN_ERR_BUFFER,
+                        "no tensor shows a simulated machine's memory: use its values");
     return fan_api_device(m->tensor.device.type, m->tensor.device.id, d, err);
 }
 
@@ -285,7 +316,8 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
     fan_error_clear(&err);
     fan_c_show(NULL, out);
     if (!t)
-        return fan_api_fail(why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
+        return fan_api_fail(
+            why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
     fan_api_place was = fan_api_releases_begin();
     managed refused = {.end.run = managed_delete, .tensor = t};
     managed *m = NULL;
@@ -322,10 +354,11 @@ fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin
     if (!v->array)
         status = fan_fail(&err, FAN_ERR_VALUE, "to_managed: the value is undefined");
     else if (d->backend->has_streams && !d->backend->dlpack[0])
-        status = fan_fail(&err, FAN_ERR_BUFFER, "no tensor shows a simulated machine's memory: use its values");
+        status = fan_fail(&err, FAN_ERR_BUFFER,
+                          "no tensor shows a simulated machine's memory: use its values");
     else
-        status =
-            fan_dlpack_send(fan_c_array(v), (fan_dl_device){device_type(d), d->index < 0 ? 0 : d->index}, &m, &err);
+        status = fan_dlpack_send(
+            fan_c_array(v), (fan_dl_device){device_type(d), d->index < 0 ? 0 : d->index}, &m, &err);
     *out = (void *)m;
     return fan_api_fail(why, status, &err);
 }

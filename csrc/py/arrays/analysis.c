@@ -1,5 +1,5 @@
-/* analysis: what fanin.analysis computes on memory: layouts, snapshots, addresses. fanin.analysis.memory has the
- * classes. */
+/* analysis: what fanin.analysis computes on memory: layouts, snapshots, addresses.
+ * fanin.analysis.memory has the classes. */
 #include "array/snapshot.h"
 #include "base/mem.h"
 #include "py/arrays/region.h"
@@ -16,7 +16,10 @@ typedef struct recorded {
     uint64_t budget;
 } recorded;
 
-static recorded *layout_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, LAYOUT); }
+static recorded *layout_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, LAYOUT);
+}
 
 static void layout_free(PyObject *capsule)
 {
@@ -37,12 +40,14 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
         fan_free(self);
         return NULL;
     }
-    if (fan_overlap_budget_arg(a[1], &self->budget) < 0 || fan_regions_read(a[0], "Layout", &self->was) < 0)
+    if (fan_overlap_budget_arg(a[1], &self->budget) < 0 ||
+        fan_regions_read(a[0], "Layout", &self->was) < 0)
         goto done;
     Py_CLEAR(self->was.tuple);
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
         goto done;
-    if (FAN_CHECK_UNLOCKED(fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0) {
+    if (FAN_CHECK_UNLOCKED(
+            fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0) {
         PyObject *components = PyList_New(0), *offsets = PyList_New(0);
         for (size_t i = 0; components && offsets && i < self->was.n; i++) {
             fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->l, i)));
@@ -63,12 +68,14 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!self || fan_regions_read(a[1], "Layout.check", &is) < 0)
         return NULL;
     if (is.n != self->was.n) {
-        PyErr_Format(PyExc_ValueError, "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n,
+        PyErr_Format(PyExc_ValueError,
+                     "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n,
                      is.n);
         fan_regions_fini(&is);
         return NULL;
     }
-    for (size_t i = 0; i < is.n; i++) { /* equal dtypes that are other objects get the number of those recorded */
+    /* equal dtypes that are other objects get the number of those recorded */
+    for (size_t i = 0; i < is.n; i++) {
         PyArray_Descr *one = is.descrs[i], *two = self->was.descrs[i];
         if (one && two && one != two && PyArray_EquivTypes(one, two))
             is.items[i].dtype = self->was.items[i].dtype;
@@ -93,7 +100,10 @@ typedef struct copied {
     fan_regions was; /* where the arrays lay; the Python object holds them */
 } copied;
 
-static copied *snapshot_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, SNAPSHOT); }
+static copied *snapshot_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, SNAPSHOT);
+}
 
 static void snapshot_free(PyObject *capsule)
 {
@@ -151,7 +161,8 @@ static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
         goto done;
     for (size_t i = 0; i < self->was.n; i++)
         if (self->was.items[i].device != 0) {
-            PyErr_Format(PyExc_TypeError, "Snapshot: array %zu is not on the host: expected memory that can be read",
+            PyErr_Format(PyExc_TypeError,
+                         "Snapshot: array %zu is not on the host: expected memory that can be read",
                          i);
             goto done;
         }
@@ -171,8 +182,8 @@ static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *ca
         return -1;
     if ((uint64_t)i < self->was.n)
         return (Py_ssize_t)i;
-    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call, (long long)i,
-                         (Py_ssize_t)self->was.n - 1);
+    return fan_set_error(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call,
+                         (long long)i, (Py_ssize_t)self->was.n - 1);
 }
 
 static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -181,13 +192,16 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *
     const copied *self = snapshot_of(a[0]);
     if (!self)
         return NULL;
-    if (which != Py_None && !(numbers = PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions")))
+    if (which != Py_None &&
+        !(numbers = PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions")))
         return NULL;
     Py_ssize_t n = numbers ? PySequence_Fast_GET_SIZE(numbers) : (Py_ssize_t)self->was.n;
     bool other_threads = fan_snapshot_bytes(self->s) >= LONG_COPY;
     found = PyList_New(0);
     for (Py_ssize_t k = 0; found && k < n; k++) {
-        Py_ssize_t i = numbers ? snapshot_index(self, PySequence_Fast_GET_ITEM(numbers, k), "Snapshot.changed") : k;
+        Py_ssize_t i =
+            numbers ? snapshot_index(self, PySequence_Fast_GET_ITEM(numbers, k), "Snapshot.changed")
+                    : k;
         if (i < 0) {
             Py_CLEAR(found);
             break;
@@ -211,7 +225,8 @@ static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *
     i = self ? snapshot_index(self, a[1], "Snapshot.restore") : -1;
     if (i < 0)
         return NULL;
-    data = a[2] == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(a[2]);
+    data =
+        a[2] == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(a[2]);
     if (data == UINT64_MAX && PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -240,7 +255,8 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
         size_t n = (size_t)is->ndim * sizeof *is->shape;
         if (is->data != was->data || is->itemsize != was->itemsize || is->ndim != was->ndim ||
             now.items[i].dtype != self->was.items[i].dtype ||
-            (n && (memcmp(is->shape, was->shape, n) != 0 || memcmp(is->strides, was->strides, n) != 0)))
+            (n &&
+             (memcmp(is->shape, was->shape, n) != 0 || memcmp(is->strides, was->strides, n) != 0)))
             fan_list_add(&found, PyLong_FromSize_t(i));
     }
     fan_regions_fini(&now);
@@ -249,8 +265,8 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
 
 /* ---- ndarrays ---- */
 
-/* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy takes the bytes that
- * the present strides reach for all of its memory. */
+/* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy
+ * takes the bytes that the present strides reach for all of its memory. */
 static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     PyArrayObject *a = (PyArrayObject *)values[0];
@@ -258,7 +274,8 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
     npy_intp to[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
     if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
-        PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim, PyTuple_GET_SIZE(strides));
+        PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim,
+                     PyTuple_GET_SIZE(strides));
         return NULL;
     }
     for (int i = 0; i < ndim; i++) {

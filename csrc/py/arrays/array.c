@@ -1,5 +1,5 @@
-/* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree: its memory, values and exports. Views
- * and operators are Python (fanin._array). */
+/* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree: its memory, values
+ * and exports. Views and operators are Python (fanin._array). */
 #include "py/base/args.h"
 #include "py/base/handles.h"
 #include "py/arrays/arrays.h"
@@ -30,7 +30,8 @@ static PyObject *array_view(PyObject *o, PyObject *const *values)
     int ndim = fan_shape_tuple(values[1], shape);
     if (PyErr_Occurred() || fan_shape_tuple(values[2], strides) != ndim || fan_array_usable(a) < 0)
         return NULL;
-    return FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable, &made, &err)) < 0
+    return FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable,
+                                    &made, &err)) < 0
                ? NULL
                : wrap_taken(made, fan_array_self(o)->d);
 }
@@ -49,11 +50,13 @@ static PyObject *array_broadcast(PyObject *o, PyObject *to)
 
 /* ---- the type ---- */
 
-static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args),
+                           PyObject *Py_UNUSED(kwargs))
 {
-    return PyErr_Format(PyExc_TypeError,
-                        "arrays on a simulated device are made by Machine.array(ndarray, device=0) and "
-                        "Machine.empty(shape, dtype, device=0)");
+    return PyErr_Format(
+        PyExc_TypeError,
+        "arrays on a simulated device are made by Machine.array(ndarray, device=0) and "
+        "Machine.empty(shape, dtype, device=0)");
 }
 
 static void array_dealloc(PyObject *o)
@@ -62,7 +65,8 @@ static void array_dealloc(PyObject *o)
     fan_array_object *self = fan_array_self(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    /* The last hold may free the memory: that calls the device, which may switch to another host thread. */
+    /* The last hold may free the memory: that calls the device, which may switch to another host
+     * thread. */
     Py_BEGIN_ALLOW_THREADS
         fan_array_drop(self->a);
         fan_device_drop(self->d);
@@ -73,9 +77,9 @@ static void array_dealloc(PyObject *o)
 
 /* Values */
 
-static const fan_error reads = {
-    .text = "numpy(): a function that is recorded cannot read values on the host: what is done with them would not be "
-            "done again"};
+static const fan_error reads = {.text = "numpy(): a function that is recorded cannot read values "
+                                        "on the host: what is done with them would not be "
+                                        "done again"};
 
 static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 {
@@ -89,15 +93,16 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
     if (!descr)
         return NULL;
-    PyObject *made =
-        PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape, NULL, NULL, 0, NULL);
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape,
+                                          NULL, NULL, 0, NULL);
     if (!made || fan_view_ndarray((PyArrayObject *)made, a->dtype, true, &dst) < 0) {
         Py_XDECREF(made);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
         s = fan_stream_current(self->d);
-        status = s || array_on_cpu(o) ? FAN_OK : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        status = s || array_on_cpu(o) ? FAN_OK
+                                      : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
         if (status == FAN_OK && self->d->backend->use)
             status = self->d->backend->use(self->d, a, "read", false, &err);
         if (status == FAN_OK)
@@ -131,7 +136,8 @@ static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
         return NULL;
     if (array_on_cpu(o))
         return PyErr_Format(PyExc_BufferError,
-                            "__dlpack__: memory of a graph tree ends with its step, and %R may be of one: x.numpy() is "
+                            "__dlpack__: memory of a graph tree ends with its step, and %R may be "
+                            "of one: x.numpy() is "
                             "a copy",
                             o);
     return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, a);
@@ -139,7 +145,8 @@ static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
 
 static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return array_on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0) : fan_dlpack_device(fan_array_self(o)->d);
+    return array_on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0)
+                           : fan_dlpack_device(fan_array_self(o)->d);
 }
 
 static PyObject *array_get_cuda_array_interface(PyObject *o, void *Py_UNUSED(closure))
@@ -156,7 +163,8 @@ static PyObject *array_repr(PyObject *o)
     fan_array *a = fan_array_self(o)->a;
     char shape[256], device[32];
     return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>",
-                                fan_shape_text(a->ndim, a->shape, shape, sizeof shape), fan_dtype_name(a->dtype),
+                                fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
+                                fan_dtype_name(a->dtype),
                                 fan_device_text(fan_array_self(o)->d, device, sizeof device),
                                 (unsigned long long)a->size * fan_dtype_size(a->dtype));
 }
@@ -192,7 +200,8 @@ static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 
 #include "py/declared/Array.h"
 
-/* array_getattr: on the CPU, ndarray's methods besides. In C: a __getattr__ would make every attribute slower. */
+/* array_getattr: on the CPU, ndarray's methods besides. In C: a __getattr__ would make every
+ * attribute slower. */
 static PyObject *array_getattr(PyObject *o, PyObject *name)
 {
     PyObject *made = PyObject_GenericGetAttr(o, name);

@@ -1,4 +1,5 @@
-/* dlpack: DLPack's dtypes and exchange tables, and arrays of other libraries by DLPack or by address. */
+/* dlpack: DLPack's dtypes and exchange tables, and arrays of other libraries by DLPack or by
+ * address. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 
@@ -32,11 +33,14 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
 
 const fan_dl_api *fan_dl_api_of(PyObject *capsule)
 {
-    const fan_dl_api *api = PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    const fan_dl_api *api =
+        PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     PyErr_Clear();
     while (api && api->header.major != FAN_DL_MAJOR)
         api = api->header.older;
-    return api && api->look && api->allocate && api->give && api->take && api->current_stream ? api : NULL;
+    return api && api->look && api->allocate && api->give && api->take && api->current_stream
+               ? api
+               : NULL;
 }
 
 /* ---- import ---- */
@@ -69,7 +73,8 @@ static void release_taken(void *ctx)
 {
     taken *t = ctx;
     fan_gil gil;
-    /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
+    /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of
+     * the process. */
     if (fan_finalizing() || !fan_gil_enter(&gil))
         return;
     fan_dl_delete(t->managed, t->versioned);
@@ -78,10 +83,13 @@ static void release_taken(void *ctx)
     fan_gil_leave(&gil);
 }
 
-static void release_host(fan_storage *s) { release_taken(s->ctx); }
+static void release_host(fan_storage *s)
+{
+    release_taken(s->ctx);
+}
 
-fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx,
-                          fan_storage **out, fan_error *err)
+fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *),
+                          void *ctx, fan_storage **out, fan_error *err)
 {
     if (d->backend->has_streams)
         return fan_memory_wrap(d, NULL, release, ctx, out, err);
@@ -110,14 +118,15 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
     return buf;
 }
 
-/* keep_if_inside: drops *out unless all of it lies in the address space, and, on a device, its elements where the
- * device can read them. */
+/* keep_if_inside: drops *out unless all of it lies in the address space, and, on a device, its
+ * elements where the device can read them. */
 static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
 {
     const fan_array *a = *out;
     fan_status status = FAN_OK;
     uintptr_t at = (uintptr_t)a->data, end;
-    size_t item = fan_dtype_size(a->dtype), align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
+    size_t item = fan_dtype_size(a->dtype),
+           align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
     bool aligned = at % align == 0;
     int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
@@ -126,9 +135,10 @@ static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error
     if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
         status = fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
     else if (d->backend->has_streams && a->size > 0 && !aligned)
-        status = fan_fail(
-            err, FAN_ERR_BUFFER,
-            "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
+        status = fan_fail(err, FAN_ERR_BUFFER,
+                          "the tensor's elements of %zu bytes are not aligned, and a device cannot "
+                          "read them: give a copy",
+                          item);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -136,37 +146,44 @@ static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error
     return status;
 }
 
-fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
-                       fan_error *err)
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d,
+                       fan_array **out, fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0;
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
     uintptr_t at = (uintptr_t)t->data;
     *out = NULL;
     if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
-        return fan_fail(
-            err, FAN_ERR_TYPE,
-            "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed; expected "
-            "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
-            (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
+        return fan_fail(err, FAN_ERR_TYPE,
+                        "the tensor's elements have DLPack type code %d with %d bits and %d lanes, "
+                        "which is not summed; expected "
+                        "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
+                        (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes; expected 0 to %d",
+                        (int)t->ndim, FAN_MAX_NDIM);
     if (t->ndim > 0 && !t->shape)
         return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes and no shape", (int)t->ndim);
     for (int i = 0; i < t->ndim; i++)
         shape[i] = t->shape[i];
     FAN_TRY(fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, err));
     fan_dense_strides(t->ndim, shape, fan_dtype_size(dtype), NULL, strides);
-    /* An empty tensor's address and strides mean nothing and may be anything, and so may the stride of one element. */
+    /* An empty tensor's address and strides mean nothing and may be anything, and so may the stride
+     * of one element. */
     for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
-        if (shape[i] > 1 && __builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "the tensor's stride %lld along axis %d is more than can be counted in bytes",
-                            (long long)t->strides[i], i);
+        if (shape[i] > 1 &&
+            __builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
+            return fan_fail(
+                err, FAN_ERR_VALUE,
+                "the tensor's stride %lld along axis %d is more than can be counted in bytes",
+                (long long)t->strides[i], i);
     if (size > 0 && !t->data)
-        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL", (long long)size);
-    if (size > 0 && (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
-        return fan_fail(err, FAN_ERR_VALUE, "the tensor's byte_offset %llu leaves the address space",
+        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL",
+                        (long long)size);
+    if (size > 0 &&
+        (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "the tensor's byte_offset %llu leaves the address space",
                         (unsigned long long)t->byte_offset);
     if (size == 0)
         at = 0;
@@ -182,17 +199,20 @@ static int check_device(const fan_dl_device *at, const fan_dl_device *said, cons
     bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST,
          device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
     if (d->backend->has_streams ? !device || at->id != d->index : !host || at->id < 0)
-        return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s", device_words(*at, words, sizeof words),
-                          d->backend->has_streams ? fan_device_text(d, name, sizeof name) : "host memory");
+        return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s",
+                          device_words(*at, words, sizeof words),
+                          d->backend->has_streams ? fan_device_text(d, name, sizeof name)
+                                                  : "host memory");
     if (said->type >= 0 && said->type != at->type)
-        return fan_refuse(PyExc_BufferError,
-                          "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
-                          (long)said->type, (long)at->type);
+        return fan_refuse(
+            PyExc_BufferError,
+            "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
+            (long)said->type, (long)at->type);
     return 0;
 }
 
-/* ours: takes the capsule's content, which from then on is the caller's; NULL with an exception. One of two takers
- * wins, with or without a GIL. */
+/* ours: takes the capsule's content, which from then on is the caller's; NULL with an exception.
+ * One of two takers wins, with or without a GIL. */
 static void *ours(PyObject *capsule, bool *versioned)
 {
     static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
@@ -200,7 +220,8 @@ static void *ours(PyObject *capsule, bool *versioned)
     void *managed = NULL;
     int status = 0;
     if (!PyCapsule_CheckExact(capsule)) {
-        fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
+        fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule",
+                   FAN_TYPE_TEXT(capsule));
         return NULL;
     }
     pthread_mutex_lock(&taking);
@@ -208,7 +229,9 @@ static void *ours(PyObject *capsule, bool *versioned)
     *versioned = name && strcmp(name, "dltensor_versioned") == 0;
     if (*versioned || (name && strcmp(name, "dltensor") == 0)) {
         managed = PyCapsule_GetPointer(capsule, name);
-        status = managed ? PyCapsule_SetName(capsule, *versioned ? "used_dltensor_versioned" : "used_dltensor") : -1;
+        status = managed ? PyCapsule_SetName(capsule, *versioned ? "used_dltensor_versioned"
+                                                                 : "used_dltensor")
+                         : -1;
     }
     pthread_mutex_unlock(&taking);
     if (managed && status == 0)
@@ -218,8 +241,9 @@ static void *ours(PyObject *capsule, bool *versioned)
     if (name && strncmp(name, "used_", 5) == 0)
         fan_refuse(PyExc_BufferError, "the DLPack capsule has been consumed already");
     else
-        fan_refuse(PyExc_BufferError,
-                   "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
+        fan_refuse(
+            PyExc_BufferError,
+            "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
     return NULL;
 }
 
@@ -231,16 +255,18 @@ static const fan_dl_tensor *tensor_of(const void *managed, bool versioned)
         return &((const fan_dl_managed *)managed)->tensor;
     if (m->major == FAN_DL_MAJOR)
         return &m->tensor;
-    fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+    fan_refuse(PyExc_BufferError,
+               "the tensor is of DLPack version %u.%u; expected major version %d",
                (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
     return NULL;
 }
 
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
-                     fan_device *d, fan_array **out)
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
+                     fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     const fan_dl_versioned *new_form = versioned ? managed : NULL;
-    bool has_deleter = new_form ? new_form->deleter != NULL : ((const fan_dl_managed *)managed)->deleter != NULL;
+    bool has_deleter =
+        new_form ? new_form->deleter != NULL : ((const fan_dl_managed *)managed)->deleter != NULL;
     const fan_dl_tensor *tensor = tensor_of(managed, versioned);
     fan_storage *st = NULL;
     fan_error err = {0};
@@ -248,11 +274,13 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
     if (!tensor || check_device(&tensor->device, said, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
-        fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
+        fan_refuse(PyExc_BufferError,
+                   "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
         goto refuse;
     }
-    bool writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
-                                               !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
+    bool writable =
+        writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
+                                   !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
     t = fan_alloc(sizeof *t);
     if (!t || fan_dl_storage(d, release_host, release_taken, t, &st, &err) != FAN_OK) {
         PyErr_NoMemory();
@@ -271,8 +299,8 @@ refuse:
     return -1;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
-                    fan_device *d, fan_array **out)
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+                    fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     bool versioned;
     void *managed = ours(capsule, &versioned);
@@ -284,15 +312,17 @@ static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
 {
     *out = *t;
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
-        return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+        return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d",
+                          (int)t->ndim, FAN_MAX_NDIM);
     if (t->ndim > 0 && !t->shape)
         return fan_refuse(PyExc_ValueError, "the tensor has %d axes and no shape", (int)t->ndim);
     out->shape = dims;
     out->strides = t->strides ? dims + t->ndim : NULL;
     for (int i = 0; i < t->ndim; i++) {
         if (t->shape[i] < 0)
-            return fan_refuse(PyExc_ValueError, "the tensor's axis %d has the extent %lld: it must not be negative", i,
-                              (long long)t->shape[i]);
+            return fan_refuse(PyExc_ValueError,
+                              "the tensor's axis %d has the extent %lld: it must not be negative",
+                              i, (long long)t->shape[i]);
         out->shape[i] = t->shape[i];
         if (t->strides)
             out->strides[i] = t->strides[i];
@@ -313,8 +343,9 @@ int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64
     return result;
 }
 
-int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                     bool writable, PyObject *owner, fan_device *d, fan_array **out)
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape,
+                     const int64_t *strides, bool writable, PyObject *owner, fan_device *d,
+                     fan_array **out)
 {
     int64_t dense[FAN_MAX_NDIM], size = 0;
     fan_error err = {0};
@@ -323,7 +354,8 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     if (size > 0 && !address)
-        return fan_refuse(PyExc_ValueError, "the array has %lld elements at address NULL", (long long)size);
+        return fan_refuse(PyExc_ValueError, "the array has %lld elements at address NULL",
+                          (long long)size);
     if (size == 0)
         address = 0;
     if (!strides || size == 0) {

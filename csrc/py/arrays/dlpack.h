@@ -1,4 +1,5 @@
-/* dlpack: the DLPack protocol (ABI 1.3, written down here from its published description): its structs, its dtypes. */
+/* dlpack: the DLPack protocol (ABI 1.3, written down here from its published description): its
+ * structs, its dtypes. */
 #ifndef FAN_PY_DLPACK_H
 #define FAN_PY_DLPACK_H
 
@@ -7,7 +8,12 @@
 #define FAN_DL_MAJOR 1
 #define FAN_DL_MINOR 3
 
-enum { FAN_DL_CPU = 1, FAN_DL_CUDA = 2, FAN_DL_CUDA_HOST = 3, FAN_DL_CUDA_MANAGED = 13 };
+enum {
+    FAN_DL_CPU = 1,
+    FAN_DL_CUDA = 2,
+    FAN_DL_CUDA_HOST = 3,
+    FAN_DL_CUDA_MANAGED = 13
+};
 enum {
     FAN_DL_INT = 0,
     FAN_DL_UINT = 1,
@@ -20,7 +26,11 @@ enum {
 };
 
 /* Streams as integers, in __dlpack__(stream=) and __cuda_array_interface__: 0 is never one. */
-enum { FAN_DL_NO_SYNC = -1, FAN_DL_LEGACY = 1, FAN_DL_PER_THREAD = 2 };
+enum {
+    FAN_DL_NO_SYNC = -1,
+    FAN_DL_LEGACY = 1,
+    FAN_DL_PER_THREAD = 2
+};
 
 #define FAN_DL_READ_ONLY (UINT64_C(1) << 0)
 #define FAN_DL_IS_COPIED (UINT64_C(1) << 1)
@@ -53,7 +63,8 @@ typedef struct fan_dl_managed {
     void (*deleter)(struct fan_dl_managed *self); /* may be NULL */
 } fan_dl_managed;
 
-/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every version. */
+/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every
+ * version. */
 typedef struct fan_dl_versioned {
     uint32_t major, minor;
     void *ctx;
@@ -64,16 +75,18 @@ typedef struct fan_dl_versioned {
 
 _Static_assert(sizeof(fan_dl_device) == 8 && sizeof(fan_dl_dtype) == 4, "DLPack's layout");
 _Static_assert(sizeof(void *) != 8 ||
-                   (sizeof(fan_dl_tensor) == 48 && sizeof(fan_dl_managed) == 64 && sizeof(fan_dl_versioned) == 80),
+                   (sizeof(fan_dl_tensor) == 48 && sizeof(fan_dl_managed) == 64 &&
+                    sizeof(fan_dl_versioned) == 80),
                "DLPack's layout");
-_Static_assert(sizeof(void *) != 8 ||
-                   (offsetof(fan_dl_versioned, flags) == 24 && offsetof(fan_dl_versioned, tensor) == 32 &&
-                    offsetof(fan_dl_tensor, shape) == 24 && offsetof(fan_dl_tensor, byte_offset) == 40),
+_Static_assert(sizeof(void *) != 8 || (offsetof(fan_dl_versioned, flags) == 24 &&
+                                       offsetof(fan_dl_versioned, tensor) == 32 &&
+                                       offsetof(fan_dl_tensor, shape) == 24 &&
+                                       offsetof(fan_dl_tensor, byte_offset) == 40),
                "DLPack's layout");
 
-/* The table of a library's types by which tensors are exchanged without Python's calls (DLPack 1.3):
- * `type.__dlpack_c_exchange_api__`, a capsule. It exports memory, not values: a tensor's conjugate and negative bits,
- * and whether it requires a gradient, are not in it. */
+/* The table of a library's types by which tensors are exchanged without Python's calls
+ * (DLPack 1.3): `type.__dlpack_c_exchange_api__`, a capsule. It exports memory, not values: a
+ * tensor's conjugate and negative bits, and whether it requires a gradient, are not in it. */
 typedef struct fan_dl_api {
     struct {
         uint32_t major, minor;
@@ -93,22 +106,24 @@ static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
     return st->torch_api && Py_TYPE(o) == st->torch_type;
 }
 
-/* fan_tensor_is_plain: false: it is sparse, nested or meta: torch's table would throw, which takes milliseconds. */
+/* fan_tensor_is_plain: false: it is sparse, nested or meta: torch's table would throw, which takes
+ * milliseconds. */
 bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
 
 /* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
 void fan_tensor_threw(void);
 long long fan_tensor_throws(void);
 
-/* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python code. */
+/* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python
+ * code. */
 bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
 
 /* fan_dl_api_of: the table in a capsule; NULL: no known one, without an exception. */
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
 
-/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and check_at_use; false: it
- * is none. import_plain.c. */
+/* fan_dl_plain: what a plain contribution of a tensor is (buffer/plain.h), but for origin and
+ * check_at_use; false: it is none. import_plain.c. */
 bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data);
 
 /* fan_dl_dtype_for: the other way round. */
@@ -117,57 +132,63 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d);
 /* ---- import ---- */
 
 typedef enum fan_dl_writes {
-    FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and flagged neither READ_ONLY nor IS_COPIED */
-    FAN_DL_READ,       /* never */
-    FAN_DL_WRITE       /* always: the caller trusts the producer */
+    /* writable where the tensor is versioned and flagged neither READ_ONLY nor IS_COPIED */
+    FAN_DL_AS_IT_SAYS,
+    FAN_DL_READ, /* never */
+    FAN_DL_WRITE /* always: the caller trusts the producer */
 } fan_dl_writes;
 
-/* fan_dlpack_take: what `capsule` holds, as an array on `d`, where the tensor must be; the caller owns the hold.
- * `producer` (may be NULL) is kept alive where the tensor has no deleter. said: the result of __dlpack_device__; its
- * type is -1 if that was not called. -1 with TypeError, BufferError or ValueError; the producer's deleter has then been
- * called if the capsule was taken. Memory on a device with streams follows Lifetime: the deleter waits for all streams
- * that used it. */
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
-                    fan_device *d, fan_array **out);
-/* fan_dlpack_adopt: the same for what a capsule held: a fan_dl_versioned, or a fan_dl_managed, which is the caller's to
- * give away. */
-int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
-                     fan_device *d, fan_array **out);
-/* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is where it lies.
- * FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure *out is NULL. Needs no
- * interpreter. */
-fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out,
-                       fan_error *err);
-/* fan_address_take: the same for an address that `owner` declares as its own (__cuda_array_interface__); strides in
- * bytes, NULL: C order. `owner` is kept alive. */
-int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                     bool writable, PyObject *owner, fan_device *d, fan_array **out);
-/* fan_dlpack_peek: what `capsule` holds, as its producer gave it, for the address alone: the capsule is taken and
- * given back at once. shape and strides (NULL where it has none) point into `dims`, which has room for 2 *
- * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
+/* fan_dlpack_take: what `capsule` holds, as an array on `d`, where the tensor must be; the caller
+ * owns the hold. `producer` (may be NULL) is kept alive where the tensor has no deleter. said: the
+ * result of __dlpack_device__; its type is -1 if that was not called. -1 with TypeError,
+ * BufferError or ValueError; the producer's deleter has then been called if the capsule was taken.
+ * Memory on a device with streams follows Lifetime: the deleter waits for all streams that used
+ * it. */
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
+                    fan_dl_writes writes, fan_device *d, fan_array **out);
+/* fan_dlpack_adopt: the same for what a capsule held: a fan_dl_versioned, or a fan_dl_managed,
+ * which is the caller's to give away. */
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
+                     fan_dl_writes writes, fan_device *d, fan_array **out);
+/* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is
+ * where it lies. FAN_ERR_TYPE: its dtype; FAN_ERR_VALUE, FAN_ERR_BUFFER, FAN_ERR_NOMEM. On failure
+ * *out is NULL. Needs no interpreter. */
+fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d,
+                       fan_array **out, fan_error *err);
+/* fan_address_take: the same for an address that `owner` declares as its own
+ * (__cuda_array_interface__); strides in bytes, NULL: C order. `owner` is kept alive. */
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape,
+                     const int64_t *strides, bool writable, PyObject *owner, fan_device *d,
+                     fan_array **out);
+/* fan_dlpack_peek: what `capsule` holds, as its producer gave it, for the address alone: the
+ * capsule is taken and given back at once. shape and strides (NULL where it has none) point into
+ * `dims`, which has room for 2 * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
 int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags);
-/* fan_dl_storage: over no memory yet, which `release` gets `ctx` to end; where that is on a device with streams, after
- * those that used it. `host` is the same for a host storage. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
-fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx,
-                          fan_storage **out, fan_error *err);
-/* fan_dl_delete: calls the producer's deleter with the live exception set aside; sys.unraisablehook reports an
- * exception that it leaves. Needs the GIL. */
+/* fan_dl_storage: over no memory yet, which `release` gets `ctx` to end; where that is on a device
+ * with streams, after those that used it. `host` is the same for a host storage. FAN_ERR_NOMEM,
+ * FAN_ERR_DEVICE. */
+fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *),
+                          void *ctx, fan_storage **out, fan_error *err);
+/* fan_dl_delete: calls the producer's deleter with the live exception set aside; sys.unraisablehook
+ * reports an exception that it leaves. Needs the GIL. */
 void fan_dl_delete(void *managed, bool versioned);
 
-/* ---- export (dlpack_export.c): a host array is offered by an exporter, an object with __dlpack__ and
+/* ---- export (dlpack_export.c): a host array is offered by an exporter, an object with __dlpack__
+ * and
  * __dlpack_device__; an array on a device offers itself ---- */
 
-/* fan_dlpack_send: an array as a tensor that holds it, without a capsule and without the interpreter. FAN_ERR_NOMEM,
- * FAN_ERR_BUFFER. */
+/* fan_dlpack_send: an array as a tensor that holds it, without a capsule and without the
+ * interpreter. FAN_ERR_NOMEM, FAN_ERR_BUFFER. */
 fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err);
 /* fan_dlpack_capsule: a capsule over a tensor that it takes over, unless NULL comes back. */
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
 
-/* fan_dlpack_export: __dlpack__ of an array on a device with streams. Whatever stream the consumer names waits for all
- * that used the memory, and is marked. */
+/* fan_dlpack_export: __dlpack__ of an array on a device with streams. Whatever stream the consumer
+ * names waits for all that used the memory, and is marked. */
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values);
 PyObject *fan_dlpack_device(const fan_device *d);
-/* fan_interface_export: __cuda_array_interface__ of it: a dict; AttributeError where it cannot have one. */
+/* fan_interface_export: __cuda_array_interface__ of it: a dict; AttributeError where it cannot have
+ * one. */
 PyObject *fan_interface_export(fan_array *a, fan_device *d);
 
 /* fan_exporter_new: an object that offers `a` (a host array; a hold of its own) by __dlpack__. */
@@ -175,18 +196,22 @@ PyObject *fan_exporter_new(fan_array *a);
 
 /* ---- C calls to libraries that own arrays on CUDA devices (library.c) ---- */
 
-#define FAN_ASKS_VALUE 256 /* beside a type's origin: what its table lacks is read of the array (torch) */
-/* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's exchange table:
- * nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with an exception. */
+/* beside a type's origin: what its table lacks is read of the array (torch) */
+#define FAN_ASKS_VALUE 256
+/* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's
+ * exchange table: nothing waits for anything. 1: it is imported; 0: not by this way, without an
+ * exception; -1 with an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out);
-bool fan_tensor_has(PyObject *o, const fan_array *a); /* whether a torch tensor's memory is the array's */
-/* fan_release_library_array: of the storage of an array that a library allocated for a sum. fan_is_dense_like: whether
- * a library's tensor is gap-free and as requested. */
+/* whether a torch tensor's memory is the array's */
+bool fan_tensor_has(PyObject *o, const fan_array *a);
+/* fan_release_library_array: of the storage of an array that a library allocated for a sum.
+ * fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 void fan_release_library_array(void *ctx);
-bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
-                       const int64_t *strides);
-/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
- * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
+bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
+                       const int64_t *shape, const int64_t *strides);
+/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on
+ * its memory, all the streams that used it (Lifetime). What fails here is shown by
+ * sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v);
 /* fan_dl_order: work that is queued on `on` from now on runs after what was queued on `from`. */
 fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err);

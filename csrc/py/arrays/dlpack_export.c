@@ -9,7 +9,8 @@
 
 #include <stdio.h>
 
-/* A tensor that goes out; both layouts, one allocation. May be deleted on any thread, without the GIL. */
+/* A tensor that goes out; both layouts, one allocation. May be deleted on any thread, without the
+ * GIL. */
 typedef struct sent {
     fan_dl_versioned versioned;
     fan_dl_managed legacy;
@@ -23,9 +24,15 @@ static void delete_sent(sent *s)
     fan_free(s);
 }
 
-static void delete_versioned(fan_dl_versioned *m) { delete_sent(m->ctx); }
+static void delete_versioned(fan_dl_versioned *m)
+{
+    delete_sent(m->ctx);
+}
 
-static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
+static void delete_legacy(fan_dl_managed *m)
+{
+    delete_sent(m->ctx);
+}
 
 /* The capsule was not consumed: calls the deleter; the live exception stays. */
 static void capsule_gone(PyObject *capsule)
@@ -55,8 +62,10 @@ static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
-    fan_dl_tensor tensor = {
-        .data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
+    fan_dl_tensor tensor = {.data = a->size ? a->data : NULL,
+                            .device = at,
+                            .ndim = a->ndim,
+                            .dtype = fan_dl_dtype_for(a->dtype)};
     if (!s)
         return NULL;
     tensor.shape = s->dims;
@@ -85,7 +94,8 @@ fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **ou
     if (s)
         return FAN_OK;
     return countable(a) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory")
-                        : fan_fail(err, FAN_ERR_BUFFER, "a stride is no whole number of elements: give a copy");
+                        : fan_fail(err, FAN_ERR_BUFFER,
+                                   "a stride is no whole number of elements: give a copy");
 }
 
 /* dlpack_offer: a capsule over the memory of `a`, which it holds. */
@@ -113,7 +123,10 @@ static bool two_ints(PyObject *o, long *first, long *second)
     return are;
 }
 
-static PyObject *value_or_none(PyObject *o) { return o ? o : Py_None; }
+static PyObject *value_or_none(PyObject *o)
+{
+    return o ? o : Py_None;
+}
 
 /* The arguments of __dlpack__. */
 typedef struct fan_dl_request {
@@ -122,7 +135,8 @@ typedef struct fan_dl_request {
     int copy; /* -1: not given */
 } fan_dl_request;
 
-/* request_parse: reads the arguments of __dlpack__, in the order of core.pyi. -1 with an exception. */
+/* request_parse: reads the arguments of __dlpack__, in the order of core.pyi. -1 with an
+ * exception. */
 static int request_parse(PyObject *const *values, fan_dl_request *q)
 {
     PyObject *max_version = value_or_none(values[1]), *device = value_or_none(values[2]);
@@ -131,36 +145,39 @@ static int request_parse(PyObject *const *values, fan_dl_request *q)
     q->stream = value_or_none(values[0]);
     q->major = 0;
     if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
-        return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
+        return fan_refuse(PyExc_TypeError,
+                          "__dlpack__: expected max_version=(major, minor), got %R", max_version);
     if (device != Py_None && !two_ints(device, &q->type, &q->id))
-        return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
+        return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R",
+                          device);
     q->copy = copy == Py_None ? -1 : copy == Py_True;
     return 0;
 }
 
-/* request_decide: a view goes out as itself unless a copy was requested or a capsule cannot describe it; -1 with
- * BufferError where a copy is not wanted. */
+/* request_decide: a view goes out as itself unless a copy was requested or a capsule cannot
+ * describe it; -1 with BufferError where a copy is not wanted. */
 static int request_decide(const fan_array *a, fan_dl_request *q)
 {
     if (q->copy > 0)
         return 0;
     if (!countable(a)) {
         if (q->copy == 0)
-            return fan_refuse(
-                PyExc_BufferError,
-                "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
+            return fan_refuse(PyExc_BufferError, "__dlpack__: a stride is no whole number of "
+                                                 "elements: this array goes out as a copy only");
         q->copy = 1;
     } else if (!a->writable && q->major < 1) {
-        return fan_refuse(PyExc_BufferError,
-                          "__dlpack__: the array is read-only, and an unversioned capsule has no flag "
-                          "for that; pass max_version=(1, 0) or copy=True");
+        return fan_refuse(
+            PyExc_BufferError,
+            "__dlpack__: the array is read-only, and an unversioned capsule has no flag "
+            "for that; pass max_version=(1, 0) or copy=True");
     }
     return 0;
 }
 
 /* ---- arrays on devices ---- */
 
-/* consumer_stream: what an integer of the protocol means: a hold in *out; NULL: the consumer wants no waiting (-1). */
+/* consumer_stream: what an integer of the protocol means: a hold in *out; NULL: the consumer wants
+ * no waiting (-1). */
 static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
 {
     long long n = FAN_DL_LEGACY;
@@ -169,7 +186,8 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
     if (o != Py_None) {
         if (!PyLong_Check(o) || PyBool_Check(o))
             return fan_refuse(PyExc_TypeError,
-                              "__dlpack__: expected stream= as an integer (1: legacy default, 2: per-thread default, "
+                              "__dlpack__: expected stream= as an integer (1: legacy default, 2: "
+                              "per-thread default, "
                               "-1: no waiting, or a handle), got %R",
                               o);
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
@@ -180,15 +198,16 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
         return 0;
     if (overflow || n <= 0)
         return fan_refuse(PyExc_ValueError,
-                          "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no "
+                          "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread "
+                          "default), -1 (no "
                           "waiting) or a handle",
                           o);
     *out = fan_backend_stream(d, (uint64_t)n);
     return *out ? 0 : -1;
 }
 
-/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. May
- * release the GIL. */
+/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked
+ * as one of them. May release the GIL. */
 static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -201,12 +220,14 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 }
 
 /* device_copy: another array on d; its copy is queued on s after the work that made `a`. */
-static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out, fan_error *err)
+static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out,
+                              fan_error *err)
 {
     fan_operand from = {.array = a, .acc = a->dtype};
     FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
-    fan_status status =
-        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"}, err);
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"},
+        err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -220,23 +241,27 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
     fan_array *copied = NULL;
     fan_error err = {0};
     if (q->stream != Py_None)
-        return PyErr_Format(PyExc_ValueError,
-                            "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
-    if (q->copy == 0)
         return PyErr_Format(
-            PyExc_BufferError,
-            "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
+            PyExc_ValueError,
+            "__dlpack__: a copy on the host has no streams; expected stream=None, got %R",
+            q->stream);
+    if (q->copy == 0)
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the array is on a device, and copy=False: the host cannot "
+                            "have it without a copy");
     PyThreadState *left = PyEval_SaveThread();
     fan_stream *s = fan_stream_current(d);
-    fan_status status = s ? await_users(a, s, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status =
+        s ? await_users(a, s, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
     if (status == FAN_OK)
         status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
     if (status == FAN_OK)
         status = d->backend->read(s, copied, a, &err);
     fan_stream_drop(s);
     PyEval_RestoreThread(left);
-    PyObject *capsule = status == FAN_OK ? dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true)
-                                         : fan_raise(status, &err);
+    PyObject *capsule =
+        status == FAN_OK ? dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true)
+                         : fan_raise(status, &err);
     fan_array_drop(copied);
     return capsule;
 }
@@ -246,14 +271,15 @@ static int shared_with_others(const fan_device *d, const char *what)
     char text[32];
     if (fan_is_shared(d))
         return 0;
-    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library supports", what,
-                      fan_device_text(d, text, sizeof text));
+    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library supports",
+                      what, fan_device_text(d, text, sizeof text));
 }
 
 PyObject *fan_dlpack_device(const fan_device *d)
 {
-    return shared_with_others(d, "__dlpack_device__") < 0 ? NULL
-                                                          : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
+    return shared_with_others(d, "__dlpack_device__") < 0
+               ? NULL
+               : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
 }
 
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
@@ -269,7 +295,8 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
     if (q.type != d->backend->dlpack[0] || q.id != d->index)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
                             fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
     if (request_decide(a, &q) < 0)
         return NULL;
@@ -282,15 +309,15 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
         if (on)
             status = await_users(a, on, &err);
         if (status == FAN_OK && q.copy > 0)
-            status =
-                on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+            status = on ? device_copy(a, d, on, &copied, &err)
+                        : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
         fan_stream_drop(on);
         fan_stream_drop(s);
     Py_END_ALLOW_THREADS
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    capsule = dlpack_offer(copied ? copied : a, (fan_dl_device){d->backend->dlpack[0], d->index}, q.major >= 1,
-                           copied != NULL);
+    capsule = dlpack_offer(copied ? copied : a, (fan_dl_device){d->backend->dlpack[0], d->index},
+                           q.major >= 1, copied != NULL);
     fan_array_drop(copied);
     return capsule;
 }
@@ -301,7 +328,8 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
     if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype))
-        return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
+        return PyErr_Format(PyExc_AttributeError,
+                            "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
     size_t item = fan_dtype_size(a->dtype);
     snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
@@ -314,9 +342,11 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape), "typestr", type, "data",
-                         (unsigned long long)(uintptr_t)(a->size ? a->data : NULL), a->writable ? Py_False : Py_True,
-                         "strides", fan_ints(a->ndim, a->strides), "version", 3, "stream", handle);
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape),
+                         "typestr", type, "data",
+                         (unsigned long long)(uintptr_t)(a->size ? a->data : NULL),
+                         a->writable ? Py_False : Py_True, "strides", fan_ints(a->ndim, a->strides),
+                         "version", 3, "stream", handle);
 }
 
 /* ---- _Exporter: offers a host array of ours by __dlpack__ ---- */
@@ -345,12 +375,14 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
     if (request_parse(values, &q) < 0)
         return NULL;
     if (q.stream != Py_None)
-        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R",
+        return PyErr_Format(PyExc_ValueError,
+                            "__dlpack__: a host array has no streams; expected stream=None, got %R",
                             q.stream);
     if (q.type != FAN_DL_CPU || q.id != 0)
-        return PyErr_Format(PyExc_BufferError,
-                            "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type,
-                            q.id);
+        return PyErr_Format(
+            PyExc_BufferError,
+            "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type,
+            q.id);
     if (request_decide(a, &q) < 0)
         return NULL;
     if (q.copy > 0) {
@@ -370,7 +402,10 @@ static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNU
     return Py_BuildValue("(ii)", FAN_DL_CPU, 0);
 }
 
-static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_export_array(((exporter *)o)->a); }
+static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return fan_export_array(((exporter *)o)->a);
+}
 
 static PyObject *exporter_compact(PyObject *o, PyObject *Py_UNUSED(none))
 {

@@ -4,19 +4,23 @@
 #include "py/arrays/dlpack.h"
 #include "py/device/backends.h"
 
-/* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */
+/* is_own: a descriptor of this kind, for objects of this type: its function may be called as it
+ * is. */
 static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kind)
 {
-    return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
+    return Py_TYPE(descriptor) == kind &&
+           PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
 }
 
 static bool is_getter(PyObject *type, PyObject *descriptor)
 {
-    return is_own(type, descriptor, &PyGetSetDescr_Type) && ((PyGetSetDescrObject *)descriptor)->d_getset->get;
+    return is_own(type, descriptor, &PyGetSetDescr_Type) &&
+           ((PyGetSetDescrObject *)descriptor)->d_getset->get;
 }
 
-/* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this for the first one.
- */
+/* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this
+ * for the first
+ * one. */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_state *st = fan_state_get();
@@ -25,12 +29,14 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (fan_number_arg(a[6], "quick_tensors: origin", &origin) < 0)
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(a[1]);
-    /* What fan_tensor_look reads: a function without arguments, then pairs of a getter and its value. */
+    /* What fan_tensor_look reads: a function without arguments, then pairs of a getter and its
+     * value. */
     Py_ssize_t n = PyTuple_GET_SIZE(plain);
     PyObject *f = n % 2 == 1 ? PyTuple_GET_ITEM(plain, 0) : NULL;
     bool good = api && !st->torch_api && is_own(type, is_neg, &PyMethodDescr_Type) &&
-                ((PyMethodDescrObject *)is_neg)->d_method->ml_flags == METH_NOARGS && is_getter(type, requires_grad) &&
-                f && PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS;
+                ((PyMethodDescrObject *)is_neg)->d_method->ml_flags == METH_NOARGS &&
+                is_getter(type, requires_grad) && f && PyCFunction_CheckExact(f) &&
+                PyCFunction_GET_FLAGS(f) == METH_NOARGS;
     for (Py_ssize_t i = 1; good && i < n; i += 2)
         good = is_getter(type, PyTuple_GET_ITEM(plain, i));
     if (!good)
@@ -52,11 +58,13 @@ static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init,
     fan_stream *s = d->backend->current(d);
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_status status =
-        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"},
+        err);
     if (status == FAN_OK)
         status = fan_stream_sync(s, err);
-    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
+    /* the copy may run still: the memory, which has no owner, goes back behind it */
+    if (status != FAN_OK)
         (void)fan_memory_record_stream(a->storage, s, NULL);
     fan_stream_drop(s);
     return status;
@@ -74,10 +82,12 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
     if (fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
+    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE ||
+        PyArray_NDIM(from) > FAN_MAX_NDIM) {
         PyErr_Format(PyExc_ValueError,
-                     "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where,
-                     PyArray_DESCR(from));
+                     "device_array: expected a device with streams and an array of numbers, got %R "
+                     "and dtype %R",
+                     where, PyArray_DESCR(from));
     } else if (fan_view_ndarray(from, dtype, false, &init) == 0) {
         Py_BEGIN_ALLOW_THREADS
             status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
@@ -109,7 +119,8 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_dtype one, two;
     if (fan_dtype_parse(a[0], &one) < 0 || fan_dtype_parse(a[1], &two) < 0)
         return NULL;
-    return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE && fan_dtype_can_cast(one, two));
+    return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE &&
+                           fan_dtype_can_cast(one, two));
 }
 
 static PyObject *is_no_gradient(PyObject *Py_UNUSED(module), PyObject *o)
@@ -122,8 +133,8 @@ static const fan_dl_api *table_arg(PyObject *capsule)
 {
     const fan_dl_api *api = fan_dl_api_of(capsule);
     if (!api)
-        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s", FAN_DL_MAJOR,
-                     Py_TYPE(capsule)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s",
+                     FAN_DL_MAJOR, Py_TYPE(capsule)->tp_name);
     return api;
 }
 
@@ -166,9 +177,10 @@ static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!api)
         return NULL;
     if (api->take(object, &managed) != 0 || !managed)
-        return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor",
-                                               Py_TYPE(object)->tp_name);
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor",
+                                  Py_TYPE(object)->tp_name);
     made = fan_dlpack_capsule(managed);
     if (!made && managed->deleter)
         managed->deleter(managed);
@@ -186,7 +198,9 @@ static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!managed || PyCapsule_SetName(tensor, "used_dltensor_versioned") < 0)
         return NULL;
     if (api->give(managed, &object) != 0 || !object) /* which had it, errors too */
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table gave no array");
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_BufferError, "the exchange table gave no array");
     return object;
 }
 
@@ -200,12 +214,14 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) != 0)
         return PyErr_Occurred()
                    ? NULL
-                   : PyErr_Format(PyExc_BufferError, "the exchange table has no current stream of CUDA device %d",
+                   : PyErr_Format(PyExc_BufferError,
+                                  "the exchange table has no current stream of CUDA device %d",
                                   (int)index);
     return PyLong_FromVoidPtr(stream);
 }
 
-/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
+/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a
+ * storage. */
 static void holder_gone(PyObject *capsule)
 {
     fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
@@ -231,7 +247,8 @@ static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a)
             PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
             goto done;
         }
-        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st, &err)) == FAN_OK)
+        if (!st && (status = fan_memory_wrap(s->device, NULL, fan_release_library_array, owner, &st,
+                                             &err)) == FAN_OK)
             Py_INCREF(owner);
         if (status == FAN_OK)
             status = fan_memory_record_stream(st, s, &err);

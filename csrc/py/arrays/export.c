@@ -1,5 +1,5 @@
-/* export: the one way out: every sum becomes a Python object again: the value's own, or a new one of its origin's kind
- * (D15). */
+/* export: the one way out: every sum becomes a Python object again: the value's own, or a new one
+ * of its origin's kind (D15). */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
@@ -17,7 +17,8 @@ static PyObject *export_part(fan_array *a, fan_device *d)
 /* library_array: the library's own array, where the sum was written into one. Borrowed. */
 static PyObject *library_array(const fan_value *v)
 {
-    const fan_dl_api *api = v->origin >= FAN_FROM_FOREIGN ? fan_state_get()->tables[v->origin] : NULL;
+    const fan_dl_api *api =
+        v->origin >= FAN_FROM_FOREIGN ? fan_state_get()->tables[v->origin] : NULL;
     PyObject *o = api ? fan_memory_wrapped(v->array->storage, fan_release_library_array) : NULL;
     int64_t strides[FAN_MAX_NDIM];
     fan_dl_tensor is;
@@ -61,13 +62,15 @@ static PyObject *export_dense(const fan_value *v)
         return nd;
     }
     nd = fan_export_array(v->array);
-    if (!nd || v->array->ndim > 0 || (v->origin != FAN_FROM_PYTHON_SCALAR && v->origin != FAN_FROM_NUMPY_SCALAR))
+    if (!nd || v->array->ndim > 0 ||
+        (v->origin != FAN_FROM_PYTHON_SCALAR && v->origin != FAN_FROM_NUMPY_SCALAR))
         return nd;
     scalar = PyArray_Return((PyArrayObject *)nd); /* steals */
     if (!scalar || v->origin == FAN_FROM_NUMPY_SCALAR)
         return scalar;
     /* NumPy's own scalars have a Python twin; those of ml_dtypes are floats. */
-    nd = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar) : PyObject_CallMethod(scalar, "item", NULL);
+    nd = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar)
+                                         : PyObject_CallMethod(scalar, "item", NULL);
     Py_DECREF(scalar);
     return nd;
 }
@@ -75,16 +78,20 @@ static PyObject *export_dense(const fan_value *v)
 static PyObject *export_sparse(const fan_value *v)
 {
     const fan_sparse *s = v->sparse;
-    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL, *values = NULL, *o = NULL;
+    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL,
+             *values = NULL, *o = NULL;
     if (!arrays)
         return NULL;
     shape = fan_ints(s->ndim, s->shape);
     indices = shape ? export_part(s->indices, v->device) : NULL;
-    pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
+    pointers = !indices      ? NULL
+               : s->pointers ? export_part(s->pointers, v->device)
+                             : Py_NewRef(Py_None);
     values = pointers ? export_part(s->values, v->device) : NULL;
     if (values)
-        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape,
-                                indices, pointers, values, s->coalesced ? Py_True : Py_False);
+        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin,
+                                fan_format_name(s->format), shape, indices, pointers, values,
+                                s->coalesced ? Py_True : Py_False);
     Py_XDECREF(shape);
     Py_XDECREF(indices);
     Py_XDECREF(pointers);
@@ -96,7 +103,8 @@ static PyObject *export_zero(const fan_value *v)
 {
     fan_state *st = fan_state_get();
     PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero");
-    return type ? PyObject_CallFunction(type, "Ns", fan_ints(v->array->ndim, v->array->shape), fan_dtype_name(v->dtype))
+    return type ? PyObject_CallFunction(type, "Ns", fan_ints(v->array->ndim, v->array->shape),
+                                        fan_dtype_name(v->dtype))
                 : NULL;
 }
 

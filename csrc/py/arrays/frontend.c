@@ -1,5 +1,5 @@
-/* frontend: Python for the core: holds and sums objects, lets other threads run (buffer/value.h).
- */
+/* frontend: Python for the core: holds and sums objects, lets other threads run
+ * (buffer/value.h). */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/arrays/objects.h"
@@ -27,7 +27,8 @@ static bool owns(const PyArrayObject *a)
     PyObject *base = PyArray_BASE(a);
     if (!base)
         return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA);
-    return PyArray_CheckExact(base) && Py_REFCNT(base) == 1 && !PyArray_BASE((PyArrayObject *)base) &&
+    return PyArray_CheckExact(base) && Py_REFCNT(base) == 1 &&
+           !PyArray_BASE((PyArrayObject *)base) &&
            PyArray_CHKFLAGS((PyArrayObject *)base, NPY_ARRAY_OWNDATA);
 }
 
@@ -46,7 +47,9 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
 static bool alone(void *object, const fan_value *v)
 {
     return fan_gil_held() &&
-           fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
+           fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object)
+                                 ? 2
+                                 : 1);
 }
 
 /* Two references: the value's, and that of the storage over it (import.c). */
@@ -60,8 +63,8 @@ static bool unshared(void *object)
     return alone;
 }
 
-/* shown: a term for Python: its object, or, for a sum of the core's, an array of its origin's kind over the
- * same memory. */
+/* shown: a term for Python: its object, or, for a sum of the core's, an array of its origin's kind
+ * over the same memory. */
 static PyObject *shown(const fan_value *v)
 {
     fan_value copy;
@@ -70,12 +73,13 @@ static PyObject *shown(const fan_value *v)
     return FAN_CHECK(fan_value_copy(&fan_python, v, &copy, &err)) < 0 ? NULL : fan_export(&copy);
 }
 
-/* combine_result: the sum that _interop.arrays.combine made, or its refusal (Conformed and Refused in
- * _interop/records.py). */
+/* combine_result: the sum that _interop.arrays.combine made, or its refusal (Conformed and Refused
+ * in _interop/records.py). */
 static fan_status combine_result(PyObject *record, fan_value *out, fan_error *err)
 {
     if (PyTuple_GET_SIZE(record) == 1)
-        return fan_import_object(PyTuple_GET_ITEM(record, 0), out) < 0 ? fan_from_python(err) : FAN_OK;
+        return fan_import_object(PyTuple_GET_ITEM(record, 0), out) < 0 ? fan_from_python(err)
+                                                                       : FAN_OK;
     bool is_value = PyTuple_GET_ITEM(record, 0) == PyExc_ValueError;
     const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(record, 1));
     if (!text)
@@ -83,7 +87,8 @@ static fan_status combine_result(PyObject *record, fan_value *out, fan_error *er
     return fan_fail(err, is_value ? FAN_ERR_VALUE : FAN_ERR_TYPE, "%s", text);
 }
 
-static fan_status combine(void *function, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err)
+static fan_status combine(void *function, const fan_value *old, const fan_value *new_,
+                          fan_value *out, fan_error *err)
 {
     PyObject *arrays, *a = NULL, *b = NULL, *sum = NULL;
     fan_gil gil;
@@ -94,7 +99,8 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     a = arrays ? shown(old) : NULL;
     b = a ? shown(new_) : NULL;
     if (b)
-        sum = PyObject_CallMethod(arrays, "combine", "OOO", function ? (PyObject *)function : Py_None, a, b);
+        sum = PyObject_CallMethod(arrays, "combine", "OOO",
+                                  function ? (PyObject *)function : Py_None, a, b);
     status = sum ? combine_result(sum, out, err) : fan_from_python(err);
     Py_XDECREF(sum);
     Py_XDECREF(a);
@@ -103,12 +109,16 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     return status;
 }
 
-static void clear_error(void) { PyErr_Clear(); }
+static void clear_error(void)
+{
+    PyErr_Clear();
+}
 
-/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook.
- */
-static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
-                           fan_error *Py_UNUSED(err))
+/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by
+ *
+ * sys.unraisablehook. */
+static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer,
+                           const fan_stream *consumer, fan_error *Py_UNUSED(err))
 {
     const fan_state *st = fan_state_get();
     char one[32], two[32];
@@ -117,14 +127,16 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     if (!st || !fan_gil_enter(&gil))
         return FAN_OK;
     live = fan_exception_take();
-    if (PyErr_WarnFormat(
-            st->mismatch_warning, 1,
-            "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that accumulates it is "
-            "on stream %llu of %s: each "
-            "pass waits there. Use one stream, or switch the warning off: "
-            "fanin.set_options(warn_stream_mismatch=False) (S6)",
-            buffer, slot, (unsigned long long)producer->handle, fan_device_text(producer->device, one, sizeof one),
-            (unsigned long long)consumer->handle, fan_device_text(consumer->device, two, sizeof two)) < 0) {
+    if (PyErr_WarnFormat(st->mismatch_warning, 1,
+                         "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf "
+                         "that accumulates it is "
+                         "on stream %llu of %s: each "
+                         "pass waits there. Use one stream, or switch the warning off: "
+                         "fanin.set_options(warn_stream_mismatch=False) (S6)",
+                         buffer, slot, (unsigned long long)producer->handle,
+                         fan_device_text(producer->device, one, sizeof one),
+                         (unsigned long long)consumer->handle,
+                         fan_device_text(consumer->device, two, sizeof two)) < 0) {
         PyObject *e = fan_exception_take();
         who = PyUnicode_FromFormat("%s.add", buffer);
         fan_exception_put(e);
@@ -138,8 +150,8 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
 
 /* ---- plain contributions: always inside the interpreter ---- */
 
-static fan_status plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
-                              fan_error *err)
+static fan_status plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out,
+                              bool *kept, fan_error *err)
 {
     *kept = false;
     if (fan_is_unboxed(object)) {
@@ -174,7 +186,10 @@ static bool plain_nobody_else_has(void *object)
     return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;
 }
 
-static bool plain_unshared(void *object) { return fan_only_ours(object, 1); }
+static bool plain_unshared(void *object)
+{
+    return fan_only_ours(object, 1);
+}
 
 /* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
 static bool plain_wrote(void *object)

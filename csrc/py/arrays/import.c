@@ -1,8 +1,8 @@
 /* import: the one way in: whatever a caller adds becomes a fan_value here.
  *
- *   None | ndarray | Python scalar | fanin's device array | a type with an exchange table | NumPy scalar | Zero |
- *   anything else, as fanin._interop.arrays.describe describes it
- */
+ *   None | ndarray | Python scalar | fanin's device array | a type with an exchange table | NumPy
+ * scalar | Zero | anything else, as fanin._interop.arrays.describe describes
+ * it */
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
@@ -22,9 +22,9 @@ int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     const fan_storage of = {.data = PyArray_DATA(a), .release = fan_release_object, .ctx = a};
-    fan_status status =
-        fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
-                          (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
+    fan_status status = fan_array_foreign(
+        &of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
+        (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     Py_INCREF(a);
@@ -32,14 +32,20 @@ int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array
 }
 
 /* D15, D5: the sum is of the kind of the first contribution of the lowest rank. */
-enum { RANK_ARRAY, RANK_NUMPY_SCALAR, RANK_PYTHON_SCALAR };
+enum {
+    RANK_ARRAY,
+    RANK_NUMPY_SCALAR,
+    RANK_PYTHON_SCALAR
+};
 
 /* import_ndarray: an ndarray's memory as that of `object`. */
-static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out)
+static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable,
+                          fan_value *out)
 {
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (dtype == FAN_DT_NONE)
-        return fan_dtype_refuse(PyArray_DESCR(a), origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
+        return fan_dtype_refuse(PyArray_DESCR(a),
+                                origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
     if (fan_view_ndarray(a, dtype, writable, &out->array) < 0)
         return -1;
     out->form = FAN_FORM_DENSE;
@@ -57,7 +63,9 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0; /* reference counts do not show owners here */
 #endif
     Py_ssize_t refs = 1;
-    if (v) { /* its storage has it, too, or an array over it; other code may have that, so it cannot be counted */
+    /* its storage has it, too, or an array over it; other code may have that, so it cannot be
+     * counted */
+    if (v) {
         const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
         if (!st || st->release != fan_release_object || atomic_load(&v->array->refs) != 1 ||
             atomic_load(&st->refs) != 1)
@@ -76,11 +84,15 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0;
 }
 
-/* is_array: a fanin.Array, which is what it was made as: over an ndarray's memory it may be any view of that. */
-static bool is_array(PyObject *o) { return o && Py_TYPE(o) == fan_state_get()->array_type; }
+/* is_array: a fanin.Array, which is what it was made as: over an ndarray's memory it may be any
+ * view of that. */
+static bool is_array(PyObject *o)
+{
+    return o && Py_TYPE(o) == fan_state_get()->array_type;
+}
 
-/* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`; other owners
- * cannot be read. */
+/* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`;
+ * other owners cannot be read. */
 static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
@@ -94,7 +106,8 @@ static bool ndarray_is_unchanged(const fan_array *a, bool part)
                   fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype))
         return false;
     for (int i = 0; i < a->ndim && !part; i++)
-        if (PyArray_DIM(nd, i) != a->shape[i] || (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
+        if (PyArray_DIM(nd, i) != a->shape[i] ||
+            (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
             return false;
     fan_array_reach(a, &lo, &hi);
     return fan_owner_has((PyObject *)nd, a->data + lo, a->data + hi);
@@ -115,7 +128,8 @@ bool fan_value_is_unchanged(const fan_value *v)
     return unchanged;
 }
 
-/* is_not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */
+/* is_not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as
+ * an object. */
 static bool is_not_summed(PyObject *o)
 {
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
@@ -129,7 +143,8 @@ bool fan_is_no_gradient(PyObject *o)
         return false;
     PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)o);
     PyObject *names = PyDataType_NAMES(descr); /* borrowed; not a tuple: there are no fields */
-    if (PyDataType_ELSIZE(descr) != 0 || !names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != 1)
+    if (PyDataType_ELSIZE(descr) != 0 || !names || !PyTuple_Check(names) ||
+        PyTuple_GET_SIZE(names) != 1)
         return false;
     return PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "float0") == 0;
 }
@@ -138,8 +153,8 @@ int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM)
-        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected %s, a tuple of at most %d ints, got %R",
-                          what, FAN_MAX_NDIM, o);
+        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError,
+                          "expected %s, a tuple of at most %d ints, got %R", what, FAN_MAX_NDIM, o);
     for (Py_ssize_t i = 0; i < n; i++) {
         shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
         if (shape[i] == -1 && PyErr_Occurred()) {
@@ -152,8 +167,8 @@ int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
     return (int)n;
 }
 
-/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError
- * where there is none. */
+/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is
+ * kept here. BufferError where there is none. */
 static int device_named(long type, long index, PyObject *producer, fan_device **out)
 {
     const fan_backend_entry *b = fan_backend_of_dlpack(type);
@@ -161,17 +176,19 @@ static int device_named(long type, long index, PyObject *producer, fan_device **
     if (!b || !b->backend->has_streams)
         return 0;
     if (index < 0 || index > INT32_MAX)
-        PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices", b->backend->name, index);
+        PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices",
+                     b->backend->name, index);
     else if (fan_backend_device(b, index, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
-    fan_refuse(PyExc_BufferError, "the %.200s is on %s:%ld, which cannot be used: %S", Py_TYPE(producer)->tp_name,
-               b->backend->name, index, why);
+    fan_refuse(PyExc_BufferError, "the %.200s is on %s:%ld, which cannot be used: %S",
+               Py_TYPE(producer)->tp_name, b->backend->name, index, why);
     Py_XDECREF(why);
     return -1;
 }
 
-static int import_capsule(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
+static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
+                          fan_device **device)
 {
     PyObject *capsule;
     long type, index;
@@ -185,8 +202,10 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
     return result;
 }
 
-/* import_address: (address, dtype, shape, strides or None, writable, device index), of __cuda_array_interface__. */
-static int import_address(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
+/* import_address: (address, dtype, shape, strides or None, writable, device index), of
+ * __cuda_array_interface__. */
+static int import_address(PyObject *source, PyObject *producer, fan_array **out,
+                          fan_device **device)
 {
     PyObject *dtype, *shape, *strides;
     int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
@@ -194,24 +213,26 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
     fan_dtype d;
     long index;
     int writable, ndim;
-    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable, &index) ||
+    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable,
+                          &index) ||
         fan_dtype_parse(dtype, &d) < 0)
         return -1;
     ndim = fan_shape_tuple(shape, dims);
     if (ndim < 0 || (strides != Py_None && fan_dims_tuple("strides", strides, steps) != ndim))
         return PyErr_Occurred()
                    ? -1
-                   : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
+                   : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim,
+                                strides);
     if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
         return -1;
-    int result =
-        fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps, writable, producer, *device, out);
+    int result = fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps,
+                                  writable, producer, *device, out);
     fan_device_drop(*device);
     return result;
 }
 
-/* import_source: memory as _interop.arrays names it: an ndarray, fanin's device array, (capsule, device type, device
- * index, fan_dl_writes), or what an address is (import_address). */
+/* import_source: memory as _interop.arrays names it: an ndarray, fanin's device array, (capsule,
+ * device type, device index, fan_dl_writes), or what an address is (import_address). */
 static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
 {
     fan_array *a;
@@ -224,10 +245,13 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         return fan_view_ndarray(nd, dtype, true, out);
     }
     if (PyTuple_Check(source))
-        return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer, out, device);
+        return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer,
+                                                                                 out, device);
     a = fan_array_arg(source, device);
     if (!a)
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "expected an array, got %s", FAN_TYPE_TEXT(source));
+        return PyErr_Occurred() ? -1
+                                : fan_refuse(PyExc_TypeError, "expected an array, got %s",
+                                             FAN_TYPE_TEXT(source));
     if (fan_array_usable(a) < 0)
         return -1;
     *out = fan_array_hold(a);
@@ -261,11 +285,12 @@ static int import_sparse(PyObject *d, fan_value *out)
     const char *name;
     int origin, coalesced, ndim, result = -1;
     err.text[0] = '\0';
-    if (!PyArg_ParseTuple(d, "iOsOOOOp:Stored", &origin, &object, &name, &shape, &source[0], &source[1], &source[2],
-                          &coalesced))
+    if (!PyArg_ParseTuple(d, "iOsOOOOp:Stored", &origin, &object, &name, &shape, &source[0],
+                          &source[1], &source[2], &coalesced))
         return -1;
     if (!fan_format_from_name(name, &format))
-        return fan_refuse(PyExc_ValueError, "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
+        return fan_refuse(PyExc_ValueError,
+                          "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
                           name);
     ndim = fan_shape_tuple(shape, dims);
     if (ndim < 0)
@@ -282,7 +307,8 @@ static int import_sparse(PyObject *d, fan_value *out)
         }
         device = on;
     }
-    status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
+    status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse,
+                            &err);
     if (status == FAN_OK && device == fan_cpu()) {
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, fan_check_signals, &err);
@@ -343,7 +369,9 @@ static int import_python_scalar(PyObject *o, fan_value *out)
             PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
             if (bits)
                 fan_refuse(PyExc_OverflowError,
-                           "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits);
+                           "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - "
+                           "1, or a float",
+                           bits);
             Py_XDECREF(bits);
             return -1;
         }
@@ -375,14 +403,16 @@ static int import_python_scalar(PyObject *o, fan_value *out)
 static int import_zero(PyObject *o, fan_value *out)
 {
     const fan_state *st = fan_state_get();
-    PyObject *shape = PyObject_GetAttr(o, st->str_shape), *dtype = shape ? PyObject_GetAttr(o, st->str_dtype) : NULL;
+    PyObject *shape = PyObject_GetAttr(o, st->str_shape),
+             *dtype = shape ? PyObject_GetAttr(o, st->str_dtype) : NULL;
     int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM] = {0};
     fan_storage *element = NULL;
     fan_error err;
     fan_status status;
     int ndim, result = -1;
     err.text[0] = '\0';
-    if (!dtype || fan_dtype_parse(dtype, &out->dtype) < 0 || (ndim = fan_shape_tuple(shape, dims)) < 0)
+    if (!dtype || fan_dtype_parse(dtype, &out->dtype) < 0 ||
+        (ndim = fan_shape_tuple(shape, dims)) < 0)
         goto done;
     element = fan_storage_new(16);
     if (!element) {
@@ -390,7 +420,8 @@ static int import_zero(PyObject *o, fan_value *out)
         goto done;
     }
     memset(element->data, 0, 16);
-    status = fan_array_view(element, element->data, out->dtype, ndim, dims, strides, false, &out->array, &err);
+    status = fan_array_view(element, element->data, out->dtype, ndim, dims, strides, false,
+                            &out->array, &err);
     if (status != FAN_OK) {
         fan_refuse_error(status, &err);
         goto done;
@@ -409,19 +440,28 @@ done:
 /* ---- records of _interop.arrays ---- */
 
 /* The records of _interop/records.py differ in the number of their fields. */
-enum { OBJECT_FIELDS = 1, REFUSED_FIELDS = 2, DENSE_FIELDS = 3, STORED_FIELDS = 8 };
+enum {
+    OBJECT_FIELDS = 1,
+    REFUSED_FIELDS = 2,
+    DENSE_FIELDS = 3,
+    STORED_FIELDS = 8
+};
 
-/* collect_parts: the memory that an object declares; each part is an array that we can read, dense or sparse. */
+/* collect_parts: the memory that an object declares; each part is an array that we can read, dense
+ * or sparse. */
 static int collect_parts(PyObject *parts, fan_value *out)
 {
-    PyObject *fast = Py_TYPE(parts)->tp_iter || PySequence_Check(parts) ? PySequence_Tuple(parts) : NULL;
+    PyObject *fast =
+        Py_TYPE(parts)->tp_iter || PySequence_Check(parts) ? PySequence_Tuple(parts) : NULL;
     Py_ssize_t n = fast ? PyTuple_GET_SIZE(fast) : 0;
     int result = -1;
     if (!fast)
         return PyErr_Occurred()
                    ? -1
-                   : fan_refuse(PyExc_TypeError, "__fanin_parts__() gave %s; expected the arrays that the object holds",
-                                FAN_TYPE_TEXT(parts));
+                   : fan_refuse(
+                         PyExc_TypeError,
+                         "__fanin_parts__() gave %s; expected the arrays that the object holds",
+                         FAN_TYPE_TEXT(parts));
     if (n > 0) {
         out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
         if (!out->parts) {
@@ -436,7 +476,8 @@ static int collect_parts(PyObject *parts, fan_value *out)
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
         if (!bad && v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE)
-            bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave %s; expected the arrays that the object holds",
+            bad = fan_refuse(PyExc_TypeError,
+                             "__fanin_parts__() gave %s; expected the arrays that the object holds",
                              FAN_TYPE_TEXT(item));
         if (!bad) {
             fan_array *const *all = fan_value_arrays(&v, own, &k);
@@ -464,8 +505,8 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out)
     return parts && parts != Py_None ? collect_parts(parts, out) : 0;
 }
 
-/* import_described: what _interop.arrays makes of it. The records of _interop/records.py differ in the number of
- * their fields. */
+/* import_described: what _interop.arrays makes of it. The records of _interop/records.py differ in
+ * the number of their fields. */
 static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     PyObject *arrays = fan_arrays(), *d = NULL;
@@ -480,8 +521,8 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
         return -1;
     switch (PyTuple_Check(d) ? PyTuple_GET_SIZE(d) : 0) {
     case DENSE_FIELDS:
-        result =
-            has_combine && is_not_summed(PyTuple_GET_ITEM(d, 2)) ? import_object(o, NULL, out) : import_dense(d, out);
+        result = has_combine && is_not_summed(PyTuple_GET_ITEM(d, 2)) ? import_object(o, NULL, out)
+                                                                      : import_dense(d, out);
         break;
     case STORED_FIELDS:
         result = import_sparse(d, out);
@@ -510,7 +551,8 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
     fan_device *device;
     int known;
     if (PyArray_CheckExact(o) && !recording) {
-        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT || (has_combine && is_not_summed(o)))
+        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT ||
+            (has_combine && is_not_summed(o)))
             return import_object(o, NULL, out);
         if (fan_storage_redirected() && fan_ndarray_check_known(o, "a sum, copy or conversion") < 0)
             return -1;
@@ -593,15 +635,18 @@ int fan_import_out(PyObject *o, fan_value *out)
     fan_verdict v = FAN_OVERLAP_DISJOINT;
     if (PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
         return fan_refuse(fan_state_get()->dtype_error,
-                          "out: expected an array of a dtype that is summed, as np.empty(shape, 'float64'), got %S",
+                          "out: expected an array of a dtype that is summed, as np.empty(shape, "
+                          "'float64'), got %S",
                           (PyObject *)PyArray_DESCR((PyArrayObject *)o));
     if (fan_import(o, false, false, out) < 0)
         return -1;
-    if (out->form == FAN_FORM_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
+    if (out->form == FAN_FORM_DENSE &&
+        (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
         fan_value_release(out);
     if (out->form != FAN_FORM_DENSE) {
         fan_value_release(out);
-        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s", FAN_TYPE_TEXT(o));
+        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s",
+                          FAN_TYPE_TEXT(o));
     }
     const fan_region r = fan_region_of(out->array);
     if (FAN_CHECK(fan_overlap_itself(&r, 0, NULL, NULL, &v, &err)) < 0) {
@@ -613,10 +658,12 @@ int fan_import_out(PyObject *o, fan_value *out)
     else if (v != FAN_OVERLAP_DISJOINT)
         why = "overlaps itself";
     else if (out->object != o)
-        why = "is read through a detached copy or view: give x.detach()"; /* a write might not reach `o` */
+        /* a write might not reach `o` */
+        why = "is read through a detached copy or view: give x.detach()";
     if (why) {
         fan_value_release(out);
-        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got %s that %s",
+        return fan_refuse(PyExc_BufferError,
+                          "out: expected an array that can be written, got %s that %s",
                           FAN_TYPE_TEXT(o), why);
     }
     return 0;

@@ -11,18 +11,26 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Tensors for which torch's table threw. Until the first one none is checked, as the getters cost a quarter of an add.
- */
+/* Tensors for which torch's table threw. Until the first one none is checked, as the getters cost a
+ * quarter of an
+ * add. */
 static atomic_llong throws;
 
-void fan_tensor_threw(void) { atomic_fetch_add_explicit(&throws, 1, memory_order_relaxed); }
+void fan_tensor_threw(void)
+{
+    atomic_fetch_add_explicit(&throws, 1, memory_order_relaxed);
+}
 #ifdef FAN_TEST
-long long fan_tensor_throws(void) { return atomic_load_explicit(&throws, memory_order_relaxed); }
+long long fan_tensor_throws(void)
+{
+    return atomic_load_explicit(&throws, memory_order_relaxed);
+}
 #endif
 
 bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
 {
-    PyObject *plain = st->torch_plain, *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
+    PyObject *plain = st->torch_plain,
+             *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
     bool good = runs_python != NULL;
     for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
         const PyGetSetDef *getter = ((PyGetSetDescrObject *)PyTuple_GET_ITEM(plain, i))->d_getset;
@@ -50,8 +58,9 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
 {
     int64_t run = 1;
     bool in_c_order = true;
-    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM || !t->data ||
-        (t->ndim && !t->shape) || t->byte_offset > INT64_MAX)
+    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 ||
+        t->ndim > FAN_PLAIN_NDIM || !t->data || (t->ndim && !t->shape) ||
+        t->byte_offset > INT64_MAX)
         return false;
     kind->dtype = fan_dl_dtype_of(t->dtype);
     if (kind->dtype == FAN_DT_NONE)
@@ -71,7 +80,8 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     return run > 0 && run <= INT64_MAX / 16;
 }
 
-static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
+static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind,
+                           char **data)
 {
     fan_dl_tensor t;
     if (!fan_tensor_look(st, o, &t) || t.dtype.code == FAN_DL_COMPLEX)
@@ -183,13 +193,14 @@ void *fan_plain_number(const fan_plain_kind *kind, const char *value)
 /* order_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: as fan_plain_order. */
 static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, uint32_t *order)
 {
-    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t),
+                   "NumPy's shapes and strides are read as ours");
     *order = 0;
     return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
            (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
             fan_plain_order(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
-                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), gaps,
-                            order));
+                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a),
+                            (int64_t)PyArray_ITEMSIZE(a), gaps, order));
 }
 
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
@@ -203,7 +214,8 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
         const fan_state *st = fan_state_get();
         if (fan_is_tensor(st, o))
             return kind_of_tensor(st, o, gaps, kind, data);
-        return kind_of_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
+        return kind_of_number(o, kind, data) ||
+               (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
@@ -227,7 +239,8 @@ bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t *
     fan_dl_tensor t;
     if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &t))
         return false;
-    *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype) : FAN_DT_NONE;
+    *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype)
+                                                                  : FAN_DT_NONE;
     *ndim = t.ndim;
     *shape = t.shape;
     return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
@@ -235,7 +248,8 @@ bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t *
 
 bool fan_plain_has_own_value(void *o)
 {
-    PyObject *neg = ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
+    PyObject *neg =
+        ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
     if (!neg)
         PyErr_Clear();
     Py_XDECREF(neg);
@@ -244,7 +258,8 @@ bool fan_plain_has_own_value(void *o)
 
 bool fan_plain_is_detached(void *o)
 {
-    const PyGetSetDef *asks = ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
+    const PyGetSetDef *asks =
+        ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
     PyObject *grad = asks->get(o, asks->closure);
     if (!grad)
         PyErr_Clear();
@@ -255,18 +270,20 @@ bool fan_plain_is_detached(void *o)
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
-    for (PyObject *next = owner; next; next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
-                                              : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
-                                                                          : NULL)
+    for (PyObject *next = owner; next;
+         next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
+                : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
+                                            : NULL)
         owner = next;
-    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
+    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) ||
+        lo == hi)
         return true;
     const char *at = PyArray_BYTES((PyArrayObject *)owner);
     return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
 }
 
-/* same_ndarray: whether an ndarray still is what fan_plain_import read. Field by field, as each take calls it for each
- * term. */
+/* same_ndarray: whether an ndarray still is what fan_plain_import read. Field by field, as each
+ * take calls it for each term. */
 static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
@@ -274,8 +291,9 @@ static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *da
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
         fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
         return false;
-    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ? kind->order != 0
-                                                    : !order_of_ndarray(a, true, &order) || order != kind->order)
+    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS)
+            ? kind->order != 0
+            : !order_of_ndarray(a, true, &order) || order != kind->order)
         return false;
     for (int i = 0; i < kind->ndim; i++)
         if (PyArray_DIM(a, i) != kind->shape[i])
@@ -311,9 +329,13 @@ typedef struct tensor_block {
 } tensor_block;
 
 /* block_gone: by whichever thread lets go of the tensor's memory last. */
-static void block_gone(fan_dl_versioned *managed) { fan_free(managed); }
+static void block_gone(fan_dl_versioned *managed)
+{
+    fan_free(managed);
+}
 
-/* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and wrapping that. */
+/* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and
+ * wrapping that. */
 static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
 {
     const fan_state *st = fan_state_get();
@@ -360,8 +382,8 @@ void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
         fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
     if (same)
         Py_INCREF(d);
-    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->order ? (npy_intp *)strides : NULL,
-                                          NULL, 0, NULL);
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims,
+                                          kind->order ? (npy_intp *)strides : NULL, NULL, 0, NULL);
     *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
     return made;
 }
@@ -369,9 +391,11 @@ void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
 void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data)
 {
     char *from = *data, *to = NULL;
-    PyObject *copy = !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;
+    PyObject *copy =
+        !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;
     PyErr_Clear();
-    if (copy && !fan_plain_is_unchanged(o, kind, from)) /* the calls above may have run arbitrary code */
+    /* the calls above may have run arbitrary code */
+    if (copy && !fan_plain_is_unchanged(o, kind, from))
         Py_CLEAR(copy);
     if (!copy)
         return NULL;

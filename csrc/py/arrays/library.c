@@ -1,5 +1,5 @@
-/* library: C calls to and from libraries that own arrays on CUDA devices: exchange tables, current streams,
- * allocators, and the streams that used what leaves us. */
+/* library: C calls to and from libraries that own arrays on CUDA devices: exchange tables, current
+ * streams, allocators, and the streams that used what leaves us. */
 #include "py/arrays/arrays.h"
 
 #include "py/device/backends.h"
@@ -20,7 +20,8 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
 static long reads_by_table(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    PyObject *how = st->table_types ? PyDict_GetItem(st->table_types, (PyObject *)Py_TYPE(o)) : NULL;
+    PyObject *how =
+        st->table_types ? PyDict_GetItem(st->table_types, (PyObject *)Py_TYPE(o)) : NULL;
     return how ? PyLong_AsLong(how) : -1;
 }
 
@@ -38,7 +39,8 @@ bool fan_tensor_has(PyObject *o, const fan_array *a)
     fan_dl_tensor is;
     if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &is))
         return false;
-    bool same = is.ndim == a->ndim && (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
+    bool same = is.ndim == a->ndim &&
+                (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
     for (int i = 0; i < a->ndim && same; i++)
         same = is.shape[i] == a->shape[i];
     return same;
@@ -53,8 +55,9 @@ static int64_t int_of(PyObject *o, const char *method)
     return value;
 }
 
-/* host_view: another tensor over the memory of a torch tensor on the CPU: it keeps that memory where the first one is
- * given other memory (Tensor.set_). NULL, perhaps with an exception: it is none, or its storage was cut. */
+/* host_view: another tensor over the memory of a torch tensor on the CPU: it keeps that memory
+ * where the first one is given other memory (Tensor.set_). NULL, perhaps with an exception: it is
+ * none, or its storage was cut. */
 static PyObject *host_view(PyObject *o)
 {
     const fan_state *st = fan_state_get();
@@ -74,17 +77,20 @@ static PyObject *host_view(PyObject *o)
     return whole ? PyObject_CallMethod(o, "detach", NULL) : NULL;
 }
 
-/* tensor_by_table: an array of a CUDA device, or (`host`, its host_view) a torch tensor on the CPU, by its library's
- * exchange table; the caller's to adopt. NULL: not by this way, without an exception. */
-static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_dl_api *api, bool asks_value,
-                                         fan_device **device)
+/* tensor_by_table: an array of a CUDA device, or (`host`, its host_view) a torch tensor on the CPU,
+ * by its library's exchange table; the caller's to adopt. NULL: not by this way, without an
+ * exception. */
+static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_dl_api *api,
+                                         bool asks_value, fan_device **device)
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    /* A table's record lacks whether its memory holds the value of the array (dlpack.h, fan_dl_api). */
+    /* A table's record lacks whether its memory holds the value of the array (dlpack.h,
+     * fan_dl_api). */
     if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) ||
-        (asks_value && !(answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
-                         answers_false(o, st->str_is_conj, true)))) {
+        (asks_value &&
+         !(answers_false(o, st->str_requires_grad, false) &&
+           answers_false(o, st->str_is_neg, true) && answers_false(o, st->str_is_conj, true)))) {
         PyErr_Clear();
         return NULL;
     }
@@ -92,9 +98,10 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
         made = NULL;
         fan_tensor_threw();
     }
-    const fan_backend_entry *b = made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
-                                     ? fan_backend_of_dlpack(made->tensor.device.type)
-                                     : NULL;
+    const fan_backend_entry *b =
+        made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
+            ? fan_backend_of_dlpack(made->tensor.device.type)
+            : NULL;
     if (b && host) {
         *device = fan_cpu();
         return made;
@@ -115,12 +122,14 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     fan_device *device = NULL;
     PyObject *host = api ? host_view(o) : NULL;
     PyErr_Clear();
-    fan_dl_versioned *tensor = api ? tensor_by_table(o, host, api, how >= FAN_ASKS_VALUE, &device) : NULL;
+    fan_dl_versioned *tensor =
+        api ? tensor_by_table(o, host, api, how >= FAN_ASKS_VALUE, &device) : NULL;
     Py_XDECREF(host);
     if (!tensor)
         return 0;
-    int result = fan_dlpack_adopt(tensor, true, o, &said, how >= FAN_ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS,
-                                  device, &out->array);
+    int result = fan_dlpack_adopt(tensor, true, o, &said,
+                                  how >= FAN_ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS, device,
+                                  &out->array);
     out->device = device; /* its memory holds it */
     fan_device_drop(device);
     if (result < 0)
@@ -152,8 +161,9 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
     } else {
         PyErr_Clear();
         PyObject *arrays = fan_arrays();
-        PyObject *current =
-            arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, d->index) : NULL;
+        PyObject *current = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi",
+                                                         (PyObject *)v->object, d->index)
+                                   : NULL;
         bool none = current == Py_None;
         handle = current && !none ? PyLong_AsUnsignedLongLong(current) : 0;
         Py_XDECREF(current);
@@ -165,13 +175,16 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
     return *out ? 0 : -1;
 }
 
-void fan_release_library_array(void *ctx) { fan_object_drop(ctx); }
-
-bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
-                       const int64_t *strides)
+void fan_release_library_array(void *ctx)
 {
-    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
-        fan_dl_dtype_of(t->dtype) != dtype)
+    fan_object_drop(ctx);
+}
+
+bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
+                       const int64_t *shape, const int64_t *strides)
+{
+    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim ||
+        t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not requested */
         return false;
@@ -182,8 +195,8 @@ bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dt
 }
 
 /* allocated: a library's new array; NULL, without an exception, where it gives none. */
-static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape,
-                           int64_t *strides, fan_dl_tensor *is)
+static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim,
+                           int64_t *shape, int64_t *strides, fan_dl_tensor *is)
 {
     fan_dl_tensor like = {.device = {d->backend->dlpack[0], d->index},
                           .ndim = ndim,
@@ -192,9 +205,11 @@ static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype
                           .strides = strides};
     fan_dl_versioned *managed = NULL;
     void *object = NULL;
-    if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed && api->give(managed, &object) != 0)
+    if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed &&
+        api->give(managed, &object) != 0)
         object = NULL;
-    if (object && (api->look(object, is) != 0 || !fan_is_dense_like(is, d, dtype, ndim, shape, strides)))
+    if (object &&
+        (api->look(object, is) != 0 || !fan_is_dense_like(is, d, dtype, ndim, shape, strides)))
         Py_CLEAR(object);
     PyErr_Clear();
     return object;
@@ -211,9 +226,9 @@ fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err)
     return status;
 }
 
-/* allocator_on: `on` becomes the library's current stream, where it is one of its own: its allocator gives memory of
- * the current stream, and a sum need not wait for what is queued on another. What ends that; NULL, without an
- * exception: it is not, or it is that already. */
+/* allocator_on: `on` becomes the library's current stream, where it is one of its own: its
+ * allocator gives memory of the current stream, and a sum need not wait for what is queued on
+ * another. What ends that; NULL, without an exception: it is not, or it is that already. */
 static PyObject *allocator_on(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on)
 {
     void *current = NULL;
@@ -234,9 +249,9 @@ done:
     return scope;
 }
 
-static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype,
-                             int ndim, int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out,
-                             fan_error *err)
+static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on,
+                             fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides,
+                             const int64_t *steps, fan_array **out, fan_error *err)
 {
     fan_dl_tensor is;
     fan_storage *st = NULL;
@@ -248,14 +263,16 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
                            ? allocated(api, d, dtype, ndim, shape, strides, &is)
                            : NULL;
     PyErr_Clear();
-    PyObject *left = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    PyObject *left =
+        scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
     if (scope && !left)
         PyErr_WriteUnraisable(scope);
     Py_XDECREF(left);
     Py_XDECREF(scope);
     if (!object)
         return FAN_OK;
-    status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object, &st, err);
+    status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object,
+                             &st, err);
     if (status != FAN_OK) {
         Py_DECREF(object);
         return status;
@@ -271,11 +288,12 @@ done:
     return status;
 }
 
-fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
-                     const fan_array *like, fan_array **out, fan_error *err)
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim,
+                     const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
 {
     const fan_state *state = fan_state_get();
-    const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_is_shared(d) ? state->tables[origin] : NULL;
+    const fan_dl_api *api =
+        state && origin >= FAN_FROM_FOREIGN && fan_is_shared(d) ? state->tables[origin] : NULL;
     int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM], size = 1;
     uint64_t capture;
     fan_gil gil;

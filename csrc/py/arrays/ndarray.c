@@ -1,4 +1,5 @@
-/* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot end. */
+/* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot
+ * end. */
 #include "py/arrays/arrays.h"
 
 #include "array/nditer.h"
@@ -24,8 +25,8 @@ PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base)
         dims[i] = (npy_intp)a->shape[i];
         strides[i] = (npy_intp)a->strides[i];
     }
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0,
-                                NULL);
+    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data,
+                                write ? NPY_ARRAY_WRITEABLE : 0, NULL);
     if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
         Py_CLEAR(made);
     return made;
@@ -44,7 +45,8 @@ void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
     *bytes = none ? 0 : (size_t)(high - low);
 }
 
-/* is_kernel_view: whether it is a view that a kernel of a graph tree was called with, or a view of one. */
+/* is_kernel_view: whether it is a view that a kernel of a graph tree was called with, or a view of
+ * one. */
 static bool is_kernel_view(PyObject *o)
 {
     while (o && PyArray_Check(o))
@@ -57,7 +59,8 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
     const fan_handles_scope *s = fan_handles_outermost();
     const char *data;
     size_t bytes;
-    if (!s || !fan_storage_redirected() || is_kernel_view(o)) /* not redirected: the function runs as it is */
+    /* not redirected: the function runs as it is */
+    if (!s || !fan_storage_redirected() || is_kernel_view(o))
         return 0;
     fan_ndarray_extent(o, &data, &bytes);
     for (size_t i = 0; i < s->n; i++) {
@@ -79,8 +82,8 @@ PyObject *fan_export_array(fan_array *a)
     if (fan_wants_handles(a))
         return fan_array_wrap(a, fan_cpu());
     if (fan_dtype_needs_ml_dtypes(a->dtype)) {
-        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in
-         * float32. */
+        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes:
+         * nothing is lost in float32. */
         fan_array *wide = NULL;
         fan_error err = {0};
         fan_status status = fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err);
@@ -93,8 +96,8 @@ PyObject *fan_export_array(fan_array *a)
     }
     if (a->size == 0) {
         PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
-        return descr ? PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape, NULL, NULL, 0,
-                                            NULL)
+        return descr ? PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim,
+                                            (const npy_intp *)a->shape, NULL, NULL, 0, NULL)
                      : NULL;
     }
     base = PyCapsule_New(a, FAN_ARRAY_CAPSULE, array_gone);

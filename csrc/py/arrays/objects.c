@@ -1,4 +1,5 @@
-/* objects: what the core carries as `void *`: Python objects, and arrays without an object around them. */
+/* objects: what the core carries as `void *`: Python objects, and arrays without an object around
+ * them. */
 #include "py/arrays/objects.h"
 #include "py/arrays/arrays.h"
 
@@ -42,7 +43,8 @@ bool fan_unboxed_is_unique(void *object)
 bool fan_unboxed_drop_if_shared(void *object)
 {
     fan_array *a = fan_unboxed_array(object);
-    bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
+    bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 &&
+                 !fan_storage_only_ours(a->storage);
     if (!calls)
         fan_array_drop(a);
     return !calls;
@@ -98,7 +100,10 @@ void fan_object_drop(void *object)
     fan_gil_leave(&gil);
 }
 
-void fan_release_object(fan_storage *s) { fan_object_drop(s->ctx); }
+void fan_release_object(fan_storage *s)
+{
+    fan_object_drop(s->ctx);
+}
 
 void fan_object_hold_here(void *object)
 {

@@ -6,15 +6,20 @@
 
 #define CAPSULE "fanin.overlaps"
 
-static void free_list(PyObject *capsule) { fan_overlaps_free(PyCapsule_GetPointer(capsule, CAPSULE)); }
+static void free_list(PyObject *capsule)
+{
+    fan_overlaps_free(PyCapsule_GetPointer(capsule, CAPSULE));
+}
 
 /* verdict_wrap: None: disjoint; the two indices of an overlap; a str: the reason for "unknown". */
-static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_region *b, int64_t (*at)[FAN_MAX_NDIM])
+static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_region *b,
+                              int64_t (*at)[FAN_MAX_NDIM])
 {
     if (v == FAN_OVERLAP_DISJOINT)
         Py_RETURN_NONE;
-    return v == FAN_OVERLAP_YES ? Py_BuildValue("(NN)", fan_ints(a->ndim, at[0]), fan_ints(b->ndim, at[1]))
-                                : PyUnicode_FromString(fan_verdict_words(v));
+    return v == FAN_OVERLAP_YES
+               ? Py_BuildValue("(NN)", fan_ints(a->ndim, at[0]), fan_ints(b->ndim, at[1]))
+               : PyUnicode_FromString(fan_verdict_words(v));
 }
 
 /* judge: first a short search; a hard pair is decided without the GIL. b NULL: a itself. */
@@ -25,7 +30,8 @@ static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget
     fan_verdict v;
     fan_status status;
     err.text[0] = '\0';
-    status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
+    status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err)
+               : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
     if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
         Py_BEGIN_ALLOW_THREADS
             status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
@@ -107,8 +113,8 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (capsule) {
         easy = fan_overlaps_are_easy(list);
         list = NULL;
-        made = Py_BuildValue("(OOnOO)", capsule, numbers, (Py_ssize_t)components, exact ? Py_True : Py_False,
-                             easy ? Py_True : Py_False);
+        made = Py_BuildValue("(OOnOO)", capsule, numbers, (Py_ssize_t)components,
+                             exact ? Py_True : Py_False, easy ? Py_True : Py_False);
     }
 done:
     Py_XDECREF(capsule);
@@ -131,10 +137,12 @@ static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *
         if (fan_index(a[1 + i], "verdict", PyExc_IndexError, &at[i]) < 0)
             return NULL;
         if ((uint64_t)at[i] >= fan_overlaps_count(list))
-            return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zd",
+            return PyErr_Format(PyExc_IndexError,
+                                "verdict: there is no array %lld: expected 0 to %zd",
                                 (long long)at[i], (Py_ssize_t)fan_overlaps_count(list) - 1);
     }
-    return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]), budget);
+    return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]),
+                 budget);
 }
 
 static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)

@@ -31,12 +31,18 @@ static window *window_enter(PyObject *capsule)
     return self;
 }
 
-static void window_leave(window *self) { atomic_flag_clear(&self->busy); }
+static void window_leave(window *self)
+{
+    atomic_flag_clear(&self->busy);
+}
 
-/* window_threads_begin: lets other Python threads run if the window is large. window_threads_end accepts NULL. */
+/* window_threads_begin: lets other Python threads run if the window is large. window_threads_end
+ * accepts NULL. */
 static PyThreadState *window_threads_begin(const window *self)
 {
-    return fan_window_size(self->w) * (int64_t)sizeof(int64_t) >= FAN_BUSY_BYTES ? PyEval_SaveThread() : NULL;
+    return fan_window_size(self->w) * (int64_t)sizeof(int64_t) >= FAN_BUSY_BYTES
+               ? PyEval_SaveThread()
+               : NULL;
 }
 
 static void window_threads_end(PyThreadState *left)
@@ -49,12 +55,15 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_dtype d;
     int64_t size;
-    if (fan_dtype_parse(a[0], &d) < 0 || fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
+    if (fan_dtype_parse(a[0], &d) < 0 ||
+        fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
         return NULL;
     if (d == FAN_DT_NONE || !fan_exact_fits(d))
-        return PyErr_Format(PyExc_ValueError, "window_new: expected a real or complex float dtype, got %R", a[0]);
+        return PyErr_Format(PyExc_ValueError,
+                            "window_new: expected a real or complex float dtype, got %R", a[0]);
     if (size < 0 || size > INT64_MAX / 1024)
-        return PyErr_Format(PyExc_ValueError, "window_new: %S elements are more than memory can hold", a[1]);
+        return PyErr_Format(PyExc_ValueError,
+                            "window_new: %S elements are more than memory can hold", a[1]);
     window *self = fan_calloc(sizeof *self);
     if (self)
         self->w = fan_window_new(d, size);
@@ -70,26 +79,30 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
     return capsule;
 }
 
-/* window_check_array: 0 if the array is dense memory on the host that fits the window, or -1 with an exception. */
+/* window_check_array: 0 if the array is dense memory on the host that fits the window, or -1 with
+ * an exception. */
 static int window_check_array(const window *self, const fan_value *v, const char *call, PyObject *o)
 {
     if (v->form != FAN_FORM_DENSE || v->device != fan_cpu())
-        return fan_refuse(PyExc_TypeError, "%s: expected a dense array on the CPU, got %s", call, FAN_TYPE_TEXT(o));
+        return fan_refuse(PyExc_TypeError, "%s: expected a dense array on the CPU, got %s", call,
+                          FAN_TYPE_TEXT(o));
     if (v->array->size != fan_window_size(self->w))
-        return fan_refuse(PyExc_ValueError, "%s: expected an array of %lld elements, got %lld", call,
-                          (long long)fan_window_size(self->w), (long long)v->array->size);
+        return fan_refuse(PyExc_ValueError, "%s: expected an array of %lld elements, got %lld",
+                          call, (long long)fan_window_size(self->w), (long long)v->array->size);
     return 0;
 }
 
-/* window_check_term: 0 if the window can add the array, or -1 with an exception; `first`: the array before it. */
-static int window_check_term(const window *self, const fan_value *v, const fan_array *first, PyObject *o)
+/* window_check_term: 0 if the window can add the array, or -1 with an exception; `first`: the array
+ * before it. */
+static int window_check_term(const window *self, const fan_value *v, const fan_array *first,
+                             PyObject *o)
 {
     fan_dtype d = fan_window_dtype(self->w);
     if (window_check_array(self, v, "window_add", o) < 0)
         return -1;
     if (!fan_dtype_can_cast(v->dtype, d))
-        return fan_refuse(PyExc_ValueError, "window_add: a window of %s cannot add an array of %s", fan_dtype_name(d),
-                          fan_dtype_name(v->dtype));
+        return fan_refuse(PyExc_ValueError, "window_add: a window of %s cannot add an array of %s",
+                          fan_dtype_name(d), fan_dtype_name(v->dtype));
     if (!fan_array_same_shape(v->array, first))
         return fan_refuse(PyExc_ValueError, "window_add: expected arrays of one shape");
     return 0;
@@ -150,7 +163,8 @@ static PyObject *message_new(PyObject *Py_UNUSED(module), PyObject *size)
     int64_t n;
     if (fan_index(size, "message_new: size", PyExc_ValueError, &n) < 0)
         return NULL;
-    if (fan_storage_redirected()) { /* a message is no memory of a graph tree: sums into it are refused there */
+    /* a message is no memory of a graph tree: sums into it are refused there */
+    if (fan_storage_redirected()) {
         npy_intp dim = (npy_intp)n;
         return PyArray_SimpleNew(1, &dim, NPY_UINT8);
     }
@@ -167,7 +181,8 @@ static int window_check_message(PyObject *o, const char *call)
     PyArrayObject *a = (PyArrayObject *)o;
     if (PyArray_TYPE(a) == NPY_UBYTE && PyArray_NDIM(a) == 1 && PyArray_IS_C_CONTIGUOUS(a))
         return 0;
-    return fan_refuse(PyExc_TypeError, "%s: expected a contiguous array of uint8 with one axis", call);
+    return fan_refuse(PyExc_TypeError, "%s: expected a contiguous array of uint8 with one axis",
+                      call);
 }
 
 static PyObject *window_pack(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -181,7 +196,8 @@ static PyObject *window_pack(PyObject *Py_UNUSED(module), PyObject *const *a)
     PyArrayObject *out = (PyArrayObject *)a[1];
     size_t room = fan_window_room(self->w);
     if (!PyArray_ISWRITEABLE(out) || (size_t)PyArray_SIZE(out) < room) {
-        fan_refuse(PyExc_BufferError, "window_pack: expected %zu writable bytes, got %zd", room, PyArray_SIZE(out));
+        fan_refuse(PyExc_BufferError, "window_pack: expected %zu writable bytes, got %zd", room,
+                   PyArray_SIZE(out));
         goto done;
     }
     PyThreadState *left = window_threads_begin(self);
@@ -205,8 +221,8 @@ static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *cons
         size_t used = 0;
         fan_error_clear(&err);
         PyThreadState *left = window_threads_begin(self);
-        fan_status status =
-            fan_window_merge_packed(self->w, PyArray_DATA(message), (size_t)PyArray_SIZE(message), &used, &err);
+        fan_status status = fan_window_merge_packed(self->w, PyArray_DATA(message),
+                                                    (size_t)PyArray_SIZE(message), &used, &err);
         window_threads_end(left);
         result = status == FAN_OK ? PyLong_FromSize_t(used) : fan_raise(status, &err);
     }
@@ -214,17 +230,21 @@ static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *cons
     return result;
 }
 
-/* window_check_round: 0 if the sum can be written to `out` with this scale, or -1 with an exception. */
-static int window_check_round(const window *self, const fan_value *out, const fan_take *how, PyObject *o)
+/* window_check_round: 0 if the sum can be written to `out` with this scale, or -1 with an
+ * exception. */
+static int window_check_round(const window *self, const fan_value *out, const fan_take *how,
+                              PyObject *o)
 {
     fan_dtype d = fan_window_dtype(self->w);
     if (window_check_array(self, out, "window_round", o) < 0)
         return -1;
     if (fan_dtype_kind(d) != fan_dtype_kind(out->dtype))
-        return fan_refuse(PyExc_ValueError, "window_round: a sum of %s cannot be written to an array of %s",
+        return fan_refuse(PyExc_ValueError,
+                          "window_round: a sum of %s cannot be written to an array of %s",
                           fan_dtype_name(d), fan_dtype_name(out->dtype));
     if (how->scale.on && !how->real && fan_dtype_kind(d) != 'c')
-        return fan_refuse(PyExc_ValueError, "window_round: a sum of %s needs a real number as scale",
+        return fan_refuse(PyExc_ValueError,
+                          "window_round: a sum of %s needs a real number as scale",
                           fan_dtype_name(d));
     return 0;
 }

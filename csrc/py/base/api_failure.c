@@ -6,7 +6,9 @@
 /* X(name): the statuses that both sides have. */
 #define STATUSES(X) \
     X(INDEX)        \
-    X(TYPE) X(VALUE) X(OVERFLOW) X(BUFFER) X(STATE) X(RACE) X(DEADLOCK) X(DEVICE) X(DEVICE_NOMEM) X(CAPTURE) X(NOMEM)
+    X(TYPE)         \
+    X(VALUE)        \
+    X(OVERFLOW) X(BUFFER) X(STATE) X(RACE) X(DEADLOCK) X(DEVICE) X(DEVICE_NOMEM) X(CAPTURE) X(NOMEM)
 
 fanin_status fan_api_status(fan_status s)
 {
@@ -63,7 +65,8 @@ fanin_status fan_api_fail(fanin_failure *why, fan_status s, const fan_error *err
     return f.status;
 }
 
-fan_status fan_api_options(const void *given, size_t least, size_t size, const char *what, void *out, fan_error *err)
+fan_status fan_api_options(const void *given, size_t least, size_t size, const char *what,
+                           void *out, fan_error *err)
 {
     size_t has = least;
     memset(out, 0, size);
@@ -71,18 +74,22 @@ fan_status fan_api_options(const void *given, size_t least, size_t size, const c
         return FAN_OK;
     memcpy(&has, given, sizeof has);
     if (has < least || has > size)
-        return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu", what, what, size,
-                        has);
+        return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
+                        what, what, size, has);
     memcpy(out, given, has);
     return FAN_OK;
 }
 
 fan_status fan_api_flags(uint32_t flags, uint32_t known, const char *what, fan_error *err)
 {
-    return flags & ~known ? fan_fail(err, FAN_ERR_VALUE, "%s: flags: unknown bits 0x%x", what, flags & ~known) : FAN_OK;
+    return flags & ~known
+               ? fan_fail(err, FAN_ERR_VALUE, "%s: flags: unknown bits 0x%x", what, flags & ~known)
+               : FAN_OK;
 }
 
 fan_status fan_api_reserved(uint32_t reserved, const char *what, fan_error *err)
 {
-    return reserved ? fan_fail(err, FAN_ERR_VALUE, "%s: reserved: expected 0, got %u", what, reserved) : FAN_OK;
+    return reserved
+               ? fan_fail(err, FAN_ERR_VALUE, "%s: reserved: expected 0, got %u", what, reserved)
+               : FAN_OK;
 }

@@ -1,9 +1,9 @@
-/* api_lock: the lock of a buffer of the C API, which stands for the interpreter's: one thread at a time is inside
- * (buffer/plain.h), and leaves wherever a thread of Python's leaves the interpreter: fan_allow_threads_begin, and
- * before it runs Python (fan_gil_enter), which may give the interpreter to another thread. So no thread that has such a
- * lock waits for the interpreter's, and others' code (finalizers, release functions, deleters) runs without it and may
- * call the API.
- */
+/* api_lock: the lock of a buffer of the C API, which stands for the interpreter's: one thread at a
+ * time is inside (buffer/plain.h), and leaves wherever a thread of Python's leaves the interpreter:
+ * fan_allow_threads_begin, and before it runs Python (fan_gil_enter), which may give the
+ * interpreter to another thread. So no thread that has such a lock waits for the interpreter's, and
+ * others' code (finalizers, release functions, deleters) runs without it and may call the
+ * API. */
 #ifndef FAN_PY_API_LOCK_H
 #define FAN_PY_API_LOCK_H
 
@@ -21,12 +21,13 @@ typedef struct fan_api_place {
     bool in_call;       /* of the API, at whose end releases that were put off are called */
 } fan_api_place;
 
-/* Title: Releases. A function of the caller's that ends memory (of wrap, of a tensor, of a kernel) may wait for a
- * thread that needs the interpreter, so no call of the API calls it with the interpreter's lock. A call on a thread
- * that has that lock puts its releases off; at its end, after it has left buffer and turn, it releases the
- * interpreter's lock once around all of them. A thread that does not have that lock calls a release at once, because
- * the call may need the memory. Outside of calls of the API (the end of an ndarray, a pass) a release is called at
- * once, whatever lock the thread has. */
+/* Title: Releases. A function of the caller's that ends memory (of wrap, of a tensor, of a kernel)
+ * may wait for a thread that needs the interpreter, so no call of the API calls it with the
+ * interpreter's lock. A call on a thread that has that lock puts its releases off; at its end,
+ * after it has left buffer and turn, it releases the interpreter's lock once around all of them. A
+ * thread that does not have that lock calls a release at once, because the call may need the
+ * memory. Outside of calls of the API (the end of an ndarray, a pass) a release is called at once,
+ * whatever lock the thread has. */
 typedef struct fan_api_release {
     struct fan_api_release *next;              /* put off after this one; NULL: none */
     void (*run)(struct fan_api_release *self); /* calls the caller's function; ends self */
@@ -44,7 +45,8 @@ void fan_api_lock_fini(fan_api_lock *l);
 /* fan_api_lock_adopt: in a forked child, whose parent may have been inside. */
 void fan_api_lock_adopt(fan_api_lock *l);
 
-/* fan_api_this_thread: &fan_api_here, found once: the compiler would call __tls_get_addr for each use. */
+/* fan_api_this_thread: &fan_api_here, found once: the compiler would call __tls_get_addr for each
+ * use. */
 static inline fan_api_thread *fan_api_this_thread(void)
 {
     fan_api_thread *here = &fan_api_here;
@@ -52,8 +54,8 @@ static inline fan_api_thread *fan_api_this_thread(void)
     return here;
 }
 
-/* fan_api_enter: locks; returns where this thread was, for fan_api_exit. Between them releases are put off; the caller
- * calls fan_api_releases_end after fan_api_exit. */
+/* fan_api_enter: locks; returns where this thread was, for fan_api_exit. Between them releases are
+ * put off; the caller calls fan_api_releases_end after fan_api_exit. */
 static inline fan_api_place fan_api_enter(fan_api_lock *l, fan_api_thread *here)
 {
     fan_api_place was = here->place;
@@ -69,7 +71,8 @@ static inline void fan_api_exit(fan_api_lock *l, fan_api_thread *here, fan_api_p
     (void)pthread_mutex_unlock(&l->mutex.m);
 }
 
-/* fan_api_leave: unlocks what this thread has; false: nothing. fan_api_return: after true, locks it again. */
+/* fan_api_leave: unlocks what this thread has; false: nothing. fan_api_return: after true, locks it
+ * again. */
 static inline bool fan_api_leave(void)
 {
     fan_api_place *place = &fan_api_here.place;
@@ -87,7 +90,8 @@ static inline void fan_api_return(bool left)
     fan_api_here.place.left = false;
 }
 
-/* fan_api_releases_begin, _end: around a call that holds no buffer's lock, or drops something after it; they nest. */
+/* fan_api_releases_begin, _end: around a call that holds no buffer's lock, or drops something after
+ * it; they nest. */
 static inline fan_api_place fan_api_releases_begin(void)
 {
     fan_api_place was = fan_api_here.place;

@@ -1,5 +1,5 @@
-/* api_release: calls the functions of callers of the C API that end memory, at once or at the end of the call
- * (Releases, api_lock.h). */
+/* api_release: calls the functions of callers of the C API that end memory, at once or at the end
+ * of the call (Releases, api_lock.h). */
 #include "py/base/api_lock.h"
 #include "py/base/py.h"
 
@@ -9,7 +9,8 @@
 static void release_all(fan_api_release *r, bool unlock)
 {
     bool left = fan_api_leave(), held = fan_gil_held();
-    /* The caller of the API may have an exception, which code of Python's in a release must not find. */
+    /* The caller of the API may have an exception, which code of Python's in a release must not
+     * find. */
     PyObject *live = held ? fan_exception_take() : NULL;
     PyThreadState *thread = held && unlock ? PyEval_SaveThread() : NULL;
     while (r) {

@@ -1,4 +1,5 @@
-/* args: reads the arguments of a call, and converts each to a number or a text; errors name the argument. */
+/* args: reads the arguments of a call, and converts each to a number or a text; errors name the
+ * argument. */
 #include "py/base/args.h"
 
 #include "buffer/sync.h"
@@ -8,8 +9,8 @@
 
 /* ---- the arguments of a call ---- */
 
-/* refuse: TypeError with the text of a function of fanin._words: of the call, all parameters, how many may be given by
- * position, and `given`, which is taken. */
+/* refuse: TypeError with the text of a function of fanin._words: of the call, all parameters, how
+ * many may be given by position, and `given`, which is taken. */
 static int refuse(const fan_decl *d, const char *words, PyObject *given)
 {
     PyObject *names = PyTuple_New(d->n), *text = NULL;
@@ -33,9 +34,11 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
     if (i == d->n)
         return refuse(d, "unknown_argument", Py_NewRef(name));
     if (i < d->by_place_only)
-        return fan_set_error(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
+        return fan_set_error(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call,
+                             name);
     if (values[i])
-        return fan_set_error(PyExc_TypeError, "%s() got '%U' twice: by position and by name", d->call, name);
+        return fan_set_error(PyExc_TypeError, "%s() got '%U' twice: by position and by name",
+                             d->call, name);
     values[i] = value;
     return 0;
 }
@@ -52,7 +55,10 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
     X('s', PyUnicode_Check(o), "a str")                  \
     X('t', PyTuple_Check(o), "a tuple")
 
-static bool is_bool(PyObject *o) { return PyBool_Check(o) || PyArray_IsScalar(o, Bool); }
+static bool is_bool(PyObject *o)
+{
+    return PyBool_Check(o) || PyArray_IsScalar(o, Bool);
+}
 
 static int check_kinds(const fan_decl *d, PyObject **values)
 {
@@ -65,8 +71,8 @@ static int check_kinds(const fan_decl *d, PyObject **values)
         KIND_LIST(X)
 #undef X
         if (expected)
-            return fan_set_error(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call, d->names[i], expected,
-                                 FAN_TYPE_TEXT(o));
+            return fan_set_error(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call,
+                                 d->names[i], expected, FAN_TYPE_TEXT(o));
         if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
             values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
     }
@@ -81,7 +87,8 @@ static int check_parsed(const fan_decl *d, PyObject **values)
     return d->kinds ? check_kinds(d, values) : 0;
 }
 
-int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+              PyObject **values)
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (nargs > d->by_place)
@@ -104,8 +111,8 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
         values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
     while (named && PyDict_Next(named, &at, &name, &value)) {
         if (!PyUnicode_Check(name))
-            return fan_set_error(PyExc_TypeError, "%s(): expected keywords that are str, got %s", d->call,
-                                 FAN_TYPE_TEXT(name));
+            return fan_set_error(PyExc_TypeError, "%s(): expected keywords that are str, got %s",
+                                 d->call, FAN_TYPE_TEXT(name));
         if (by_name(d, name, value, values) < 0)
             return -1;
     }
@@ -130,8 +137,8 @@ static int refuse_integer(PyObject *o, const char *what)
     return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
 }
 
-/* integer_of: a Python int of an integer; new reference; NULL with an exception. The error of an array's __index__ is
- * replaced: it is its library's. */
+/* integer_of: a Python int of an integer; new reference; NULL with an exception. The error of an
+ * array's __index__ is replaced: it is its library's. */
 static PyObject *integer_of(PyObject *o, const char *what)
 {
     if (!PyIndex_Check(o)) {
@@ -155,7 +162,8 @@ int fan_number_arg(PyObject *o, const char *what, int64_t *out)
     long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
     Py_XDECREF(i);
     if (overflow)
-        return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R", what, o);
+        return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R",
+                          what, o);
     *out = n;
     return n == -1 && PyErr_Occurred() ? -1 : 0;
 }
@@ -206,7 +214,8 @@ const char *fan_text_arg(PyObject *text)
         fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
     } else if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
         PyErr_Clear();
-        fan_refuse(PyExc_ValueError, "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
+        fan_refuse(PyExc_ValueError,
+                   "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
     }
     return NULL;
 }
@@ -215,7 +224,8 @@ int fan_is_bare(PyObject *o)
 {
     if (PyList_Check(o) || PyTuple_Check(o))
         return 0;
-    PyObject *arrays = fan_arrays(), *answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    PyObject *arrays = fan_arrays(),
+             *answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
     int bare = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return bare;
@@ -225,11 +235,14 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 {
     if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
         (!Py_TYPE(o)->tp_iter && !PySequence_Check(o)))
-        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what, FAN_TYPE_TEXT(o));
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what,
+                          FAN_TYPE_TEXT(o));
     *out = PySequence_Tuple(o);
-    if (!*out && PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) { /* one without axes */
+    /* one without axes */
+    if (!*out && PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) {
         PyErr_Clear();
-        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s without axes", what, FAN_TYPE_TEXT(o));
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s without axes", what,
+                          FAN_TYPE_TEXT(o));
     }
     return *out ? 0 : -1;
 }
@@ -246,12 +259,14 @@ static bool is_number_of_bytes(PyObject *o)
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
     if (!is_number_of_bytes(o))
-        return fan_refuse(PyExc_TypeError, "%s: expected a number of bytes, math.inf or None, got %R", what, o);
+        return fan_refuse(PyExc_TypeError,
+                          "%s: expected a number of bytes, math.inf or None, got %R", what, o);
     double f = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : 0;
     PyObject *i = PyFloat_Check(o) ? Py_NewRef(fan_state_get()->zero) : PyNumber_Index(o);
     int negative = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT) : -1;
     if (negative == 0) {
-        *out = PyFloat_Check(o) ? (f >= 0x1p63 ? UINT64_MAX : (uint64_t)(f > 0 ? f : 0)) : PyLong_AsUnsignedLongLong(i);
+        *out = PyFloat_Check(o) ? (f >= 0x1p63 ? UINT64_MAX : (uint64_t)(f > 0 ? f : 0))
+                                : PyLong_AsUnsignedLongLong(i);
         if (*out == UINT64_MAX) /* more than any machine has: no bound */
             PyErr_Clear();
     }
@@ -259,7 +274,8 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
     if (negative < 0)
         return -1;
     if (negative || !(f >= 0) || (isfinite(f) && f != floor(f)))
-        return fan_refuse(PyExc_ValueError, "%s: expected a non-negative whole number of bytes, or math.inf, got %R",
+        return fan_refuse(PyExc_ValueError,
+                          "%s: expected a non-negative whole number of bytes, or math.inf, got %R",
                           what, o);
     return 0;
 }
@@ -267,11 +283,14 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
 {
     if (!PyUnicode_Check(o) && !is_number_of_bytes(o))
-        return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
+        return fan_refuse(PyExc_TypeError,
+                          "budget: expected \"auto\", a number of bytes, math.inf or None, got %R",
+                          o);
     if (!PyUnicode_Check(o))
         return fan_budget_arg(o, "budget", out);
     if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
-        return fan_refuse(PyExc_ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
+        return fan_refuse(PyExc_ValueError,
+                          "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
     *out = FAN_BUDGET_AUTO;
     return 0;
 }
@@ -280,7 +299,8 @@ PyObject *fan_budget_wrap(uint64_t budget)
 {
     if (budget == FAN_BUDGET_AUTO)
         return PyUnicode_FromString("auto");
-    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
+    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL)
+                                : PyLong_FromUnsignedLongLong(budget);
 }
 
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
@@ -329,8 +349,9 @@ int fan_scale_arg(PyObject *o, fan_take *how)
             return -1;
         PyErr_Clear();
         return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
-    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) || PyBytes_Check(o) ||
-               !Py_TYPE(o)->tp_as_number || !Py_TYPE(o)->tp_as_number->nb_float) {
+    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) ||
+               PyBytes_Check(o) || !Py_TYPE(o)->tp_as_number ||
+               !Py_TYPE(o)->tp_as_number->nb_float) {
         return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
     } else {
         number = PyNumber_Float(o);
@@ -367,11 +388,13 @@ int fan_plans_arg(PyObject *words, uint64_t *bits)
             char every[FAN_PLAN_COUNT * 16] = "";
             for (int k = 0; k < FAN_PLAN_COUNT; k++)
                 fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-            return PyErr_Occurred() ? -1
-                                    : fan_set_error(PyExc_ValueError,
-                                                    "leave_out: no plan has %R. A word names a rule, as in \"S12\", or "
-                                                    "one of: %s",
-                                                    word, every);
+            return PyErr_Occurred()
+                       ? -1
+                       : fan_set_error(
+                             PyExc_ValueError,
+                             "leave_out: no plan has %R. A word names a rule, as in \"S12\", or "
+                             "one of: %s",
+                             word, every);
         }
         *bits |= here;
     }

@@ -1,10 +1,11 @@
 /* args: how calls from Python reach their C functions, and how these read their arguments.
  *
- * csrc/py/declare.py writes py/declared/X.h from core.pyi, for each class X and each file with functions of the module.
- * A C file includes it after its functions. It defines tables of names for fan_parse, and a door for each function: the
- * function with CPython's signature that parses the arguments and calls ours. A door that is a step of explored
- * schedules (base/thread.h, Calls and turns) first reports to the scheduler, if there is one, what the call may access.
- */
+ * csrc/py/declare.py writes py/declared/X.h from core.pyi, for each class X and each file with
+ * functions of the module. A C file includes it after its functions. It defines tables of names for
+ * fan_parse, and a door for each function: the function with CPython's signature that parses the
+ * arguments and calls ours. A door that is a step of explored schedules (base/thread.h, Calls and
+ * turns) first reports to the scheduler, if there is one, what the call may
+ * access. */
 #ifndef FAN_PY_ARGS_H
 #define FAN_PY_ARGS_H
 
@@ -14,23 +15,29 @@
 typedef struct fan_decl {
     const char *call; /* for messages: "add", "Node" */
     const char *const *names;
-    const char *kinds; /* a letter for each, "o" for any object (declare.py, KINDS); NULL: all are "o" */
-    unsigned char n, by_place_only, by_place, required; /* by_place: how many may be given by position */
+    /* a letter for each, "o" for any object (declare.py, KINDS); NULL: all are "o" */
+    const char *kinds;
+    /* by_place: how many may be given by position */
+    unsigned char n, by_place_only, by_place, required;
 } fan_decl;
 
-/* fan_parse: writes the arguments of a vectorcall to values[n]: borrowed; NULL: not given. Returns -1 with a TypeError.
- * A bool, NumPy's too, is written as Py_True or Py_False. fan_parse_tuple: the same for tp_new and tp_init; named may
- * be NULL. */
-int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
+/* fan_parse: writes the arguments of a vectorcall to values[n]: borrowed; NULL: not given. Returns
+ * -1 with a TypeError. A bool, NumPy's too, is written as Py_True or Py_False. fan_parse_tuple: the
+ * same for tp_new and tp_init; named may be NULL. */
+int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+              PyObject **values);
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 
-/* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The call writes its self
- * and those of its arguments that are ours. */
-typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_step_*: a call as a step of an explored schedule; each has one of CPython's signatures. The
+ * call writes its self and those of its arguments that are ours. */
+typedef PyObject *(*fan_fastcall)(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames);
 /* fan_sched_enter_or_raise: -1 with an exception if the machine starts no more calls. */
 int fan_sched_enter_or_raise(void);
-PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyObject *fan_step_fast(fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *kwnames);
+PyObject *fan_step_vector(vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf,
+                          PyObject *kwnames);
 PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg);
 PyObject *fan_step_repr(reprfunc call, PyObject *self);
 PyObject *fan_step_get(getter call, PyObject *self, void *closure);
@@ -38,92 +45,111 @@ int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
 
 #define FAN_FASTCALL PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
 
-#define FAN_DOOR_ANY(call, n)                                                                         \
-    static PyObject *call##_door(FAN_FASTCALL)                                                        \
-    {                                                                                                 \
-        PyObject *values[n];                                                                          \
-        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL : call(self, values); \
+#define FAN_DOOR_ANY(call, n)                                                                  \
+    static PyObject *call##_door(FAN_FASTCALL)                                                 \
+    {                                                                                          \
+        PyObject *values[n];                                                                   \
+        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL                \
+                                                                         : call(self, values); \
     }
-#define FAN_DOOR_ONE(call)                                                                           \
-    static PyObject *call##_door(FAN_FASTCALL)                                                       \
-    {                                                                                                \
-        PyObject *value;                                                                             \
-        return fan_parse(&call##_decl, args, nargs, kwnames, &value) < 0 ? NULL : call(self, value); \
+#define FAN_DOOR_ONE(call)                                                                    \
+    static PyObject *call##_door(FAN_FASTCALL)                                                \
+    {                                                                                         \
+        PyObject *value;                                                                      \
+        return fan_parse(&call##_decl, args, nargs, kwnames, &value) < 0 ? NULL               \
+                                                                         : call(self, value); \
     }
 /* Two functions, so that the fast one saves no registers for the other. */
-#define FAN_DOOR_FAST(call, n)                                                                                        \
-    __attribute__((noinline)) static PyObject *call##_parsed(FAN_FASTCALL)                                            \
-    {                                                                                                                 \
-        PyObject *values[n];                                                                                          \
-        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL : call(self, values);                 \
-    }                                                                                                                 \
-    static PyObject *call##_door(FAN_FASTCALL)                                                                        \
-    {                                                                                                                 \
-        PyObject *result = NULL;                                                                                      \
-        return call##_fast(self, args, nargs, kwnames, &result) ? result : call##_parsed(self, args, nargs, kwnames); \
+#define FAN_DOOR_FAST(call, n)                                                                 \
+    __attribute__((noinline)) static PyObject *call##_parsed(FAN_FASTCALL)                     \
+    {                                                                                          \
+        PyObject *values[n];                                                                   \
+        return fan_parse(&call##_decl, args, nargs, kwnames, values) < 0 ? NULL                \
+                                                                         : call(self, values); \
+    }                                                                                          \
+    static PyObject *call##_door(FAN_FASTCALL)                                                 \
+    {                                                                                          \
+        PyObject *result = NULL;                                                               \
+        return call##_fast(self, args, nargs, kwnames, &result)                                \
+                   ? result                                                                    \
+                   : call##_parsed(self, args, nargs, kwnames);                                \
     }
 /* A class: tp_new, and the type's vectorcall (FAST: which calls fast first). */
-#define FAN_DOOR_NEW(call, n)                                                                                 \
-    __attribute__((unused)) static PyObject *call##_door(PyTypeObject *type, PyObject *args, PyObject *named) \
-    {                                                                                                         \
-        PyObject *values[n];                                                                                  \
-        return fan_parse_tuple(&call##_decl, args, named, values) < 0 ? NULL : call(type, values);            \
-    }                                                                                                         \
-    __attribute__((unused, noinline)) static PyObject *call##_vector(PyObject *type, PyObject *const *args,   \
-                                                                     size_t nargsf, PyObject *kwnames)        \
-    {                                                                                                         \
-        PyObject *values[n];                                                                                  \
-        return fan_parse(&call##_decl, args, PyVectorcall_NARGS(nargsf), kwnames, values) < 0                 \
-                   ? NULL                                                                                     \
-                   : call((PyTypeObject *)type, values);                                                      \
+#define FAN_DOOR_NEW(call, n)                                                                      \
+    __attribute__((unused)) static PyObject *call##_door(PyTypeObject *type, PyObject *args,       \
+                                                         PyObject *named)                          \
+    {                                                                                              \
+        PyObject *values[n];                                                                       \
+        return fan_parse_tuple(&call##_decl, args, named, values) < 0 ? NULL : call(type, values); \
+    }                                                                                              \
+    __attribute__((unused, noinline)) static PyObject *call##_vector(                              \
+        PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)                   \
+    {                                                                                              \
+        PyObject *values[n];                                                                       \
+        return fan_parse(&call##_decl, args, PyVectorcall_NARGS(nargsf), kwnames, values) < 0      \
+                   ? NULL                                                                          \
+                   : call((PyTypeObject *)type, values);                                           \
     }
-#define FAN_DOOR_NEW_FAST(call, n)                                                                               \
-    FAN_DOOR_NEW(call, n)                                                                                        \
-    static PyObject *call##_fast_vector(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames) \
-    {                                                                                                            \
-        PyObject *result = NULL;                                                                                 \
-        return call##_fast(type, args, nargsf, kwnames, &result) ? result                                        \
-                                                                 : call##_vector(type, args, nargsf, kwnames);   \
+#define FAN_DOOR_NEW_FAST(call, n)                                                            \
+    FAN_DOOR_NEW(call, n)                                                                     \
+    static PyObject *call##_fast_vector(PyObject *type, PyObject *const *args, size_t nargsf, \
+                                        PyObject *kwnames)                                    \
+    {                                                                                         \
+        PyObject *result = NULL;                                                              \
+        return call##_fast(type, args, nargsf, kwnames, &result)                              \
+                   ? result                                                                   \
+                   : call##_vector(type, args, nargsf, kwnames);                              \
     }
 
-#define FAN_STEP(name, declared, active, usual) \
-    static PyObject *name##_step declared { return fan_sched_active() ? active : usual; }
+#define FAN_STEP(name, declared, active, usual)     \
+    static PyObject *name##_step declared           \
+    {                                               \
+        return fan_sched_active() ? active : usual; \
+    }
 #define FAN_STEP_FAST(call)                                                                \
     FAN_STEP(call, (FAN_FASTCALL), fan_step_fast(call##_door, self, args, nargs, kwnames), \
              call##_door(self, args, nargs, kwnames))
-#define FAN_STEP_VECTOR(call, vector)                                                                            \
-    static PyObject *call##_vector_step(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames) \
-    {                                                                                                            \
-        return fan_sched_active() ? fan_step_vector(vector, type, args, nargsf, kwnames)                         \
-                                  : vector(type, args, nargsf, kwnames);                                         \
+#define FAN_STEP_VECTOR(call, vector)                                                         \
+    static PyObject *call##_vector_step(PyObject *type, PyObject *const *args, size_t nargsf, \
+                                        PyObject *kwnames)                                    \
+    {                                                                                         \
+        return fan_sched_active() ? fan_step_vector(vector, type, args, nargsf, kwnames)      \
+                                  : vector(type, args, nargsf, kwnames);                      \
     }
 /* Of METH_NOARGS, METH_O and METH_VARARGS. */
-#define FAN_STEP_ONE(call) \
-    FAN_STEP(call, (PyObject * self, PyObject * none), fan_step_one(call, self, none), call(self, none))
+#define FAN_STEP_ONE(call)                                                             \
+    FAN_STEP(call, (PyObject * self, PyObject * none), fan_step_one(call, self, none), \
+             call(self, none))
 #define FAN_STEP_REPR(call) FAN_STEP(call, (PyObject * self), fan_step_repr(call, self), call(self))
-#define FAN_STEP_GET(call) \
-    FAN_STEP(call, (PyObject * self, void *closure), fan_step_get(call, self, closure), call(self, closure))
-#define FAN_STEP_SET(call)                                                                                 \
-    static int call##_step(PyObject *self, PyObject *value, void *closure)                                 \
-    {                                                                                                      \
-        return fan_sched_active() ? fan_step_set(call, self, value, closure) : call(self, value, closure); \
+#define FAN_STEP_GET(call)                                                              \
+    FAN_STEP(call, (PyObject * self, void *closure), fan_step_get(call, self, closure), \
+             call(self, closure))
+#define FAN_STEP_SET(call)                                                   \
+    static int call##_step(PyObject *self, PyObject *value, void *closure)   \
+    {                                                                        \
+        return fan_sched_active() ? fan_step_set(call, self, value, closure) \
+                                  : call(self, value, closure);              \
     }
 
 /* ---- one argument: each returns -1 (or NULL) with an exception that names it ---- */
 
-/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`; NULL: *out is -1
- * then, as for one that 64 bits do not hold. `what` begins the message. -1 with an exception. */
+/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class
+ * `negative`; NULL: *out is -1 then, as for one that 64 bits do not hold. `what` begins the
+ * message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 /* fan_is_array: an ndarray, or an object of a class with DLPack. A live exception stays. */
 bool fan_is_array(PyObject *o);
-/* fan_slot_index: fan_index of a slot. An array is none, not even one of a single integer: it is meant as a gradient.
- */
+/* fan_slot_index: fan_index of a slot. An array is none, not even one of a single integer: it is
+ * meant as a
+ * gradient. */
 int fan_slot_index(PyObject *o, const char *what, int64_t *out);
-/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
+/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception.
+ * fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out);
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
-/* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the message. */
+/* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the
+ * message. */
 int fan_number_arg(PyObject *o, const char *what, int64_t *out);
 /* fan_small_index: a plain int from 0 on; -1, without an exception: something else. */
 static inline Py_ssize_t fan_small_index(PyObject *o)
@@ -144,7 +170,8 @@ static inline Py_ssize_t fan_small_index(PyObject *o)
         PyErr_Clear();
     return i;
 }
-/* fan_text_arg: a str as the core and its messages have it: no NUL in it. Lives as long as the str. */
+/* fan_text_arg: a str as the core and its messages have it: no NUL in it. Lives as long as the
+ * str. */
 const char *fan_text_arg(PyObject *text);
 /* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
 int fan_is_bare(PyObject *o);

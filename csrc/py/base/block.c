@@ -1,10 +1,13 @@
-/* block: a context manager whose end runs whatever happens. Python raises KeyboardInterrupt where it calls or returns,
- * the first line of an __exit__ in Python included; between these functions and a subclass's _begin() and _end(error)
- * it cannot. An interruption of _end(error) is raised when _end(error) is complete: it runs again, so each of its steps
- * can be repeated. */
+/* block: a context manager whose end runs whatever happens. Python raises KeyboardInterrupt where
+ * it calls or returns, the first line of an __exit__ in Python included; between these functions
+ * and a subclass's _begin() and _end(error) it cannot. An interruption of _end(error) is raised
+ * when _end(error) is complete: it runs again, so each of its steps can be repeated. */
 #include "py/base/args.h"
 
-static bool block_interrupts(PyObject *raised) { return !PyErr_GivenExceptionMatches(raised, PyExc_Exception); }
+static bool block_interrupts(PyObject *raised)
+{
+    return !PyErr_GivenExceptionMatches(raised, PyExc_Exception);
+}
 
 int fan_block_end(PyObject *block, PyObject *error)
 {
@@ -44,7 +47,10 @@ PyObject *fan_block_begin(PyObject *block)
     return NULL;
 }
 
-static PyObject *block_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_block_begin(o); }
+static PyObject *block_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return fan_block_begin(o);
+}
 
 static PyObject *block_exit(PyObject *o, PyObject *const *a)
 {

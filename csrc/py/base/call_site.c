@@ -1,9 +1,9 @@
 /* call_site: the line of the user's code that made a call. Races, traces and warnings name it.
  *
- * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
- * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
- * file.
- */
+ * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a
+ * program of its own (the demo, the command line, scenarios of the test suite), and the frozen part
+ * of the standard library. Decided once per
+ * file. */
 #include "py/base/py.h"
 
 #include <stdio.h>
@@ -11,7 +11,8 @@
 
 static const char *const programs[] = {"cli", "demo", "testing", "conformance", "__main__", NULL};
 
-/* inside: is `path` a file of the package in `home` (its folder, with the slash) that is plumbing? */
+/* inside: is `path` a file of the package in `home` (its folder, with the slash) that is
+ * plumbing? */
 static bool inside(const char *path, const char *home)
 {
     size_t n = strlen(home);
@@ -39,8 +40,8 @@ static PyObject *package_home(void)
     return home ? home : PyUnicode_FromString("");
 }
 
-/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an
- * exception. */
+/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the
+ * cache. NULL with an exception. */
 static PyObject *name_of(PyObject *filename)
 {
     fan_state *st = fan_state_get();
@@ -69,13 +70,15 @@ done:
     return name;
 }
 
-/* call_site_find: the name of this place, "" for plumbing and unknown places; of the module's state. Reading
- * a line number means to go through the table of its function, so that a place is only read once. */
+/* call_site_find: the name of this place, "" for plumbing and unknown places; of the module's
+ * state. Reading a line number means to go through the table of its function, so that a place is
+ * only read once. */
 static const char *call_site_find(PyFrameObject *frame)
 {
     PyCodeObject *code = PyFrame_GetCode(frame);
     int at = PyFrame_GetLasti(frame);
-    fan_call_site_known *place = &fan_state_get()->call_sites[((uintptr_t)code >> 5 ^ (unsigned)at) % FAN_CALL_SITES];
+    fan_call_site_known *place =
+        &fan_state_get()->call_sites[((uintptr_t)code >> 5 ^ (unsigned)at) % FAN_CALL_SITES];
     if (place->code == (PyObject *)code && place->at == at) {
         Py_DECREF(code);
         return place->text;
@@ -85,11 +88,13 @@ static const char *call_site_find(PyFrameObject *frame)
     place->text[0] = '\0';
     place->at = at;
     if (!text || text[0])
-        snprintf(place->text, sizeof place->text, "%s:%d", text ? text : "?", PyFrame_GetLineNumber(frame));
+        snprintf(place->text, sizeof place->text, "%s:%d", text ? text : "?",
+                 PyFrame_GetLineNumber(frame));
     PyErr_Clear();
     if (!name)
         Py_CLEAR(code);
-    Py_XSETREF(place->code, (PyObject *)code); /* kept: another code object never lies where this one does */
+    /* kept: another code object never lies where this one does */
+    Py_XSETREF(place->code, (PyObject *)code);
     fan_exception_put(live);
     return place->text;
 }

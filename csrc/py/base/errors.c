@@ -43,8 +43,8 @@ void fan_iteration_failed(const char *iteration, PyObject *end)
     if (!PyErr_ExceptionMatches(end))
         return;
     cause = fan_exception_take();
-    PyErr_Format(PyExc_RuntimeError, "%s: a callback raised %s, which does not end the iteration", iteration,
-                 Py_TYPE(cause)->tp_name);
+    PyErr_Format(PyExc_RuntimeError, "%s: a callback raised %s, which does not end the iteration",
+                 iteration, Py_TYPE(cause)->tp_name);
     replacement = fan_exception_take();
     PyException_SetCause(replacement, Py_NewRef(cause));
     PyException_SetContext(replacement, cause);
@@ -68,8 +68,9 @@ static PyObject *class_of(fan_status s)
                   : s == FAN_ERR_DEVICE       ? st->device_error
                   : s == FAN_ERR_DEVICE_NOMEM ? st->device_oom_error
                   : s == FAN_ERR_CAPTURE      ? st->capture_error
-                  : s == FAN_ERR_DEADLOCK     ? fan_lazy(&st->deadlock_error, "fanin.sim.machine", "DeadlockError")
-                                              : NULL;
+                  : s == FAN_ERR_DEADLOCK
+                      ? fan_lazy(&st->deadlock_error, "fanin.sim.machine", "DeadlockError")
+                      : NULL;
     if (!c)
         PyErr_Clear(); /* a core without fanin.sim */
     return c ? c : PyExc_RuntimeError;
@@ -93,7 +94,8 @@ static void chain(PyObject *context)
     fan_exception_put(e);
 }
 
-/* set_field: an attribute of an exception; takes `value`; NULL: none. A field that cannot be set is left out. */
+/* set_field: an attribute of an exception; takes `value`; NULL: none. A field that cannot be set is
+ * left out. */
 static void set_field(PyObject *e, const char *name, PyObject *value)
 {
     if (!value || PyObject_SetAttrString(e, name, value) < 0)
@@ -107,8 +109,10 @@ static PyObject *text_of(const char *text)
     return text[0] ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
 }
 
-/* set_place: the fields of an exception about a place; `reason` is its message without the place. */
-static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slot_name, int64_t key, PyObject *reason)
+/* set_place: the fields of an exception about a place; `reason` is its message without the
+ * place. */
+static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slot_name, int64_t key,
+                      PyObject *reason)
 {
     set_field(e, "object", object);
     if (slot >= 0)
@@ -175,7 +179,8 @@ PyObject *fan_raise(fan_status s, const fan_error *err)
 
 void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason)
 {
-    PyObject *args = place ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason)) : NULL;
+    PyObject *args =
+        place ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason)) : NULL;
     if (!args || PyObject_SetAttrString(e, "args", args) < 0)
         PyErr_Clear();
     Py_XDECREF(args);
@@ -205,7 +210,8 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     const char *name = Py_TYPE(o)->tp_name;
     if (o == Py_None)
         return "None";
-    PyOS_snprintf(buf, size, "%s %.200s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a", name);
+    PyOS_snprintf(buf, size, "%s %.200s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a",
+                  name);
     return buf;
 }
 
@@ -217,9 +223,15 @@ void fan_error_context_push(fan_error_context *w)
     where = w;
 }
 
-void fan_error_context_pop(fan_error_context *w) { where = w->outer; }
+void fan_error_context_pop(fan_error_context *w)
+{
+    where = w->outer;
+}
 
-fan_stream *fan_error_context_stream(void) { return where ? where->stream : NULL; }
+fan_stream *fan_error_context_stream(void)
+{
+    return where ? where->stream : NULL;
+}
 
 /* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
 static PyObject *prefix(void)
@@ -230,9 +242,11 @@ static PyObject *prefix(void)
         return PyUnicode_FromString("");
     if (w->slot < 0)
         return PyUnicode_FromFormat("%s: ", w->buffer);
-    place = w->slot_name ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
-                         : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
-    key = w->key < 0 ? PyUnicode_FromString("") : PyUnicode_FromFormat(", key %lld", (long long)w->key);
+    place = w->slot_name
+                ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
+                : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
+    key = w->key < 0 ? PyUnicode_FromString("")
+                     : PyUnicode_FromFormat(", key %lld", (long long)w->key);
     all = place && key ? PyUnicode_FromFormat("%U%U: ", place, key) : NULL;
     Py_XDECREF(place);
     Py_XDECREF(key);
@@ -250,7 +264,8 @@ int fan_refuse(PyObject *type, const char *fmt, ...)
     if (before && text)
         PyErr_Format(type, "%U%U", before, text);
     if (before && text && w && w->buffer && (e = fan_exception_take())) {
-        set_place(e, text_of(w->buffer), w->slot, Py_XNewRef(w->slot_name), w->key, Py_NewRef(text));
+        set_place(e, text_of(w->buffer), w->slot, Py_XNewRef(w->slot_name), w->key,
+                  Py_NewRef(text));
         fan_exception_put(e);
     }
     Py_XDECREF(before);

@@ -8,9 +8,15 @@ PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)
     return (PyObject *)self;
 }
 
-PyObject *fan_stream_wrap(fan_stream *s) { return fan_stream_make(fan_state_get()->stream_type, s); }
+PyObject *fan_stream_wrap(fan_stream *s)
+{
+    return fan_stream_make(fan_state_get()->stream_type, s);
+}
 
-int fan_stream_open(const fan_stream *s) { return FAN_CHECK(fan_stream_check_open(s, &err)); }
+int fan_stream_open(const fan_stream *s)
+{
+    return FAN_CHECK(fan_stream_check_open(s, &err));
+}
 
 int fan_stream_arg(PyObject *o, fan_stream **out)
 {
@@ -23,7 +29,8 @@ int fan_stream_arg(PyObject *o, fan_stream **out)
         *out = fan_stream_hold(fan_stream_of(o));
         return 0;
     }
-    PyObject *foreign = fan_lazy(&fan_state_get()->foreign_stream, "fanin._interop.streams", "foreign");
+    PyObject *foreign =
+        fan_lazy(&fan_state_get()->foreign_stream, "fanin._interop.streams", "foreign");
     PyObject *made = foreign ? PyObject_CallOneArg(foreign, o) : NULL;
     if (made && Py_TYPE(made) != fan_state_get()->stream_type)
         PyErr_SetString(PyExc_SystemError, "_interop.streams.foreign returned no stream");
@@ -41,9 +48,15 @@ PyObject *fan_event_make(PyTypeObject *type, fan_event *e)
     return (PyObject *)self;
 }
 
-PyObject *fan_event_wrap(fan_event *e) { return fan_event_make(fan_state_get()->event_type, e); }
+PyObject *fan_event_wrap(fan_event *e)
+{
+    return fan_event_make(fan_state_get()->event_type, e);
+}
 
-fan_event *fan_event_arg(PyObject *o) { return Py_TYPE(o) == fan_state_get()->event_type ? fan_event_of(o) : NULL; }
+fan_event *fan_event_arg(PyObject *o)
+{
+    return Py_TYPE(o) == fan_state_get()->event_type ? fan_event_of(o) : NULL;
+}
 
 PyObject *fan_array_wrap(fan_array *a, fan_device *d)
 {
@@ -67,15 +80,27 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d)
 
 static _Thread_local const fan_handles_scope *outermost;
 
-void fan_handles_begin(const fan_handles_scope *scope) { outermost = outermost ? outermost : scope; }
+void fan_handles_begin(const fan_handles_scope *scope)
+{
+    outermost = outermost ? outermost : scope;
+}
 
-void fan_handles_end(const fan_handles_scope *scope) { outermost = outermost == scope ? NULL : outermost; }
+void fan_handles_end(const fan_handles_scope *scope)
+{
+    outermost = outermost == scope ? NULL : outermost;
+}
 
-const fan_handles_scope *fan_handles_outermost(void) { return outermost; }
+const fan_handles_scope *fan_handles_outermost(void)
+{
+    return outermost;
+}
 
 static _Thread_local PyObject *kernel_running;
 
-PyObject *fan_kernel_running(void) { return kernel_running; }
+PyObject *fan_kernel_running(void)
+{
+    return kernel_running;
+}
 
 PyObject *fan_kernel_running_set(PyObject *name)
 {
@@ -84,6 +109,12 @@ PyObject *fan_kernel_running_set(PyObject *name)
     return before;
 }
 
-bool fan_wants_handles(const fan_array *a) { return outermost || (a && fan_memory_lent(a->storage)); }
+bool fan_wants_handles(const fan_array *a)
+{
+    return outermost || (a && fan_memory_lent(a->storage));
+}
 
-int fan_array_usable(const fan_array *a) { return FAN_CHECK(fan_storage_check(a->storage, &err)); }
+int fan_array_usable(const fan_array *a)
+{
+    return FAN_CHECK(fan_storage_check(a->storage, &err));
+}

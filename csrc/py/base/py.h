@@ -1,7 +1,9 @@
-/* py: what the files of this folder share. The one header with Python.h; nothing outside this folder includes it.
+/* py: what the files of this folder share. The one header with Python.h; nothing outside this
+ * folder includes it.
  *
- * Everything that Python allows to be per module lives in `fan_state`; there are no static PyObjects.
- */
+ * Everything that Python allows to be per module lives in `fan_state`; there are no static
+ *
+ * PyObjects. */
 #ifndef FAN_PY_PY_H
 #define FAN_PY_PY_H
 
@@ -45,52 +47,55 @@
     X(str_requires_grad, "requires_grad") \
     X(str_increment_version, "increment_version")
 
-/* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
-#define FAN_STATE_LIST(X)                                                                                   \
-    X(PyTypeObject, buffer_type)                                                                            \
-    X(PyTypeObject, stream_type)                                                                            \
-    X(PyTypeObject, event_type)                                                                             \
-    X(PyTypeObject, array_type)                                                                             \
-    X(PyTypeObject, machine_type)                                                                           \
-    X(PyTypeObject, trace_type)                                                                             \
-    X(PyTypeObject, target_type)                                                                            \
-    X(PyTypeObject, exporter_type)                                                                          \
-    X(PyTypeObject, function_type)                                                                          \
-    X(PyTypeObject, node_type)                                                                              \
-    X(PyTypeObject, leaf_type)                                                                              \
-    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle (fan_lazy) */                                \
-    X(PyObject, hook_type)                                                                                  \
-    X(PyTypeObject, graph_tree_type)                                                                        \
-    X(PyTypeObject, graph_function_type)                                                                    \
-    X(PyTypeObject, graph_step_type)                                                                        \
-    X(PyTypeObject, walk_type)                                                                              \
-    X(PyTypeObject, event_count_type)                                                                       \
-    X(PyTypeObject, block_type)                                                                             \
-    X(PyObject, race_error)                                                                                 \
-    X(PyObject, device_error)                                                                               \
-    X(PyObject, device_oom_error)                                                                           \
-    X(PyObject, capture_error)                                                                              \
-    X(PyObject, dtype_error)                                                                                \
-    X(PyObject, deadlock_error) /* fanin.sim.DeadlockError (fan_lazy) */                                    \
-    X(PyObject, mismatch_warning)                                                                           \
-    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
-    X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
-    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                                 \
-    X(PyObject, slot_type)      /* fanin.Slot */                                                            \
-    X(PyObject, table_types)    /* a dict: types that are read by an exchange table, and how (library.c) */ \
-    X(PyTypeObject, torch_type)                                                                             \
-    X(PyObject, parameter_type)                                                                             \
-    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
-    X(PyObject, torch_requires_grad)                                                                        \
-    X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */           \
-    X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */            \
-    X(PyObject, stats_type)    /* fanin.Stats */                                                            \
-    X(PyObject, counters_type) /* fanin.Counters */                                                         \
-    X(PyObject, process_counters_type)                                                                      \
-    X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
-    X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
-    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
-    X(PyObject, zero)        /* the int 0 */                                                                \
+/* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up
+ * yet. */
+#define FAN_STATE_LIST(X)                                                                          \
+    X(PyTypeObject, buffer_type)                                                                   \
+    X(PyTypeObject, stream_type)                                                                   \
+    X(PyTypeObject, event_type)                                                                    \
+    X(PyTypeObject, array_type)                                                                    \
+    X(PyTypeObject, machine_type)                                                                  \
+    X(PyTypeObject, trace_type)                                                                    \
+    X(PyTypeObject, target_type)                                                                   \
+    X(PyTypeObject, exporter_type)                                                                 \
+    X(PyTypeObject, function_type)                                                                 \
+    X(PyTypeObject, node_type)                                                                     \
+    X(PyTypeObject, leaf_type)                                                                     \
+    X(PyObject, edges_type) /* fanin._engine.Edges, HookHandle (fan_lazy) */                       \
+    X(PyObject, hook_type)                                                                         \
+    X(PyTypeObject, graph_tree_type)                                                               \
+    X(PyTypeObject, graph_function_type)                                                           \
+    X(PyTypeObject, graph_step_type)                                                               \
+    X(PyTypeObject, walk_type)                                                                     \
+    X(PyTypeObject, event_count_type)                                                              \
+    X(PyTypeObject, block_type)                                                                    \
+    X(PyObject, race_error)                                                                        \
+    X(PyObject, device_error)                                                                      \
+    X(PyObject, device_oom_error)                                                                  \
+    X(PyObject, capture_error)                                                                     \
+    X(PyObject, dtype_error)                                                                       \
+    X(PyObject, deadlock_error) /* fanin.sim.DeadlockError (fan_lazy) */                           \
+    X(PyObject, mismatch_warning)                                                                  \
+    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                          \
+    X(PyObject, arrays)    /* the module _interop.arrays: the slow path in and out (fan_arrays) */ \
+    X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                             \
+    X(PyObject, slot_type) /* fanin.Slot */                                                        \
+    X(PyObject,                                                                                    \
+      table_types) /* a dict: types that are read by an exchange table, and how (library.c) */     \
+    X(PyTypeObject, torch_type)                                                                    \
+    X(PyObject, parameter_type)                                                                    \
+    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                \
+    X(PyObject, torch_requires_grad)                                                               \
+    X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */  \
+    X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */   \
+    X(PyObject, stats_type)    /* fanin.Stats */                                                   \
+    X(PyObject, counters_type) /* fanin.Counters */                                                \
+    X(PyObject, process_counters_type)                                                             \
+    X(PyObject,                                                                                    \
+      memory_of) /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */      \
+    X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */             \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                            \
+    X(PyObject, zero)        /* the int 0 */                                                       \
     X(PyObject, site_cache)
 
 #define FAN_FREELIST 8
@@ -108,29 +113,36 @@ typedef struct fan_state {
 #define X(field, name) PyObject *field;
     FAN_NAME_LIST(X)
 #undef X
-    PyObject *ml_types[FAN_DT_COUNT];     /* scalar types of ml_dtypes, once the caller has imported it; else NULL */
-    bool has_ml_types;                    /* all of them */
-    const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
-    const struct fan_dl_api *torch_api;   /* how torch tensors are read without a call (dlpack.h); NULL: not known */
+    /* scalar types of ml_dtypes, once the caller has imported it; else NULL */
+    PyObject *ml_types[FAN_DT_COUNT];
+    bool has_ml_types; /* all of them */
+    /* the exchange table of each origin (fan_origin); NULL: none is known */
+    const struct fan_dl_api *tables[256];
+    /* how torch tensors are read without a call (dlpack.h); NULL: not known */
+    const struct fan_dl_api *torch_api;
     uint8_t torch_origin;
     PyObject *freelist[FAN_FREELIST]; /* InputBuffers without references, for their next lives */
     unsigned nfreelist;
     fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
     uint64_t budget;                                /* of buffers that name none (set_options) */
-    bool detect;             /* of passes that give none; nodes remember where they are made (set_options) */
-    struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
+    /* of passes that give none; nodes remember where they are made (set_options) */
+    bool detect;
+    /* of an earlier load of the module in this process, if it still lives */
+    struct fan_state *older;
 } fan_state;
 
 int fan_numpy_import(void); /* numpy.c; -1 with an exception */
 
 /* state.c */
-fan_state *fan_state_get(void);     /* the module state (the newest, if the module was loaded again); borrowed */
+/* the module state (the newest, if the module was loaded again); borrowed */
+fan_state *fan_state_get(void);
 void fan_state_link(fan_state *st); /* makes it the newest */
 void fan_state_unlink(fan_state *st);
 PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
-/* fan_call: calls module.<name> with a tuple, as Py_BuildValue formats it; new reference; NULL with an exception. */
+/* fan_call: calls module.<name> with a tuple, as Py_BuildValue formats it; new reference; NULL with
+ * an exception. */
 PyObject *fan_call(const char *module, const char *name, const char *format, ...);
 
 /* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
@@ -140,11 +152,14 @@ typedef struct fan_gil {
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);
-bool fan_finalizing(void);      /* the interpreter is gone or going: what others gave may be gone, too */
-bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+/* the interpreter is gone or going: what others gave may be gone, too */
+bool fan_finalizing(void);
+/* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+bool fan_gil_enter(fan_gil *g);
 void fan_gil_leave(fan_gil *g);
-/* fan_allow_threads_begin: other threads may run from here to the end, which gets the result. A thread that has no GIL
- * to release, a device's for one, releases none, and then NULL is returned. */
+/* fan_allow_threads_begin: other threads may run from here to the end, which gets the result. A
+ * thread that has no GIL to release, a device's for one, releases none, and then NULL is
+ * returned. */
 void *fan_allow_threads_begin(void);
 void fan_allow_threads_end(void *left);
 
@@ -155,8 +170,8 @@ static inline void fan_error_clear(fan_error *err)
     err->text[0] = '\0';
 }
 
-/* fan_word_of: a str to compare with words, in UTF-8; "", which is none of them, where it has a NUL; NULL
- * with an exception. Lives as long as the str. */
+/* fan_word_of: a str to compare with words, in UTF-8; "", which is none of them, where it has a
+ * NUL; NULL with an exception. Lives as long as the str. */
 static inline const char *fan_word_of(PyObject *text)
 {
     Py_ssize_t n;
@@ -164,9 +179,10 @@ static inline const char *fan_word_of(PyObject *text)
     return !word || strlen(word) == (size_t)n ? word : "";
 }
 
-/* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already). A live
- * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
- * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
+/* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already).
+ * A live exception becomes __context__. The fields of an error about a place are attributes of its
+ * exception: object, slot, slot_name, key, expected, got, each if it has it, and reason: the
+ * message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_check: 0, or -1 with the exception. fan_done: None, or NULL with it. */
 static inline int fan_check(fan_status s, const fan_error *err)
@@ -177,8 +193,8 @@ static inline PyObject *fan_done(fan_status s, const fan_error *err)
 {
     return s == FAN_OK ? Py_NewRef(Py_None) : fan_raise(s, err);
 }
-/* FAN_CHECK, FAN_DONE: fan_check and fan_done of a call of the core, which gets `&err`. _UNLOCKED: other threads of
- * Python's run meanwhile. */
+/* FAN_CHECK, FAN_DONE: fan_check and fan_done of a call of the core, which gets `&err`. _UNLOCKED:
+ * other threads of Python's run meanwhile. */
 #define FAN_CHECK(call)                  \
     __extension__({                      \
         FAN_UNINITIALIZED fan_error err; \
@@ -197,21 +213,23 @@ static inline PyObject *fan_done(fan_status s, const fan_error *err)
     })
 #define FAN_DONE(call) (FAN_CHECK(call) < 0 ? NULL : Py_NewRef(Py_None))
 #define FAN_DONE_UNLOCKED(call) (FAN_CHECK_UNLOCKED(call) < 0 ? NULL : Py_NewRef(Py_None))
-/* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
+/* fan_from_python: the other way: keeps the live exception where it is and returns
+ * FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
-/* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
- * NULL, after an error. */
+/* fan_exception_replace_place: gives a live exception about a place the message "<place>:
+ * <reason>"; `place` may be NULL, after an error. */
 void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
 fan_status fan_check_signals(fan_error *err);
-/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
- * meanwhile. */
+/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over
+ * any that came meanwhile. */
 PyObject *fan_exception_take(void);
 void fan_exception_put(PyObject *e);
-/* fan_exception_note: adds a note to an exception that has not the same one; takes the reference to a str, NULL: none.
- * Where that fails, the exception stays as it is. */
+/* fan_exception_note: adds a note to an exception that has not the same one; takes the reference to
+ * a str, NULL: none. Where that fails, the exception stays as it is. */
 void fan_exception_note(PyObject *e, PyObject *note);
-/* fan_error_context: a prefix for messages, "grads: slot 2 (w1), key 3: ". Push and pop on one thread. */
+/* fan_error_context: a prefix for messages, "grads: slot 2 (w1), key 3: ". Push and pop on one
+ * thread. */
 typedef struct fan_error_context {
     const char *buffer;
     PyObject *slot_name; /* a str, or NULL; borrowed */
@@ -223,17 +241,19 @@ typedef struct fan_error_context {
 void fan_error_context_push(fan_error_context *w);
 void fan_error_context_pop(fan_error_context *w);
 fan_stream *fan_error_context_stream(void); /* of the innermost; borrowed */
-/* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use; returns buf.
- * FAN_TYPE_TEXT: the same, in memory of the block around. */
+/* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use;
+ * returns buf. FAN_TYPE_TEXT: the same, in memory of the block around. */
 const char *fan_type_text(const PyObject *o, char *buf, size_t size);
 #define FAN_TYPE_TEXT(o) fan_type_text((o), (char[208]){""}, 208)
-/* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
+/* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns
+ * -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 /* fan_set_error: PyErr_Format that returns -1. */
 int fan_set_error(PyObject *type, const char *fmt, ...);
-/* fan_iteration_failed: Replaces a live exception of the class `end`, which Python would take for the end of the
- * iteration, by a RuntimeError with that exception as its cause, as a generator does. */
+/* fan_iteration_failed: Replaces a live exception of the class `end`, which Python would take for
+ * the end of the iteration, by a RuntimeError with that exception as its cause, as a generator
+ * does. */
 void fan_iteration_failed(const char *iteration, PyObject *end);
 
 /* FAN_DEALLOC: tp_dealloc: the statement ends what `o` has. */
@@ -252,7 +272,8 @@ static inline PyObject *fan_device_name(const fan_device *d)
     char text[32];
     return PyUnicode_FromString(fan_device_text(d, text, sizeof text));
 }
-/* fan_list_add: appends an item, whose reference it takes; without an item or room *list becomes NULL. */
+/* fan_list_add: appends an item, whose reference it takes; without an item or room *list becomes
+ * NULL. */
 static inline void fan_list_add(PyObject **list, PyObject *item)
 {
     if (!item || PyList_Append(*list, item) < 0)
@@ -268,29 +289,34 @@ static inline PyObject *fan_tuple_of(PyObject *list)
 }
 
 /* dtype.c (numpy <-> fan): */
-/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
- * reference; TypeError for a dtype of ml_dtypes that the caller has not imported. */
+/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order.
+ * fan_descr_of_dtype: new reference; TypeError for a dtype of ml_dtypes that the caller has not
+ * imported. */
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d);
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d);
-/* fan_dtype_parse: reads a NumPy dtype, torch dtype, name or type; None: FAN_DT_NONE. Returns -1 with TypeError or
- * ValueError. */
+/* fan_dtype_parse: reads a NumPy dtype, torch dtype, name or type; None: FAN_DT_NONE. Returns -1
+ * with TypeError or ValueError. */
 int fan_dtype_parse(PyObject *o, fan_dtype *out);
-/* fan_dtype_refuse: raises DTypeError with the reason why an array of this dtype is not taken. Returns -1. */
+/* fan_dtype_refuse: raises DTypeError with the reason why an array of this dtype is not taken.
+ * Returns -1. */
 int fan_dtype_refuse(PyArray_Descr *d, const char *what);
-/* fan_dtype_needs_ml_dtypes: whether NumPy has the dtype from ml_dtypes alone, which the caller has not imported. */
+/* fan_dtype_needs_ml_dtypes: whether NumPy has the dtype from ml_dtypes alone, which the caller has
+ * not imported. */
 bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
-/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. fan_call_site_level: from now
- * on, on this thread, of the level-th such frame, or of the outermost; returns the level before. */
+/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread.
+ * fan_call_site_level: from now on, on this thread, of the level-th such frame, or of the
+ * outermost; returns the level before. */
 void fan_call_site(char *buf, size_t size);
 int64_t fan_call_site_level(int64_t level);
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec,
-    fan_exporter_spec, fan_target_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
-    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
-/* fan_block_begin, fan_block_end: __enter__ and __exit__ of a Block; begin: a new reference, or NULL, and then the end
- * has run. error may be NULL; 0, or -1 with an exception. */
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec,
+    fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_graph_tree_spec,
+    fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec,
+    fan_backward_walk_spec, fan_event_count_spec, fan_block_spec;
+/* fan_block_begin, fan_block_end: __enter__ and __exit__ of a Block; begin: a new reference, or
+ * NULL, and then the end has run. error may be NULL; 0, or -1 with an exception. */
 PyObject *fan_block_begin(PyObject *block);
 int fan_block_end(PyObject *block, PyObject *error);
 /* Their vectorcalls. */
@@ -298,11 +324,14 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */
-extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[], fan_search_functions[],
-    fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
-    fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
-    fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[], fan_float_mode_functions[];
-/* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
+extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[],
+    fan_search_functions[], fan_options_functions[], fan_exchange_functions[],
+    fan_overlap_functions[], fan_analysis_functions[], fan_cuda_functions[],
+    fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
+    fan_cpu_kernel_functions[], fan_window_functions[], fan_ranks_functions[],
+    fan_float_mode_functions[];
+/* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now
+ * on. */
 void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_for_tests_functions[];

@@ -3,15 +3,21 @@
 #include "py/base/api_lock.h"
 #include "py/base/py.h"
 
-int fan_numpy_import(void) { return PyArray_ImportNumPyAPI(); }
+int fan_numpy_import(void)
+{
+    return PyArray_ImportNumPyAPI();
+}
 
 /* ---- state ---- */
 
-/* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the
- * first go on with theirs. */
+/* The newest state. A module that is deleted from sys.modules and imported again makes a second
+ * state; types of the first go on with theirs. */
 static fan_state *newest;
 
-fan_state *fan_state_get(void) { return newest; }
+fan_state *fan_state_get(void)
+{
+    return newest;
+}
 
 void fan_state_link(fan_state *st)
 {
@@ -49,7 +55,8 @@ PyObject *fan_call(const char *module, const char *name, const char *format, ...
     va_start(given, format);
     PyObject *args = Py_VaBuildValue(format, given);
     va_end(given);
-    PyObject *m = args ? PyImport_ImportModule(module) : NULL, *f = m ? PyObject_GetAttrString(m, name) : NULL;
+    PyObject *m = args ? PyImport_ImportModule(module) : NULL,
+             *f = m ? PyObject_GetAttrString(m, name) : NULL;
     PyObject *made = f ? PyObject_CallObject(f, args) : NULL;
     Py_XDECREF(f);
     Py_XDECREF(m);
@@ -57,7 +64,10 @@ PyObject *fan_call(const char *module, const char *name, const char *format, ...
     return made;
 }
 
-PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
+PyObject *fan_arrays(void)
+{
+    return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL);
+}
 
 /* ---- the GIL, and the lock of a buffer of the C API (api_lock.h) ---- */
 
@@ -76,7 +86,10 @@ bool fan_gil_held(void)
     return mine && mine == CURRENT_THREAD_STATE();
 }
 
-bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
+bool fan_finalizing(void)
+{
+    return !Py_IsInitialized() || FINALIZING();
+}
 
 bool fan_gil_enter(fan_gil *g)
 {
@@ -84,7 +97,8 @@ bool fan_gil_enter(fan_gil *g)
     g->taken = g->left = false;
     if (!held && fan_finalizing())
         return false;
-    g->left = fan_api_leave(); /* a thread that has the GIL, or gets it meanwhile, may wait for this lock */
+    /* a thread that has the GIL, or gets it meanwhile, may wait for this lock */
+    g->left = fan_api_leave();
     if (held)
         return true;
     g->state = PyGILState_Ensure();
@@ -118,8 +132,14 @@ _Thread_local fan_api_thread fan_api_here;
 
 static pthread_mutex_t adopting = PTHREAD_MUTEX_INITIALIZER; /* threads of a forked child */
 
-static void adopting_lock(void) { (void)pthread_mutex_lock(&adopting); }
-static void adopting_unlock(void) { (void)pthread_mutex_unlock(&adopting); }
+static void adopting_lock(void)
+{
+    (void)pthread_mutex_lock(&adopting);
+}
+static void adopting_unlock(void)
+{
+    (void)pthread_mutex_unlock(&adopting);
+}
 static fan_fork adopting_fork = {.lock = adopting_lock, .unlock = adopting_unlock};
 
 int fan_api_lock_init(fan_api_lock *l)
@@ -128,7 +148,10 @@ int fan_api_lock_init(fan_api_lock *l)
     return fan_fork_add(&adopting_fork) == 0 ? fan_mutex_init(&l->mutex) : -1;
 }
 
-void fan_api_lock_fini(fan_api_lock *l) { fan_mutex_fini(&l->mutex); }
+void fan_api_lock_fini(fan_api_lock *l)
+{
+    fan_mutex_fini(&l->mutex);
+}
 
 void fan_api_lock_adopt(fan_api_lock *l)
 {

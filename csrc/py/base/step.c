@@ -25,7 +25,8 @@ static size_t small_index(PyObject *o)
     return i < 0 ? SIZE_MAX : (size_t)i;
 }
 
-/* buffer_accessed: the slots that a call with this argument writes; NULL: all slots, and it reads what is counted. */
+/* buffer_accessed: the slots that a call with this argument writes; NULL: all slots, and it reads
+ * what is counted. */
 static void buffer_accessed(const fan_buffer *b, PyObject *slots)
 {
     if (slots && (PyList_CheckExact(slots) || PyTuple_CheckExact(slots))) {
@@ -42,11 +43,12 @@ static void buffer_accessed(const fan_buffer *b, PyObject *slots)
 
 static bool of_graph_tree(const fan_state *st, const PyTypeObject *type)
 {
-    return type == st->graph_tree_type || type == st->graph_step_type || type == st->graph_function_type;
+    return type == st->graph_tree_type || type == st->graph_step_type ||
+           type == st->graph_function_type;
 }
 
-/* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record their own steps, and
- * a leaf's gradient has a lock. */
+/* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record
+ * their own steps, and a leaf's gradient has a lock. */
 static void accessed(PyObject *o, PyObject *slots)
 {
     const fan_state *st = fan_state_get();
@@ -57,7 +59,8 @@ static void accessed(PyObject *o, PyObject *slots)
         fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
     else if (type == st->event_type)
         fan_sim_read_event(fan_event_of(o));
-    else if (type == st->walk_type || of_graph_tree(st, type) || PyType_IsSubtype(type, st->node_type))
+    else if (type == st->walk_type || of_graph_tree(st, type) ||
+             PyType_IsSubtype(type, st->node_type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 
@@ -75,7 +78,8 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
         return 0;
     for (Py_ssize_t i = nargs; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, i - nargs);
-        if (PyUnicode_CompareWithASCIIString(name, "slot") == 0 || PyUnicode_CompareWithASCIIString(name, "slots") == 0)
+        if (PyUnicode_CompareWithASCIIString(name, "slot") == 0 ||
+            PyUnicode_CompareWithASCIIString(name, "slots") == 0)
             slots = args[i] == Py_None ? slots : args[i];
         writes |= PyUnicode_CompareWithASCIIString(name, "out") == 0;
     }
@@ -108,15 +112,17 @@ static int type_begin(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
 }
 
 STEP(PyObject *, NULL, fan_step_fast,
-     (fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames),
+     (fan_fastcall call, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+      PyObject *kwnames),
      step_begin(self, args, nargs, kwnames), call(self, args, nargs, kwnames))
 STEP(PyObject *, NULL, fan_step_vector,
      (vectorcallfunc call, PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames),
      type_begin(type, args, PyVectorcall_NARGS(nargsf), kwnames), call(type, args, nargsf, kwnames))
 STEP(PyObject *, NULL, fan_step_one, (PyCFunction call, PyObject *self, PyObject *arg),
      step_begin(self, &arg, arg != NULL, NULL), call(self, arg))
-STEP(PyObject *, NULL, fan_step_repr, (reprfunc call, PyObject *self), step_begin(self, NULL, 0, NULL), call(self))
-STEP(PyObject *, NULL, fan_step_get, (getter call, PyObject *self, void *closure), step_begin(self, NULL, 0, NULL),
-     call(self, closure))
+STEP(PyObject *, NULL, fan_step_repr, (reprfunc call, PyObject *self),
+     step_begin(self, NULL, 0, NULL), call(self))
+STEP(PyObject *, NULL, fan_step_get, (getter call, PyObject *self, void *closure),
+     step_begin(self, NULL, 0, NULL), call(self, closure))
 STEP(int, -1, fan_step_set, (setter call, PyObject *self, PyObject *value, void *closure),
      step_begin(self, &value, value != NULL, NULL), call(self, value, closure))

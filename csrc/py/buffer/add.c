@@ -1,25 +1,28 @@
-/* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core; whatever it is not,
- * becomes a value first, or an error. */
+/* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core;
+ * whatever it is not, becomes a value first, or an error. */
 #include "py/buffer/buffer_object.h"
 
-int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
+int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated,
+                  bool *copied)
 {
     *donated = donate == Py_True;
     *copied = copy == Py_True;
     if (!*donated || !*copied)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
+    PyErr_Format(PyExc_ValueError,
+                 "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
                  fan_buffer_name(self->core));
     return -1;
 }
 
-/* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself; new reference. */
+/* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself;
+ * new reference. */
 static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
 {
-    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot), *answer,
-             *result = NULL;
-    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0),
-                                          PyTuple_GET_ITEM(pair, 1))
+    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot),
+             *answer, *result = NULL;
+    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient,
+                                          PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1))
                     : NULL;
     if (!answer)
         return NULL;
@@ -35,19 +38,22 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
 static int check_object(const PyObject *gradient, unsigned flags)
 {
     if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
-        return fan_refuse(fan_state_get()->dtype_error,
-                          "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
-                          "objects: convert it, x.astype(float), or give Slot(combine=f)",
-                          FAN_TYPE_TEXT(gradient));
+        return fan_refuse(
+            fan_state_get()->dtype_error,
+            "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
+            "objects: convert it, x.astype(float), or give Slot(combine=f)",
+            FAN_TYPE_TEXT(gradient));
     if (flags & FAN_ARRAYS)
-        return fan_refuse(PyExc_TypeError,
-                          "expected an array that can be added to the leaf's .grad in place, got %s, which sums "
-                          "by its own +: pass np.asarray(x)",
-                          FAN_TYPE_TEXT(gradient));
+        return fan_refuse(
+            PyExc_TypeError,
+            "expected an array that can be added to the leaf's .grad in place, got %s, which sums "
+            "by its own +: pass np.asarray(x)",
+            FAN_TYPE_TEXT(gradient));
     return 0;
 }
 
-int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
+int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key,
+                        fan_contribution *c)
 {
     fan_error_context w = fan_slot_context(self, slot);
     unsigned flags = self->flags ? self->flags[slot] : 0;
@@ -62,12 +68,15 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     w.key = c->key;
     if (!bad)
         own = (flags & FAN_DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
-    bad = !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
+    bad =
+        !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
     const fan_value *v = &c->value;
-    if (!bad && (flags & FAN_LOW_DTYPE) && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) &&
-        v->origin < FAN_FROM_FOREIGN && v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
+    if (!bad && (flags & FAN_LOW_DTYPE) &&
+        (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&
+        v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
         bad = fan_refuse(PyExc_TypeError, /* here, where nothing is lost yet */
-                         "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes "
+                         "the slot is declared of a dtype that NumPy knows through ml_dtypes "
+                         "alone: import ml_dtypes "
                          "first");
     if (!bad && (flags & (FAN_NUMBERS | FAN_ARRAYS)) && c->value.form == FAN_FORM_OBJECT)
         bad = check_object(own, flags) < 0;
@@ -135,7 +144,8 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
 }
 
 /* add_entry: 1: added; 0: it is for the general path; -1 with an exception. */
-static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, size_t slot, const fan_plain_kind *kind,
+static inline __attribute__((always_inline)) int add_entry(fan_buffer *core, size_t slot,
+                                                           const fan_plain_kind *kind,
                                                            fan_entry *one)
 {
     FAN_UNINITIALIZED fan_error err;
@@ -180,7 +190,14 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 
 PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
 {
-    enum { SLOT, GRADIENT, KEY, STREAM, DONATE, COPY };
+    enum {
+        SLOT,
+        GRADIENT,
+        KEY,
+        STREAM,
+        DONATE,
+        COPY
+    };
     buffer_object *self = fan_buffer_self(o);
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
     size_t slot;
@@ -197,7 +214,8 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
             return NULL;
     }
     c.alone = fan_alone(a[GRADIENT], 1);
-    bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c) < 0 || fan_add_on(self->core, slot, &c) < 0;
+    bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c) < 0 ||
+          fan_add_on(self->core, slot, &c) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);
@@ -206,7 +224,8 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
     Py_RETURN_NONE;
 }
 
-int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
+int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                        PyObject **result)
 {
     int added = nargs == 2 ? fan_buffer_add_plain(fan_buffer_self(o), args, kwnames) : 0;
     if (added > 0)

@@ -11,20 +11,24 @@ static int batch_begin(fan_batch_args *t, PyObject *slots, PyObject *gradients, 
     if (bare < 0)
         return -1;
     if (bare)
-        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
-                          Py_TYPE(gradients)->tp_name);
+        return fan_refuse(
+            PyExc_TypeError,
+            "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
+            Py_TYPE(gradients)->tp_name);
     /* Our own tuples: no other code can change them. */
     if (fan_sequence_arg(slots, "slots", &t->slots) < 0 ||
         fan_sequence_arg(gradients, "gradients", &t->gradients) < 0 ||
         (keys && keys != Py_None && fan_sequence_arg(keys, "keys", &t->keys) < 0))
         return -1;
     t->n = PyTuple_GET_SIZE(t->slots);
-    Py_ssize_t other =
-        PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys);
+    Py_ssize_t other = PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys
+                           ? PyTuple_GET_SIZE(t->gradients)
+                           : PyTuple_GET_SIZE(t->keys);
     if (other != t->n)
-        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
-                          t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
-                          PyTuple_GET_SIZE(t->gradients) != t->n ? "gradient" : "key", FAN_PLURAL(other));
+        return fan_refuse(
+            PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
+            t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
+            PyTuple_GET_SIZE(t->gradients) != t->n ? "gradient" : "key", FAN_PLURAL(other));
     return 0;
 }
 
@@ -35,11 +39,12 @@ typedef struct slot_order {
 static int by_slot(const void *a, const void *b)
 {
     const slot_order *x = a, *y = b;
-    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
+    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot)
+                              : (x->at > y->at) - (x->at < y->at);
 }
 
-/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a device names that
- * of the device. */
+/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a
+ * device names that of the device. */
 static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -53,7 +58,8 @@ static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fa
     return status;
 }
 
-fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n, fan_error *err)
+fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t *slots, size_t n,
+                             fan_error *err)
 {
     slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     size_t *order = fan_alloc((n ? n : 1) * sizeof *order), used = 0;
@@ -78,13 +84,15 @@ fan_status fan_add_many_used(fan_buffer *core, fan_contribution *c, const size_t
     return status;
 }
 
-static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *stream, bool donate, bool copy)
+static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *stream, bool donate,
+                     bool copy)
 {
     size_t n = (size_t)t->n, made = 0;
     fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
     size_t *slots = fan_alloc((n ? n : 1) * sizeof *slots);
     fan_memory_leave_begin();
-    fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
+    /* current streams of the gradients' libraries */
+    fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own);
     FAN_UNINITIALIZED fan_error err;
     int result = -1;
     if (!c || !slots || !own) {
@@ -94,15 +102,20 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     for (; made < n; made++) {
         Py_ssize_t k = (Py_ssize_t)made;
         PyObject *gradient = NULL;
-        if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)", &slots[made]) < 0)
+        if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)",
+                            &slots[made]) < 0)
             goto done;
-        c[made] = (fan_contribution){
-            .key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_DT_NONE}};
+        c[made] = (fan_contribution){.key = -1,
+                                     .stream = stream,
+                                     .donate = donate,
+                                     .copy = copy,
+                                     .value = {.dtype = FAN_DT_NONE}};
         gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
-        int bad =
-            fan_contribution_of(self, slots[made], gradient, t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
+        int bad = fan_contribution_of(self, slots[made], gradient,
+                                      t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
-        if (bad || fan_library_stream(&c[made].value, made ? own[made - 1] : NULL, &own[made]) < 0) {
+        if (bad ||
+            fan_library_stream(&c[made].value, made ? own[made - 1] : NULL, &own[made]) < 0) {
             made++;
             goto done;
         }
@@ -147,8 +160,9 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind,
     Py_ssize_t at = fan_small_index(PyTuple_GET_ITEM(m->args->slots, (Py_ssize_t)k)), key = -1;
     PyObject *gradient = PyTuple_GET_ITEM(m->args->gradients, (Py_ssize_t)k);
     char *data = NULL;
-    if (at < 0 || (m->args->keys && ((key = fan_small_index(PyTuple_GET_ITEM(m->args->keys, (Py_ssize_t)k))) < 0 ||
-                                     key > FAN_ENTRY_KEY_MAX)))
+    if (at < 0 || (m->args->keys &&
+                   ((key = fan_small_index(PyTuple_GET_ITEM(m->args->keys, (Py_ssize_t)k))) < 0 ||
+                    key > FAN_ENTRY_KEY_MAX)))
         return false;
     if (gradient == Py_None)
         gradient = NULL;
@@ -181,13 +195,21 @@ static void source_prefetch(void *ctx, size_t at)
         PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + AHEAD);
         if (PyArray_CheckExact(o))
             __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
-        fan_plain_prefetch(m->self->core, (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
+        fan_plain_prefetch(m->self->core,
+                           (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
     }
 }
 
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
 {
-    enum { SLOTS, GRADIENTS, KEYS, STREAM, DONATE, COPY };
+    enum {
+        SLOTS,
+        GRADIENTS,
+        KEYS,
+        STREAM,
+        DONATE,
+        COPY
+    };
     buffer_object *self = fan_buffer_self(o);
     fan_batch_args t = {.slots = NULL};
     fan_stream *stream = NULL;
@@ -200,7 +222,8 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
     if (batch_begin(&t, a[SLOTS], a[GRADIENTS], a[KEYS]) == 0 &&
         fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &stream) == 0) {
         batch_source m = {&t, self, donate};
-        fan_plain_batch batch = {(size_t)t.n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
+        fan_plain_batch batch = {(size_t)t.n,  self->n >= FAR,  source_read,
+                                 source_again, source_prefetch, &m};
         bool added = false;
         done = 0;
         if (!stream && !copy && !self->create_graph)

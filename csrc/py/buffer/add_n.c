@@ -37,8 +37,10 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
-/* all_readable: of arrays that are checked at use. Calls their library first, and then reads the arrays again. */
-static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind, const char *const *data)
+/* all_readable: of arrays that are checked at use. Calls their library first, and then reads the
+ * arrays again. */
+static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind,
+                         const char *const *data)
 {
     for (size_t i = 0; i < n; i++)
         if (!fan_plain_has_own_value(arrays[i]))
@@ -49,18 +51,22 @@ static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind
     return true;
 }
 
-/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
- * not plain ones. */
+/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL
+ * without an exception: not plain ones. */
 static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
-    FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS]; /* their list may change while they are summed */
+    /* their list may change while they are summed */
+    FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED fan_plain_kind kind, other;
-    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
+    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays)
+                       ? PySequence_Fast_GET_SIZE(arrays)
+                       : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
-    if (n < 2 || n > FAN_PLAIN_TERMS || !fan_plain_import(items[0], &kind, &data) || (kind.check_at_use && out) ||
-        kind.scalar || !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind)) ||
+    if (n < 2 || n > FAN_PLAIN_TERMS || !fan_plain_import(items[0], &kind, &data) ||
+        (kind.check_at_use && out) || kind.scalar ||
+        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind)) ||
         !fan_plain_is_flat(fan_plain_bytes(&kind), (size_t)n) || !fan_plain_allowed())
         return NULL;
     src[0] = data;
@@ -107,14 +113,15 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     if (!(*items = PySequence_Tuple(a->arrays)))
         return -1;
     if (PyTuple_GET_SIZE(*items) == 0)
-        return fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
+        return fan_refuse(PyExc_ValueError,
+                          "expected at least one array: the sum of none has no shape and no dtype");
     if (!a->keys || a->keys == Py_None)
         return 0;
     if (fan_sequence_arg(a->keys, "keys", keys) < 0)
         return -1;
     if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
-        return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(*items),
-                          PyTuple_GET_SIZE(*keys));
+        return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd",
+                          PyTuple_GET_SIZE(*items), PyTuple_GET_SIZE(*keys));
     return 0;
 }
 
@@ -137,14 +144,18 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 static PyObject *add_n_any(const add_n_args *a)
 {
     PyObject *items = NULL, *keys = NULL, *sum = NULL;
-    fan_buffer_config config = {
-        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
+    fan_buffer_config config = {.slots = 1,
+                                .budget = UINT64_MAX,
+                                .accumulate = FAN_DT_NONE,
+                                .frontend = &fan_python,
+                                .name = "add_n"};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
     if (operands_of(a, &items, &keys) == 0 &&
-        fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
+        fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate,
+                           &config.exact) == 0) {
         if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0 && add_all(core, items, keys) == 0)
             sum = take_sum(core, a);
         if (sum && config.stats)
@@ -162,8 +173,8 @@ static PyObject *add_n_any(const add_n_args *a)
 }
 
 /* add_n_fast: add_n(arrays). */
-static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                      PyObject **result)
+static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames, PyObject **result)
 {
     if (nargs != 1 || kwnames)
         return 0;
@@ -184,7 +195,8 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 
 PyObject *fan_add_two(PyObject *a, PyObject *b)
 {
-    PyObject *both = PyTuple_Pack(2, a, b), *const values[6] = {both}, *sum = both ? add_n(NULL, values) : NULL;
+    PyObject *both = PyTuple_Pack(2, a, b), *const values[6] = {both},
+             *sum = both ? add_n(NULL, values) : NULL;
     Py_XDECREF(both);
     return sum;
 }

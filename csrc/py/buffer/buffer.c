@@ -1,5 +1,5 @@
-/* buffer: fanin.InputBuffer: how one is made, kept for its next life, visited by the collector and ended; its methods,
- * but for add, add_many and take. */
+/* buffer: fanin.InputBuffer: how one is made, kept for its next life, visited by the collector and
+ * ended; its methods, but for add, add_many and take. */
 #include "py/arrays/objects.h"
 #include "py/buffer/buffer_object.h"
 
@@ -9,10 +9,21 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
+/* more than a slot takes: so that the product with their number can be counted */
+#define MAX_SLOT_BYTES 4096
 
 /* The parameters of InputBuffer, as core.pyi declares them. */
-enum { SLOTS, BUDGET, ACCUMULATE, STATS, STREAM, LEAF, CREATE_GRAPH, NAME, PARAMETERS };
+enum {
+    SLOTS,
+    BUDGET,
+    ACCUMULATE,
+    STATS,
+    STREAM,
+    LEAF,
+    CREATE_GRAPH,
+    NAME,
+    PARAMETERS
+};
 
 /* slots_arg: a count, or what each slot is declared to be. */
 static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
@@ -28,8 +39,9 @@ static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObj
     return 0;
 }
 
-/* An engine makes a buffer for each node: a few that are as InputBuffer(n) and InputBuffer([Slot(..)]) make them, and
- * without references, are kept for their next lives. freelist_take: one of them, with nothing declared. */
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) and
+ * InputBuffer([Slot(..)]) make them, and without references, are kept for their next lives.
+ * freelist_take: one of them, with nothing declared. */
 static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
@@ -54,10 +66,12 @@ static bool freelist_put(buffer_object *self)
     return false;
 #endif
     fan_state *st = fan_state_get();
-    if (!st || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
+    if (!st || self->declared || !self->core || fan_finalizing() ||
+        !fan_buffer_empty_for_reuse(self->core))
         return false;
     fan_slot_specs_forget(self);
-    if (st->nfreelist == FAN_FREELIST) /* checked last: dropping the buffer's contents may have filled it */
+    /* checked last: dropping the buffer's contents may have filled it */
+    if (st->nfreelist == FAN_FREELIST)
         return false;
     st->freelist[st->nfreelist++] = (PyObject *)self;
     return true;
@@ -74,14 +88,16 @@ void fan_buffer_freelist_free(fan_state *st)
 
 static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config)
 {
-    PyObject *reused = fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
+    PyObject *reused =
+        fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
     buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
     FAN_UNINITIALIZED fan_error err;
     fan_status status;
     if (!self)
         return NULL;
     fan_error_clear(&err);
-    status = reused ? fan_buffer_declare(self->core, config, &err) : fan_buffer_new(config, &self->core, &err);
+    status = reused ? fan_buffer_declare(self->core, config, &err)
+                    : fan_buffer_new(config, &self->core, &err);
     self->n = config->slots;
     if (status == FAN_OK)
         return (PyObject *)self;
@@ -90,11 +106,13 @@ static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config
 }
 
 /* declared_make: a buffer of the slots that `d` declares, named so; the rest is `config`'s. */
-static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyObject *names, fan_buffer_config *config)
+static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyObject *names,
+                               fan_buffer_config *config)
 {
     fan_slot_spec *open = NULL;
     buffer_object *self;
-    if (d->specs && config->create_graph) { /* such a buffer conforms gradients by their own operators */
+    /* such a buffer conforms gradients by their own operators */
+    if (d->specs && config->create_graph) {
         if (!(open = fan_alloc(d->n * sizeof *open)))
             return PyErr_NoMemory();
         for (size_t i = 0; i < d->n; i++) {
@@ -139,8 +157,10 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
     if (named && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
         goto done;
     fan_error_context_push(&w);
-    if ((!a[BUDGET] || a[BUDGET] == Py_None || fan_buffer_budget_arg(a[BUDGET], &config.budget) == 0) &&
-        fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config.accumulate, &config.exact) == 0 &&
+    if ((!a[BUDGET] || a[BUDGET] == Py_None ||
+         fan_buffer_budget_arg(a[BUDGET], &config.budget) == 0) &&
+        fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config.accumulate,
+                           &config.exact) == 0 &&
         fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &config.stream) == 0 &&
         slots_arg(a[SLOTS], w.buffer, &d, &names) == 0)
         self = declared_make(type, &d, names, &config);
@@ -170,7 +190,8 @@ PyObject *fan_buffer_plain(size_t n, uint64_t budget)
 }
 
 /* buffer_new_fast: InputBuffer(n), InputBuffer(n, budget=..) and InputBuffer(slots). */
-static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result)
+static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames,
+                           PyObject **result)
 {
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
     Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
@@ -178,7 +199,8 @@ static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf,
     bool plain = n >= 0 && n <= INT32_MAX;
     if (plain && kwnames) {
         PyObject *value = args[nargs];
-        plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
+        plain = PyTuple_GET_SIZE(kwnames) == 1 &&
+                PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
                 (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) &&
                 fan_budget_arg(value, "budget", &budget) == 0;
     }
@@ -237,14 +259,16 @@ static int visit_object(void *object, const fan_value *value, void *arg)
 {
     const visitor *v = arg;
     int answer = fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
-    return answer || fan_is_unboxed(object) ? answer : fan_visit_behind(object, value, v->visit, v->arg);
+    return answer || fan_is_unboxed(object) ? answer
+                                            : fan_visit_behind(object, value, v->visit, v->arg);
 }
 
 static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 {
     visitor v = {visit, arg};
     Py_VISIT(Py_TYPE(o));
-    return fan_buffer_self(o)->core ? fan_buffer_visit(fan_buffer_self(o)->core, visit_object, &v) : 0;
+    return fan_buffer_self(o)->core ? fan_buffer_visit(fan_buffer_self(o)->core, visit_object, &v)
+                                    : 0;
 }
 
 /* ---- explain, repr, counters ---- */
@@ -257,13 +281,15 @@ static const char *form_word(fan_form f)
 
 static PyObject *view_of_item(const fan_item_view *v)
 {
-    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype",
-                         fan_dtype_name(v->dtype), "producer", (unsigned long long)v->producer, "event",
-                         PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
+    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form",
+                         form_word(v->form), "dtype", fan_dtype_name(v->dtype), "producer",
+                         (unsigned long long)v->producer, "event", PyBool_FromLong(v->event),
+                         "donated", PyBool_FromLong(v->donated), "ready",
                          PyBool_FromLong(v->ready));
 }
 
-fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items, fan_error *err)
+fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items,
+                         fan_error *err)
 {
     size_t cap = 0;
     *items = NULL;
@@ -288,21 +314,24 @@ PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const f
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < v->items; i++)
         fan_list_add(&list, view_of_item(&items[i]));
-    return fan_call("fanin._trace.explain", "explain",
-                    "({s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,s:L,s:s,"
-                    "s:K,s:s,s:N})",
-                    "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
-                    (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum",
-                    (unsigned long long)v->accum, "ready", (unsigned long long)v->ready, "event",
-                    PyBool_FromLong(v->event), "has_value", PyBool_FromLong(v->has_value), "value_ours",
-                    PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget", fan_budget_wrap(v->budget),
-                    "limits", (unsigned long long)v->limits.alone, (unsigned long long)v->limits.held, "parked_bytes",
-                    (unsigned long long)v->parked, "alone_bytes", (unsigned long long)v->alone, "how", &v->how,
-                    (Py_ssize_t)(v->how != 0), "value_form", form_word(v->value_form), "dtype",
-                    fan_dtype_name(v->dtype), "accumulate", fan_dtype_name(v->accumulate), "count", (long long)v->count,
-                    "expected", (long long)v->expected, "next_key", (long long)v->next_key, "next_action",
-                    fan_action_word(v->next.action), "next_rules", (unsigned long long)v->next.rules, "reuse",
-                    fan_reuse_words(v->next.reuse), "items", list);
+    return fan_call(
+        "fanin._trace.explain", "explain",
+        "({s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,"
+        "s:L,s:s,"
+        "s:K,s:s,s:N})",
+        "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
+        (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum",
+        (unsigned long long)v->accum, "ready", (unsigned long long)v->ready, "event",
+        PyBool_FromLong(v->event), "has_value", PyBool_FromLong(v->has_value), "value_ours",
+        PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget",
+        fan_budget_wrap(v->budget), "limits", (unsigned long long)v->limits.alone,
+        (unsigned long long)v->limits.held, "parked_bytes", (unsigned long long)v->parked,
+        "alone_bytes", (unsigned long long)v->alone, "how", &v->how, (Py_ssize_t)(v->how != 0),
+        "value_form", form_word(v->value_form), "dtype", fan_dtype_name(v->dtype), "accumulate",
+        fan_dtype_name(v->accumulate), "count", (long long)v->count, "expected",
+        (long long)v->expected, "next_key", (long long)v->next_key, "next_action",
+        fan_action_word(v->next.action), "next_rules", (unsigned long long)v->next.rules, "reuse",
+        fan_reuse_words(v->next.reuse), "items", list);
 }
 
 static PyObject *buffer_explain(PyObject *o, PyObject *which)
@@ -336,10 +365,12 @@ static PyObject *buffer_repr(PyObject *o)
     if (s.poisoned)
         snprintf(lost, sizeof lost, ", %zu poisoned", s.poisoned);
     if (!s.parked)
-        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n, FAN_PLURAL(self->n),
-                                    s.sums || s.poisoned ? "" : ", empty", sums, lost);
-    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said, self->n,
-                                FAN_PLURAL(self->n), s.parked, (unsigned long long)s.bytes, sums, lost);
+        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n,
+                                    FAN_PLURAL(self->n), s.sums || s.poisoned ? "" : ", empty",
+                                    sums, lost);
+    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said,
+                                self->n, FAN_PLURAL(self->n), s.parked, (unsigned long long)s.bytes,
+                                sums, lost);
 }
 
 /* counters_of: an object of a class of fanin.options, whose fields are these numbers. */
@@ -360,14 +391,19 @@ PyObject *fan_process_counters(void)
         uint64_t pool[4];
     } all = {.pool = {pool.held, pool.peak, pool.hits, pool.misses}};
     fan_counters_total(&all.own);
-    return counters_of(&fan_state_get()->process_counters_type, "ProcessCounters", &all, sizeof all);
+    return counters_of(&fan_state_get()->process_counters_type, "ProcessCounters", &all,
+                       sizeof all);
 }
 
 /* ---- methods ---- */
 
 static PyObject *buffer_target(PyObject *o, PyObject *const *a)
 {
-    enum { SLOT, KEY, ON };
+    enum {
+        SLOT,
+        KEY,
+        ON
+    };
     buffer_object *self = fan_buffer_self(o);
     fan_error_context w;
     fan_stream *stream = NULL;
@@ -379,8 +415,11 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
     w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
     if (self->create_graph)
-        fan_refuse(PyExc_ValueError, "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
-    else if ((!a[KEY] || a[KEY] == Py_None || fan_index(a[KEY], "key", PyExc_ValueError, &key) == 0) &&
+        fan_refuse(
+            PyExc_ValueError,
+            "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
+    else if ((!a[KEY] || a[KEY] == Py_None ||
+              fan_index(a[KEY], "key", PyExc_ValueError, &key) == 0) &&
              (!a[ON] || fan_stream_arg(a[ON], &stream) == 0))
         target = fan_target_new(o, slot, key, stream);
     fan_error_context_pop(&w);
@@ -390,7 +429,10 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
 
 static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
 {
-    enum { SLOT, N };
+    enum {
+        SLOT,
+        N
+    };
     buffer_object *self = fan_buffer_self(o);
     fan_error_context w;
     int64_t n = 0;
@@ -428,13 +470,17 @@ static PyObject *buffer_getitem(PyObject *o, PyObject *which)
     size_t slot;
     if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
         return NULL;
-    return FAN_CHECK(fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err)) < 0 ? NULL : fan_export(&v);
+    return FAN_CHECK(fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err)) < 0
+               ? NULL
+               : fan_export(&v);
 }
 
 static PyObject *buffer_stats(PyObject *o, PyObject *which)
 {
     size_t slot;
-    return fan_slot_arg(fan_buffer_self(o), which, &slot) < 0 ? NULL : fan_stats_wrap(fan_buffer_self(o)->core, slot);
+    return fan_slot_arg(fan_buffer_self(o), which, &slot) < 0
+               ? NULL
+               : fan_stats_wrap(fan_buffer_self(o)->core, slot);
 }
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
@@ -444,12 +490,16 @@ static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *buffer_reduce_ex(PyObject *o, PyObject *Py_UNUSED(protocol))
 {
-    return PyErr_Format(
-        PyExc_TypeError,
-        "cannot pickle or copy %R: what it holds is ordered by streams of this process; take() the sums", o);
+    return PyErr_Format(PyExc_TypeError,
+                        "cannot pickle or copy %R: what it holds is ordered by streams of this "
+                        "process; take() the sums",
+                        o);
 }
 
-static Py_ssize_t buffer_length(PyObject *o) { return (Py_ssize_t)fan_buffer_self(o)->n; }
+static Py_ssize_t buffer_length(PyObject *o)
+{
+    return (Py_ssize_t)fan_buffer_self(o)->n;
+}
 
 static PyObject *buffer_get_name(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -469,17 +519,28 @@ static PyObject *buffer_get_budget(PyObject *o, void *Py_UNUSED(closure))
 }
 
 /* Methods of other files. */
-static int buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
+static int buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                           PyObject **result)
 {
     return fan_buffer_add_fast(o, args, nargs, kwnames, result);
 }
-static int buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
+static int buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                            PyObject **result)
 {
     return fan_buffer_take_fast(o, args, nargs, kwnames, result);
 }
-static PyObject *buffer_add(PyObject *o, PyObject *const *a) { return fan_buffer_add_one(o, a); }
-static PyObject *buffer_add_many(PyObject *o, PyObject *const *a) { return fan_buffer_add_batch(o, a); }
-static PyObject *buffer_take(PyObject *o, PyObject *const *a) { return fan_buffer_take_sums(o, a); }
+static PyObject *buffer_add(PyObject *o, PyObject *const *a)
+{
+    return fan_buffer_add_one(o, a);
+}
+static PyObject *buffer_add_many(PyObject *o, PyObject *const *a)
+{
+    return fan_buffer_add_batch(o, a);
+}
+static PyObject *buffer_take(PyObject *o, PyObject *const *a)
+{
+    return fan_buffer_take_sums(o, a);
+}
 
 #include "py/declared/InputBuffer.h"
 

@@ -14,9 +14,10 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
     fan_error_context_push(&w);
     result = fan_slot_index(o, "slot", &i);
     if (result == 0 && (uint64_t)i >= self->n)
-        result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1,
-                                      (long long)i)
-                         : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
+        result = self->n
+                     ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)",
+                                  self->n - 1, (long long)i)
+                     : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
     fan_error_context_pop(&w);
     *out = (size_t)i;
     return result;
@@ -29,7 +30,8 @@ int fan_slot_of_add(const buffer_object *self, PyObject *o, const char *call, si
         fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
         PyErr_Clear();
         fan_error_context_push(&w);
-        fan_refuse(PyExc_TypeError, "slot: expected an integer, got %s: the slot comes first, as in %s",
+        fan_refuse(PyExc_TypeError,
+                   "slot: expected an integer, got %s: the slot comes first, as in %s",
                    FAN_TYPE_TEXT(o), call);
         fan_error_context_pop(&w);
     }
@@ -71,18 +73,22 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) ||
         PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
         return fan_refuse(PyExc_TypeError,
-                          "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, "
+                          "%R is a number, and no example array: for one slot of a shape give "
+                          "[fanin.Slot(shape=(3, "
                           "4))], for so many slots a bare count, "
                           "for a slot of numbers fanin.Slot()",
                           item);
     if (fan_import(item, false, false, &v) < 0)
         return -1;
     ndim = fan_value_shape(&v, &shape);
-    if (ndim < 0 && PyArray_Check(item) && PyArray_DESCR((PyArrayObject *)item)->type_num == NPY_OBJECT)
+    if (ndim < 0 && PyArray_Check(item) &&
+        PyArray_DESCR((PyArrayObject *)item)->type_num == NPY_OBJECT)
         fan_dtype_refuse(PyArray_DESCR((PyArrayObject *)item), "the example array");
     else if (ndim < 0)
-        fan_refuse(PyExc_TypeError, "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
-                   FAN_TYPE_TEXT(item));
+        fan_refuse(
+            PyExc_TypeError,
+            "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
+            FAN_TYPE_TEXT(item));
     else
         result = spec_shape(spec, ndim, shape);
     spec->dtype = v.dtype;
@@ -92,10 +98,18 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 }
 
 /* The fields of a Slot, each held; NULL: None, or, after a failure, not read. */
-enum { SHAPE, DTYPE, DEVICE, ACCUMULATE, COMBINE, NAME, WORDS };
+enum {
+    SHAPE,
+    DTYPE,
+    DEVICE,
+    ACCUMULATE,
+    COMBINE,
+    NAME,
+    WORDS
+};
 
-/* slot_words_of: reads the fields from a Slot's own dict, which has those that it was given; a subclass may give them
- * by properties. */
+/* slot_words_of: reads the fields from a Slot's own dict, which has those that it was given; a
+ * subclass may give them by properties. */
 static int slot_words_of(PyObject *item, PyObject **words)
 {
     const fan_state *st = fan_state_get();
@@ -133,7 +147,8 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
     FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
     Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
     if (n > FAN_MAX_NDIM)
-        return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);
+        return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R",
+                          FAN_MAX_NDIM, shape);
     for (Py_ssize_t i = 0; i < n; i++)
         if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
             return -1;
@@ -144,10 +159,11 @@ static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
     PyObject *w[WORDS] = {NULL};
-    int bad = slot_words_of(item, w) < 0 || (w[SHAPE] && spec_shape_of(w[SHAPE], spec) < 0) ||
-              (w[DTYPE] && fan_dtype_parse(w[DTYPE], &spec->dtype) < 0) ||
-              (w[DEVICE] && fan_device_arg(w[DEVICE], &spec->device) < 0) ||
-              (w[ACCUMULATE] && fan_accumulate_arg(w[ACCUMULATE], &spec->accumulate, &spec->exact) < 0);
+    int bad =
+        slot_words_of(item, w) < 0 || (w[SHAPE] && spec_shape_of(w[SHAPE], spec) < 0) ||
+        (w[DTYPE] && fan_dtype_parse(w[DTYPE], &spec->dtype) < 0) ||
+        (w[DEVICE] && fan_device_arg(w[DEVICE], &spec->device) < 0) ||
+        (w[ACCUMULATE] && fan_accumulate_arg(w[ACCUMULATE], &spec->accumulate, &spec->exact) < 0);
     if (!bad) {
         spec->combine = *held = Py_XNewRef(w[COMBINE]);
         *name = Py_XNewRef(w[NAME]);
@@ -182,7 +198,8 @@ static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name
     if (isslot < 0)
         return -1;
     fan_error_context_push(&w);
-    bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
+    bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own)
+                 : spec_of_example(item, &d->specs[i]);
     fan_error_context_pop(&w);
     if (!bad && own)
         bad = spec_named(d, i, own, names);
@@ -199,13 +216,15 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
         return -1;
     if (bare)
         return fan_refuse(PyExc_TypeError,
-                          "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [array]",
+                          "slots: expected a count or a sequence of arrays and Slots, got one "
+                          "%.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
-    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) ||
-        !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
+    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) ||
+        PyAnySet_Check(slots) || !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
         return PyErr_Occurred()
                    ? -1
-                   : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got %s",
+                   : fan_refuse(PyExc_TypeError,
+                                "slots: expected a count or a sequence of arrays and Slots, got %s",
                                 FAN_TYPE_TEXT(slots));
     size_t n = (size_t)PyTuple_GET_SIZE(fast);
     if (!(d->specs = fan_alloc(n * (sizeof *d->specs + sizeof *d->held)))) {
@@ -255,7 +274,9 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
         if (s->has_shape || s->dtype != FAN_DT_NONE)
             self->flags[i] |= FAN_DECLARED;
         shape = s->has_shape ? fan_ints(s->ndim, s->shape) : Py_NewRef(Py_None);
-        pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype)) : NULL;
+        pair = shape ? Py_BuildValue("(Nz)", shape,
+                                     s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype))
+                     : NULL;
         if (!pair)
             return -1;
         PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);

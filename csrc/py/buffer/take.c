@@ -1,12 +1,13 @@
-/* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core; else by values. */
+/* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core;
+ * else by values. */
 #include "py/buffer/buffer_object.h"
 
 #include "array/sum.h"
 #include "base/mem.h"
 
 /* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
-static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready,
-                      fan_value *value)
+static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot,
+                      fan_stream *ready, fan_value *value)
 {
     fan_error_context w = {.buffer = name,
                            .slot_name = fan_name_at(slot_names, slot),
@@ -24,22 +25,23 @@ static int import_out(PyObject *item, const char *name, PyObject *slot_names, si
 }
 
 /* parse_out: a list as long as the buffer, of arrays and None. */
-static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready,
-                     fan_value *values)
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n,
+                     fan_stream *ready, fan_value *values)
 {
     int bare = fan_is_bare(out);
     if (bare < 0)
         return -1;
     if (!PyList_Check(out) && !PyTuple_Check(out))
-        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s", n,
-                          FAN_TYPE_TEXT(out), bare ? ": give [array]" : "");
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s",
+                          n, FAN_TYPE_TEXT(out), bare ? ": give [array]" : "");
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
-        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n,
-                          n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd",
+                          n, n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
-        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready, &values[i]) < 0)
+        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready,
+                       &values[i]) < 0)
             return -1;
     }
     return 0;
@@ -77,7 +79,8 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     if (!sum) { /* reports our write to libraries that count writes */
         const fan_value *out = &to->outs[slot];
         PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
-        PyObject *wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+        PyObject *wrote =
+            arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
         Py_XDECREF(wrote);
         return wrote || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
     }
@@ -89,10 +92,11 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     return FAN_OK;
 }
 
-/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is
- * shown is made before the slots are emptied; what was written into out= needs nothing that can fail. */
-PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
-                       PyObject *scale, bool writable)
+/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What
+ * comes back as it is shown is made before the slots are emptied; what was written into out= needs
+ * nothing that can fail. */
+PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names,
+                       fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
     size_t n = only ? 1 : fan_buffer_slots(core);
     fan_value *outs = NULL, *results = new_values(n);
@@ -111,14 +115,16 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
     if (!list || fan_scale_arg(scale, &how) < 0)
         goto done;
     if (only && (PyList_Check(out) || PyTuple_Check(out))) {
-        fan_refuse(PyExc_TypeError, "out: expected the array for slot %zu, got %s: with slot= give the array itself",
+        fan_refuse(PyExc_TypeError,
+                   "out: expected the array for slot %zu, got %s: with slot= give the array itself",
                    *only, FAN_TYPE_TEXT(out));
         goto done;
     }
     if (out != Py_None) {
         to.outs = outs = new_values(n);
-        if (!outs || (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
-                           : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
+        if (!outs ||
+            (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
+                  : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
             goto done;
         how.out = outs;
     }
@@ -141,7 +147,8 @@ done:
     return list;
 }
 
-/* refuse_stream: names the parameter that a number or a sequence was meant for; other errors stay. */
+/* refuse_stream: names the parameter that a number or a sequence was meant for; other errors
+ * stay. */
 static void refuse_stream(PyObject *o)
 {
     bool is_slot = PyLong_Check(o) || PyArray_IsScalar(o, Integer);
@@ -151,17 +158,26 @@ static void refuse_stream(PyObject *o)
     PyErr_Clear();
     if (is_slot)
         fan_refuse(PyExc_TypeError,
-                   "stream: expected a stream or None, got %R: for the sum of one slot, take(slot=%R); for a "
+                   "stream: expected a stream or None, got %R: for the sum of one slot, "
+                   "take(slot=%R); for a "
                    "stream, fanin.Stream(device, handle)",
                    o, o);
     else
-        fan_refuse(PyExc_TypeError, "stream: expected a stream or None, got %s: for arrays to sum into, take(out=..)",
-                   FAN_TYPE_TEXT(o));
+        fan_refuse(
+            PyExc_TypeError,
+            "stream: expected a stream or None, got %s: for arrays to sum into, take(out=..)",
+            FAN_TYPE_TEXT(o));
 }
 
 PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
 {
-    enum { STREAM, SLOT, OUT, SCALE, WRITABLE };
+    enum {
+        STREAM,
+        SLOT,
+        OUT,
+        SCALE,
+        WRITABLE
+    };
     const buffer_object *self = fan_buffer_self(o);
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
@@ -175,8 +191,9 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     if (other)
         refuse_stream(a[STREAM]);
     else
-        list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
-                            a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
+        list =
+            fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
+                         a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
     fan_error_context_pop(&w);
     fan_stream_drop(s);
     if (one && list)
@@ -193,7 +210,8 @@ bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data)
     if (!kind->check_at_use)
         return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
     Py_INCREF(o); /* this calls its library, which may run any code */
-    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* it is checked again before it is written */
+    /* it is checked again before it is written */
+    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o);
     Py_DECREF(o);
     return good;
 }
@@ -204,12 +222,13 @@ typedef struct out_args {
     bool one;
 } out_args;
 
-static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
-                               uint64_t *bytes)
+static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object,
+                               char **data, uint64_t *bytes)
 {
     const out_args *to = ctx;
     FAN_UNINITIALIZED fan_plain_kind is;
-    if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
+    /* it became shorter meanwhile */
+    if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out))
         return FAN_PLAIN_REFUSED;
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
     if (o == Py_None)
@@ -237,8 +256,10 @@ static bool scale_of(PyObject *value, fan_take *how)
     return false;
 }
 
-/* take_options_of: the options of take that plain contributions need; false: another option, or a wrong one. */
-static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
+/* take_options_of: the options of take that plain contributions need; false: another option, or a
+ * wrong one. */
+static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out,
+                            fan_take *how)
 {
     const fan_state *st = fan_state_get();
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
@@ -273,7 +294,8 @@ static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_plain
 
 static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_plain_outs *places)
 {
-    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
+    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for
+     * one. */
     PyObject *list = PyList_New((Py_ssize_t)self->n);
     PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
     if (!list || !fan_plain_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
@@ -290,13 +312,14 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
 {
     PyObject *out = NULL;
     fan_take how = {.stream = NULL};
-    if ((kwnames && !take_options_of(args, kwnames, &out, &how)) || (how.one && how.slot >= self->n) ||
+    if ((kwnames && !take_options_of(args, kwnames, &out, &how)) ||
+        (how.one && how.slot >= self->n) ||
         (out && !how.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n))
         return NULL;
     out_args to = {out, how.one};
     fan_plain_outs places = {outs_at, &to};
-    PyObject *sums =
-        how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
+    PyObject *sums = how.one ? take_one(self->core, &how, out ? &places : NULL)
+                             : take_each(self, &how, out ? &places : NULL);
     if (!sums && PyErr_Occurred())
         PyErr_Clear(); /* the general path raises the error again, if it is one */
     return sums;
@@ -307,13 +330,15 @@ PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
     fan_take how = {.one = true, .writable = true};
     out_args to = {out, true};
     fan_plain_outs places = {outs_at, &to};
-    PyObject *sum = scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
+    PyObject *sum =
+        scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
     if (!sum && PyErr_Occurred())
         PyErr_Clear(); /* as above */
     return sum;
 }
 
-int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
+int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                         PyObject **result)
 {
     *result = nargs == 0 ? take_plain(fan_buffer_self(o), args, kwnames) : NULL;
     return *result != NULL;
@@ -334,6 +359,7 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
     key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
     if (!key)
         return NULL;
-    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)s.count, fan_stats_sumsq(&s), s.absmax,
-                                 (unsigned long long)s.nonfinite, key, fan_stats_norm(&s));
+    return PyObject_CallFunction(type, "KddKNd", (unsigned long long)s.count, fan_stats_sumsq(&s),
+                                 s.absmax, (unsigned long long)s.nonfinite, key,
+                                 fan_stats_norm(&s));
 }

@@ -10,10 +10,17 @@ typedef struct target_object {
     size_t slot;
     int64_t key;
     fan_stream *stream; /* held; NULL: S4 */
-    enum { FRESH, LENT, OVER } state;
+    enum {
+        FRESH,
+        LENT,
+        OVER
+    } state;
 } target_object;
 
-static target_object *of(PyObject *o) { return (target_object *)o; }
+static target_object *of(PyObject *o)
+{
+    return (target_object *)o;
+}
 
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream)
 {
@@ -47,24 +54,26 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     target_object *self = of(o);
     PyObject *out;
     if (self->state != FRESH) {
-        PyErr_SetString(PyExc_RuntimeError, "a target is entered once; make another with buffer.target()");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a target is entered once; make another with buffer.target()");
         return NULL;
     }
-    if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key, self->stream, &self->t, &err)) <
-        0)
+    if (FAN_CHECK(fan_buffer_target(fan_buffer_of(self->buffer), self->slot, self->key,
+                                    self->stream, &self->t, &err)) < 0)
         return NULL;
     self->state = LENT;
     if (self->t.device->backend->has_streams)
         out = fan_array_wrap(self->t.array, self->t.device);
     else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
-        fan_refuse(PyExc_TypeError,
-                   "the sum runs in a dtype that NumPy has only through ml_dtypes: import ml_dtypes first");
+        fan_refuse(PyExc_TypeError, "the sum runs in a dtype that NumPy has only through "
+                                    "ml_dtypes: import ml_dtypes first");
         out = NULL;
     } else
         out = fan_export_array(self->t.array);
     if (!out) {
         PyObject *live = fan_exception_take();
-        /* Nothing was written: the running sum is what it was, so a failure here must not poison it. */
+        /* Nothing was written: the running sum is what it was, so a failure here must not poison
+         * it. */
         fan_buffer_target_cancel(fan_buffer_of(self->buffer), &self->t);
         self->state = OVER;
         fan_exception_put(live);
@@ -115,13 +124,15 @@ static void target_dealloc(PyObject *o)
 #include "py/declared/Target.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)target_doc}, {Py_tp_dealloc, target_dealloc}, {Py_tp_traverse, target_traverse},
-    {Py_tp_clear, target_clear},     {Py_tp_methods, target_methods}, {0, NULL},
+    {Py_tp_doc, (void *)target_doc},   {Py_tp_dealloc, target_dealloc},
+    {Py_tp_traverse, target_traverse}, {Py_tp_clear, target_clear},
+    {Py_tp_methods, target_methods},   {0, NULL},
 };
 
 PyType_Spec fan_target_spec = {
     .name = "fanin._core.Target",
     .basicsize = sizeof(target_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = slots,
 };

@@ -52,8 +52,8 @@ size_t fan_backends_trim(void)
     return bytes;
 }
 
-/* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX if it is too large;
- * -1: `name` is no name of its devices. */
+/* backend_index: the number behind the name of a backend in `name`: 0 where there is none; LONG_MAX
+ * if it is too large; -1: `name` is no name of its devices. */
 static long backend_index(const fan_backend_entry *b, const char *name)
 {
     size_t n = strlen(b->backend->name);
@@ -77,7 +77,8 @@ int fan_device_arg(PyObject *o, fan_device **out)
     if (!o || o == Py_None)
         return 0;
     if (!PyUnicode_Check(o))
-        return fan_set_error(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
+        return fan_set_error(PyExc_TypeError,
+                             "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
                              Py_TYPE(o)->tp_name);
     if (!(name = fan_word_of(o)))
         return -1;
@@ -86,13 +87,14 @@ int fan_device_arg(PyObject *o, fan_device **out)
         if (index >= 0 && index <= INT_MAX)
             return fan_backend_device(backends[i], index, out);
         if (index > 0)
-            return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices", o);
+            return fan_set_error(PyExc_ValueError, "there is no %U: no machine has so many devices",
+                                 o);
     }
-    return fan_set_error(
-        PyExc_ValueError,
-        "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
-        "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
-        o);
+    return fan_set_error(PyExc_ValueError,
+                         "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a "
+                         "driver, and, inside `with "
+                         "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
+                         o);
 }
 
 static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
@@ -105,8 +107,9 @@ static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
                 n = backends[i]->count();
         Py_END_ALLOW_THREADS
         for (int k = 0; names && k < n; k++)
-            fan_list_add(&names, backends[i]->count ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
-                                                    : PyUnicode_FromString(backends[i]->backend->name));
+            fan_list_add(&names, backends[i]->count
+                                     ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
+                                     : PyUnicode_FromString(backends[i]->backend->name));
     }
     return names;
 }

@@ -44,7 +44,8 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     if (status != FAN_OK)
         return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     const fan_cuda_api *api = fan_cuda_driver(c);
-    PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(), *made = NULL;
+    PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(),
+             *made = NULL;
     for (int i = 0; kernels && i < fan_cuda_count(c); i++)
         if (fan_cuda_kernels(c, i) && put_kernels(kernels, i, fan_cuda_kernels(c, i)) < 0)
             Py_CLEAR(kernels);
@@ -57,13 +58,14 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
         if (!api->has[i]) {
             PyObject *name = PyUnicode_FromString(api->missing[i]);
-            if (!name || PyDict_SetItemString(missing, fan_cuda_feature_words((fan_cuda_feature)i), name) < 0)
+            if (!name || PyDict_SetItemString(missing, fan_cuda_feature_words((fan_cuda_feature)i),
+                                              name) < 0)
                 Py_CLEAR(missing);
             Py_XDECREF(name);
         }
     if (devices && kernels && missing)
-        made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices,
-                             "kernels", kernels, "missing", missing);
+        made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version,
+                             "devices", devices, "kernels", kernels, "missing", missing);
     Py_XDECREF(devices);
     Py_XDECREF(kernels);
     Py_XDECREF(missing);
@@ -95,7 +97,8 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
     Py_buffer code;
     fan_status status;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *made = fan_call("fanin._kernels", "image", "(siis)", api->path, api->version, compute, err->text);
+    PyObject *made =
+        fan_call("fanin._kernels", "image", "(siis)", api->path, api->version, compute, err->text);
     if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
         status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
         PyBuffer_Release(&code);
@@ -107,11 +110,15 @@ static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *e
     return status;
 }
 
-void fan_cuda_compile_in_python(void) { fan_driver_compile(cuda_compile); }
+void fan_cuda_compile_in_python(void)
+{
+    fan_driver_compile(cuda_compile);
+}
 
 static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    return PyBytes_FromStringAndSize((const char *)fan_kernels_source, (Py_ssize_t)fan_kernels_source_bytes);
+    return PyBytes_FromStringAndSize((const char *)fan_kernels_source,
+                                     (Py_ssize_t)fan_kernels_source_bytes);
 }
 
 static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

@@ -12,7 +12,8 @@ static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
         return NULL;
     if (!d || !d->backend->has_streams) {
         fan_device_drop(d);
-        return PyErr_Format(PyExc_ValueError, "Event: %R has no streams and no events: its work runs at once", where);
+        return PyErr_Format(PyExc_ValueError,
+                            "Event: %R has no streams and no events: its work runs at once", where);
     }
     if (FAN_CHECK(fan_event_new(d, &e, &err)) == 0)
         made = fan_event_make(type, e);
@@ -37,12 +38,13 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
     }
     if (s->device != e->device) {
         char mine[32], theirs[32];
-        PyErr_Format(
-            PyExc_ValueError,
-            "Event.record: the event is of %s, the stream of %s%s; an event is recorded on its own device: use "
-            "stream.record()",
-            fan_device_text(e->device, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs),
-            fan_device_of_another(s->device, e->device));
+        PyErr_Format(PyExc_ValueError,
+                     "Event.record: the event is of %s, the stream of %s%s; an event is recorded "
+                     "on its own device: use "
+                     "stream.record()",
+                     fan_device_text(e->device, mine, sizeof mine),
+                     fan_device_text(s->device, theirs, sizeof theirs),
+                     fan_device_of_another(s->device, e->device));
         fan_stream_drop(s);
         return NULL;
     }
@@ -73,7 +75,8 @@ static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a point in a queue of this process", o);
+    return PyErr_Format(PyExc_TypeError,
+                        "cannot pickle or copy %R: it is a point in a queue of this process", o);
 }
 
 static PyObject *event_repr(PyObject *o)

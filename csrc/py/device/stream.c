@@ -12,7 +12,8 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
     fan_stream *s = NULL;
     unsigned long long handle;
     if (!PyLong_Check(number) || PyBool_Check(number))
-        return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s", Py_TYPE(number)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s",
+                            Py_TYPE(number)->tp_name);
     handle = PyLong_AsUnsignedLongLong(number);
     if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear();
@@ -43,16 +44,19 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
         return NULL;
     if (!e) {
         bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
-        if (arg != Py_None && fan_stream_arg(arg, &other) < 0 && (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
+        if (arg != Py_None && fan_stream_arg(arg, &other) < 0 &&
+            (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
             return NULL;
         PyErr_Clear();
         if (!other)
-            return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s",
+            return PyErr_Format(PyExc_TypeError,
+                                "Stream.wait: expected an Event or a Stream, got %.80s",
                                 Py_TYPE(arg)->tp_name);
     } else {
         fan_stream *recorded = fan_event_stream(e);
         fan_stream_drop(recorded);
-        if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
+        if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                                          "%R waits for %R: this does nothing", o, arg) < 0)
             return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -95,7 +99,8 @@ static PyObject *stream_cuda_stream(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a queue of this process", o);
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a queue of this process",
+                        o);
 }
 
 static PyObject *stream_repr(PyObject *o)
@@ -106,7 +111,10 @@ static PyObject *stream_repr(PyObject *o)
                                 (unsigned long long)fan_stream_of(o)->handle);
 }
 
-static Py_hash_t stream_hash(PyObject *o) { return (Py_hash_t)(fan_stream_of(o)->id & 0x7fffffff); }
+static Py_hash_t stream_hash(PyObject *o)
+{
+    return (Py_hash_t)(fan_stream_of(o)->id & 0x7fffffff);
+}
 
 static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
 {
@@ -129,9 +137,15 @@ static PyObject *stream_get_handle(PyObject *o, void *Py_UNUSED(closure))
 #include "py/declared/Stream.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new_door},  {Py_tp_dealloc, stream_dealloc},
-    {Py_tp_repr, stream_repr},       {Py_tp_hash, stream_hash},     {Py_tp_richcompare, stream_compare},
-    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset}, {0, NULL},
+    {Py_tp_doc, (void *)stream_doc},
+    {Py_tp_new, stream_new_door},
+    {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},
+    {Py_tp_hash, stream_hash},
+    {Py_tp_richcompare, stream_compare},
+    {Py_tp_methods, stream_methods},
+    {Py_tp_getset, stream_getset},
+    {0, NULL},
 };
 
 PyType_Spec fan_stream_spec = {
@@ -172,11 +186,13 @@ static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
     return fan_done(status, &err);
 }
 
-/* One of a closed machine, too: after an interrupt the block of the machine may end before that of its stream. */
+/* One of a closed machine, too: after an interrupt the block of the machine may end before that of
+ * its stream. */
 static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
 {
     if (Py_TYPE(o) != fan_state_get()->stream_type)
-        return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s", Py_TYPE(o)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s",
+                            Py_TYPE(o)->tp_name);
     fan_stream_pop(fan_stream_of(o));
     Py_RETURN_NONE;
 }

@@ -9,7 +9,10 @@
 
 #define VALUES_ON_STACK (2 * FAN_SUMS_ON_STACK)
 
-static function_object *function_cast(PyObject *o) { return (function_object *)o; }
+static function_object *function_cast(PyObject *o)
+{
+    return (function_object *)o;
+}
 
 /* ---- values ---- */
 
@@ -24,7 +27,8 @@ static const char *node_text(const fan_node *n, char *buf, size_t size)
 
 int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 {
-    fan_dtype dtype = PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
+    fan_dtype dtype =
+        PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
     fan_array *a = NULL;
     fan_value v;
     char name[128];
@@ -37,8 +41,8 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
     if (v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams))
         fan_c_show(fan_array_hold(v.array), out);
     else
-        bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s", node_text(n, name, sizeof name),
-                            FAN_TYPE_TEXT(o));
+        bad = fan_set_error(PyExc_TypeError, "%s takes arrays on the CPU, got %s",
+                            node_text(n, name, sizeof name), FAN_TYPE_TEXT(o));
     fan_value_release(&v);
     return bad;
 }
@@ -46,7 +50,8 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 /* ---- call ---- */
 
 /* raise_failure: the function's error as an exception; -1. */
-__attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status, const fanin_error *err)
+__attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status,
+                                                         const fanin_error *err)
 {
     const fan_status core = fan_api_core_status(status);
     FAN_UNINITIALIZED fan_error failed;
@@ -67,16 +72,19 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
 }
 
 /* call_function: 0, or -1 with an exception. */
-static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
+static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums,
+                         fanin_value *out)
 {
     FAN_UNINITIALIZED fanin_error err;
     fanin_status status;
-    if (fan_storage_redirected() && fan_recording_here()) { /* a recording cannot contain its work */
+    /* a recording cannot contain its work */
+    if (fan_storage_redirected() && fan_recording_here()) {
         char name[128];
         fan_error why = {0};
-        (void)fan_fail(&why, FAN_ERR_CAPTURE,
-                       "%s: a node's function in C cannot be recorded: a replay would not run it again",
-                       node_text(n, name, sizeof name));
+        (void)fan_fail(
+            &why, FAN_ERR_CAPTURE,
+            "%s: a node's function in C cannot be recorded: a replay would not run it again",
+            node_text(n, name, sizeof name));
         (void)fan_raise(FAN_ERR_CAPTURE, &why);
         return -1;
     }
@@ -91,7 +99,10 @@ static int call_function(const function_object *f, const fan_node *n, const fani
     return raise_failure(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
 }
 
-static inline bool is_object(const void *sum) { return sum && !fan_is_unboxed(sum); }
+static inline bool is_object(const void *sum)
+{
+    return sum && !fan_is_unboxed(sum);
+}
 
 /* call_with: converts the sums; Python objects get holds of their own. */
 static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
@@ -112,7 +123,8 @@ static int call_with(const function_object *f, const fan_node *n, void **sums, f
     return bad;
 }
 
-int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
+int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients,
+                     uint32_t ngradients)
 {
     FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
     fanin_value *values = on_stack, *out;
@@ -120,7 +132,8 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
     int bad;
     if (n && ngradients != f->gradients) {
         char name[128];
-        return fan_set_error(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+        return fan_set_error(PyExc_ValueError,
+                             "%s returned an invalid number of gradients: expected %u, got %u",
                              node_text(n, name, sizeof name), ngradients, f->gradients);
     }
     if (all > VALUES_ON_STACK && !(values = fan_alloc(all * sizeof *values))) {
@@ -140,7 +153,8 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 
 /* ---- CFunction ---- */
 
-/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their holds. */
+/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their
+ * holds. */
 static PyObject *results(void **gradients, uint32_t n)
 {
     PyObject *all = NULL;
@@ -164,7 +178,8 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     PyObject *made = NULL;
     void **sums, **gradients;
     if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs)
-        return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd", f->inputs, n);
+        return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd",
+                            f->inputs, n);
     sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
     if (!sums)
         return PyErr_NoMemory();
@@ -186,17 +201,21 @@ PyObject *fan_function_new(const fanin_function *given)
     fanin_function f;
     function_object *self;
     if (!given || given->struct_size != sizeof f)
-        return PyErr_Format(PyExc_ValueError,
-                            "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
-                            given ? given->struct_size : 0);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
+            given ? given->struct_size : 0);
     f = *given;
     if (f.reserved)
-        return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u", f.reserved);
-    if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX || (f.flags & ~FANIN_LONG))
-        return PyErr_Format(PyExc_ValueError,
-                            "function_new: expected a function of 1 input at least and known flags, got %s, %u "
-                            "inputs, %u gradients, flags %u",
-                            f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
+        return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u",
+                            f.reserved);
+    if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX ||
+        (f.flags & ~FANIN_LONG))
+        return PyErr_Format(
+            PyExc_ValueError,
+            "function_new: expected a function of 1 input at least and known flags, got %s, %u "
+            "inputs, %u gradients, flags %u",
+            f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
     self = PyObject_New(function_object, fan_state_get()->function_type);
     if (!self)
         return NULL;
@@ -225,8 +244,8 @@ static void function_dealloc(PyObject *o)
 
 static PyObject *function_repr(PyObject *o)
 {
-    return PyUnicode_FromFormat("<function in C of %u sums, which returns %u gradients>", function_cast(o)->inputs,
-                                function_cast(o)->gradients);
+    return PyUnicode_FromFormat("<function in C of %u sums, which returns %u gradients>",
+                                function_cast(o)->inputs, function_cast(o)->gradients);
 }
 
 static PyMemberDef members[] = {
@@ -246,7 +265,7 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_function_spec = {
     .name = "fanin._core.CFunction",
     .basicsize = sizeof(function_object),
-    .flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = slots,
 };

@@ -15,12 +15,17 @@ typedef struct function_object {
     uint32_t inputs, gradients, flags;
 } function_object;
 
-static inline bool fan_is_function(PyObject *o) { return Py_TYPE(o) == fan_state_get()->function_type; }
+static inline bool fan_is_function(PyObject *o)
+{
+    return Py_TYPE(o) == fan_state_get()->function_type;
+}
 
 PyObject *fan_function_new(const fanin_function *f);
-/* fan_function_run: calls it for node n (NULL: none). Fills `gradients`, all NULL before, with holds: 0, or -1 with an
- * exception, and maybe some of them. The sums, objects or unboxed, stay the caller's. */
-int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients);
+/* fan_function_run: calls it for node n (NULL: none). Fills `gradients`, all NULL before, with
+ * holds: 0, or -1 with an exception, and maybe some of them. The sums, objects or unboxed, stay the
+ * caller's. */
+int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients,
+                     uint32_t ngradients);
 
 /* fan_c_show: an array as a fanin_value, which takes its hold; NULL: undefined. */
 static inline void fan_c_show(fan_array *a, fanin_value *out)
@@ -36,9 +41,12 @@ static inline void fan_c_show(fan_array *a, fanin_value *out)
                              .ndim = a->ndim,
                              .contiguous = fan_array_in_c_order(a)};
 }
-static inline fan_array *fan_c_array(const fanin_value *v) { return (fan_array *)(void *)v->array; }
-/* fan_c_import: a Python object on the CPU, or None, as a fanin_value over the same memory, with a hold: 0, or -1 with
- * an exception that names the node (NULL: none). */
+static inline fan_array *fan_c_array(const fanin_value *v)
+{
+    return (fan_array *)(void *)v->array;
+}
+/* fan_c_import: a Python object on the CPU, or None, as a fanin_value over the same memory, with a
+ * hold: 0, or -1 with an exception that names the node (NULL: none). */
 int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to buffers and taken
- * (engine/engine.h, fan_engine_frontend). */
+/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to
+ * buffers and taken (engine/engine.h, fan_engine_frontend). */
 #include "py/arrays/dlpack.h"
 #include "py/engine/node_object.h"
 
@@ -12,9 +12,17 @@
 
 /* ---- workers ---- */
 
-enum { CONTEXT, MACHINE, TRACES, PARTS };
+enum {
+    CONTEXT,
+    MACHINE,
+    TRACES,
+    PARTS
+};
 
-static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
+static void drop_machine(PyObject *capsule)
+{
+    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
+}
 
 static fan_status worker_new(void **worker, fan_error *err)
 {
@@ -25,7 +33,8 @@ static fan_status worker_new(void **worker, fan_error *err)
     if (m && machine)
         fan_sim_hold(m);
     if (machine)
-        rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()") : Py_NewRef(Py_None);
+        rings = fan_trace_on() ? fan_call("fanin._trace.recording", "beside", "()")
+                               : Py_NewRef(Py_None);
     *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
     Py_XDECREF(context);
     Py_XDECREF(machine);
@@ -101,26 +110,28 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
         const PyArrayObject *a = (const PyArrayObject *)o;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
         _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
-        return dtype != FAN_DT_NONE &&
-               (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
+        return dtype != FAN_DT_NONE && (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a),
+                                                                (const int64_t *)PyArray_DIMS(a)));
     }
     if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
         return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_plain_is_detached(o) &&
                fan_plain_has_own_value(o);
-    if (!fan_plain_import(o, &kind, &data) || (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
+    if (!fan_plain_import(o, &kind, &data) ||
+        (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;
     return !kind.check_at_use;
 }
 
 /* ---- buffers ---- */
 
-/* on_host: whether a gradient lies on the CPU, as far as can be read without an import: 1, 0, or -1 with an exception,
- * as of a torch function mode. */
+/* on_host: whether a gradient lies on the CPU, as far as can be read without an import: 1, 0, or -1
+ * with an exception, as of a torch function mode. */
 static int on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
-    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data))
+    if (fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) ||
+        fan_plain_import(gradient, &kind, &data))
         return 1;
     if (!fan_is_tensor(fan_state_get(), gradient))
         return 0;
@@ -152,41 +163,48 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
     return FAN_OK;
 }
 
-/* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12): that buffer can
- * serve again. */
-static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
-                             void **buffer, fan_error *err)
+/* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12):
+ * that buffer can serve again. */
+static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer,
+                             void *gradient, void **buffer, fan_error *err)
 {
     int host = n->inputs == 1 && gradient ? on_host(gradient) : 0;
     if (host < 0)
         return fan_from_python(err);
-    fan_buffer_config how = {
-        .stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect, .budget = c->budget};
+    fan_buffer_config how = {.stream = host ? NULL : consumer,
+                             .create_graph = c->create_graph,
+                             .stats = c->detect,
+                             .budget = c->budget};
     *buffer = fan_node_buffer(fan_node_object(n), how);
     return *buffer ? FAN_OK : fan_from_python(err);
 }
 
-static void buffer_free(void *buffer) { Py_DECREF((PyObject *)buffer); }
+static void buffer_free(void *buffer)
+{
+    Py_DECREF((PyObject *)buffer);
+}
 
 /* ---- added ---- */
 
-/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error about another
- * buffer, which a callback used, stays as it is. */
+/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error
+ * about another buffer, which a callback used, stays as it is. */
 static void name_producer(const buffer_object *b, const fan_producer *producer)
 {
     PyObject *e = fan_exception_take();
     PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL, *place = NULL;
     PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
-    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) && PyObject_HasAttrString(e, "slot");
+    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) &&
+                      PyObject_HasAttrString(e, "slot");
     const char *name = about_slot ? PyUnicode_AsUTF8(object) : NULL;
     char text[128];
     PyErr_Clear();
     if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
-        place =
-            producer->node
-                ? PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
-                                       fan_node_name(producer->node, text, sizeof text), producer->index)
-                : PyUnicode_FromFormat("%s was given an invalid gradient at index %u", producer->call, producer->index);
+        place = producer->node
+                    ? PyUnicode_FromFormat(
+                          "%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
+                          fan_node_name(producer->node, text, sizeof text), producer->index)
+                    : PyUnicode_FromFormat("%s was given an invalid gradient at index %u",
+                                           producer->call, producer->index);
         fan_exception_replace_place(e, place, reason);
         PyException_SetTraceback(e, Py_None);
     }
@@ -196,16 +214,18 @@ static void name_producer(const buffer_object *b, const fan_producer *producer)
     fan_exception_put(e);
 }
 
-/* add_between: P is what is current where the gradient was made, unless producer->stream names it; C, and S11's, is
- * what is current where it is consumed. */
-static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_producer *producer)
+/* add_between: P is what is current where the gradient was made, unless producer->stream names it;
+ * C, and S11's, is what is current where it is consumed. */
+static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c,
+                       const fan_producer *producer)
 {
     bool device = c->value.device && c->value.device->backend->has_streams;
     fan_streams_outer outer;
     fan_stream *current = NULL;
     if (device && !producer->stream && fan_library_stream(&c->value, NULL, &current) < 0)
         return -1;
-    if (device && !producer->stream && !current && !(current = fan_stream_current(c->value.device))) {
+    if (device && !producer->stream && !current &&
+        !(current = fan_stream_current(c->value.device))) {
         PyErr_NoMemory();
         return -1;
     }
@@ -218,7 +238,8 @@ static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, con
 }
 
 /* add_any: by the general path, to which what is unboxed comes as an ndarray. */
-static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given, const fan_producer *producer)
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given,
+                   const fan_producer *producer)
 {
     void *gradient = given;
     if (given && fan_is_unboxed(given)) {
@@ -233,8 +254,10 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given, c
                           .stream = producer->stream,
                           .alone = gradient && fan_alone(gradient, 1)};
     PyObject *number = PyLong_FromUnsignedLong(key);
-    int bad = !number || fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c) < 0 ||
-              add_between(b, slot, &c, producer) < 0;
+    int bad =
+        !number ||
+        fan_contribution_of(b, slot, gradient ? (PyObject *)gradient : Py_None, number, &c) < 0 ||
+        add_between(b, slot, &c, producer) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_release(&c.value);
     Py_XDECREF(number);
@@ -243,8 +266,8 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, void *given, c
     return bad ? -1 : 0;
 }
 
-static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
-                      fan_error *err)
+static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
+                      const fan_producer *producer, fan_error *err)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
     buffer_object *b = buffer;
@@ -254,7 +277,8 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
         one.alone = gradient && fan_alone(gradient, 1);
-        fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
+        fan_status status =
+            fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
         bad = status != FAN_OK;
         if (bad)
             fan_raise(status, err);
@@ -274,7 +298,8 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
     buffer_object *b = buffer;
     const size_t only = slot;
     PyObject *list;
-    if (!out && !b->create_graph && fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+    if (!out && !b->create_graph &&
+        fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path raises the error again, if it is one */
     list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
@@ -288,7 +313,10 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
 
 /* ---- nodes ---- */
 
-static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from_python(err) : FAN_OK; }
+static fan_status status_of(int bad, fan_error *err)
+{
+    return bad < 0 ? fan_from_python(err) : FAN_OK;
+}
 
 /* lost_fn: the error of a node without its function; -1. */
 __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
@@ -304,9 +332,10 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
     return -1;
 }
 
-/* warn_undefined: under debug=True, warns of a function all of whose gradients are needed, and undefined: it may lack a
- * `return`. Once a function. -1 with the warning as an exception. */
-static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradients, uint32_t ngradients)
+/* warn_undefined: under debug=True, warns of a function all of whose gradients are needed, and
+ * undefined: it may lack a `return`. Once a function. -1 with the warning as an exception. */
+static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradients,
+                          uint32_t ngradients)
 {
     char name[128];
     PyObject *none;
@@ -315,7 +344,8 @@ static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradient
     for (uint32_t i = 0; i < ngradients; i++)
         if (gradients[i] || !fan_backward_needs(n, i))
             return 0;
-    none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn, fan_node_name(n, name, sizeof name));
+    none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn,
+                    fan_node_name(n, name, sizeof name));
     Py_XDECREF(none);
     return none ? 0 : -1;
 }
@@ -341,7 +371,8 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
     int bad = result ? 0 : -1;
-    if (result && ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
+    if (result && ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) &&
+        result != Py_None)
         gradients[0] = result; /* the usual case */
     else if (result)
         bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0 ||
@@ -352,7 +383,8 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
     return bad;
 }
 
-static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients, fan_error *err)
+static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients,
+                      uint32_t ngradients, fan_error *err)
 {
     node_object *self = fan_node_object(n);
     int bad = 0;
@@ -386,7 +418,8 @@ static void fetch(const fan_node *const ahead[3])
         __builtin_prefetch(((const function_object *)fn)->ctx);
 }
 
-static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
+static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum,
+                             void *node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(leaf);
     if (((leaf_object *)self)->divert)
@@ -408,7 +441,10 @@ static void *leaf_grad(fan_node *leaf)
     return grad;
 }
 
-static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }
+static fan_status release(fan_node *n, fan_error *err)
+{
+    return status_of(fan_node_release(fan_node_object(n)), err);
+}
 
 /* check_signals: what a scheduled thread does between two nodes is done to the graph. */
 static fan_status check_signals(fan_error *err)
@@ -424,7 +460,10 @@ static const void *group(const fan_node *n)
     return more ? more->group : NULL;
 }
 
-static void error_put(void *error) { fan_exception_put(error); }
+static void error_put(void *error)
+{
+    fan_exception_put(error);
+}
 
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
 static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
@@ -443,8 +482,8 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
             status = FAN_OK;
         }
     if (one && status != FAN_OK)
-        PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R", PyTuple_GET_SIZE(ready),
-                     one);
+        PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R",
+                     PyTuple_GET_SIZE(ready), one);
     Py_XDECREF(one);
     Py_XDECREF(ready);
     return status == FAN_OK ? FAN_OK : fan_from_python(err);

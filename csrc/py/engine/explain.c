@@ -29,30 +29,34 @@ static PyObject *call_site_of(const fan_node *n)
     return fan_node_object(n)->more ? fan_node_object(n)->more->call_site : NULL;
 }
 
-fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err)
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer,
+                                 fan_error *err)
 {
     char to[128], name[128], elements[96];
     const fan_node *from = producer ? producer->node : NULL;
     PyObject *call_site = from ? call_site_of(from) : NULL;
     fan_node_name(found->to, to, sizeof to);
-    PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s", (unsigned long long)found->elements,
-                  (unsigned long long)found->total, FAN_PLURAL(found->total));
+    PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s",
+                  (unsigned long long)found->elements, (unsigned long long)found->total,
+                  FAN_PLURAL(found->total));
     if (!producer)
-        PyErr_Format(PyExc_FloatingPointError,
-                     "%s: the sum in slot %u is not finite, but all of its gradients are: it overflows (%s)", to,
-                     found->slot, elements);
-    else if (from)
         PyErr_Format(
             PyExc_FloatingPointError,
-            "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
-            "of %s; %s%V",
-            FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name), producer->index, elements, found->slot, to,
-            call_site ? "it was made at " : "its place is recorded for nodes made under ", call_site,
-            "fanin.set_options(detect=True)");
+            "%s: the sum in slot %u is not finite, but all of its gradients are: it overflows (%s)",
+            to, found->slot, elements);
+    else if (from)
+        PyErr_Format(PyExc_FloatingPointError,
+                     "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s "
+                     "of the sum in slot %u "
+                     "of %s; %s%V",
+                     FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name),
+                     producer->index, elements, found->slot, to,
+                     call_site ? "it was made at " : "its place is recorded for nodes made under ",
+                     call_site, "fanin.set_options(detect=True)");
     else
         PyErr_Format(PyExc_FloatingPointError,
-                     "%s was given a gradient that is not finite at index %u: an inf or NaN in %s", producer->call,
-                     producer->index, elements);
+                     "%s was given a gradient that is not finite at index %u: an inf or NaN in %s",
+                     producer->call, producer->index, elements);
     return fan_from_python(err);
 }
 
@@ -61,7 +65,8 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer 
 /* text_append: to the str *to; sets it to NULL on failure. */
 static void text_append(void *to, const char *text)
 {
-    PyObject **all = to, *piece = *all ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+    PyObject **all = to,
+             *piece = *all ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
     if (*all)
         PyUnicode_Append(all, piece);
     Py_XDECREF(piece);
@@ -79,11 +84,12 @@ PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
 #define MOST_NOTES 16
 #define FOLDED ".. and %u notes more, of the passes around these"
 
-/* An attribute of an exception: when passes added their notes (fan_mark_new). An exception that is raised again has
- * those of passes that were over when this one began. */
+/* An attribute of an exception: when passes added their notes (fan_mark_new). An exception that is
+ * raised again has those of passes that were over when this one began. */
 #define STAMPS "__fanin_notes__"
 
-/* note_stamps: The dict of an exception from notes to their stamps; new reference; NULL: none can be kept. */
+/* note_stamps: The dict of an exception from notes to their stamps; new reference; NULL: none can
+ * be kept. */
 static PyObject *note_stamps(PyObject *e)
 {
     PyObject *stamps = PyObject_GetAttrString(e, STAMPS);
@@ -153,8 +159,9 @@ static void notes_fold(PyObject *notes, PyObject *stamps)
     Py_XDECREF(text);
 }
 
-/* add_note: A note of pass p; takes the reference to a str; NULL or "": none. Forgets notes of earlier passes, skips a
- * note that exists, and limits their number: endless nested passes would add a thousand. */
+/* add_note: A note of pass p; takes the reference to a str; NULL or "": none. Forgets notes of
+ * earlier passes, skips a note that exists, and limits their number: endless nested passes would
+ * add a thousand. */
 static void add_note(const fan_backward *p, PyObject *e, PyObject *note)
 {
     bool any = note && e && PyUnicode_GET_LENGTH(note);
@@ -178,7 +185,8 @@ static void add_note(const fan_backward *p, PyObject *e, PyObject *note)
     Py_XDECREF(note);
 }
 
-void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err)
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
+                     const fan_error *err)
 {
     PyObject *e, *call_site = n ? call_site_of(n) : NULL;
     char name[128], own[32] = "";
@@ -187,10 +195,12 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     fan_raise(status, err);
     e = fan_exception_take();
     if (n && fan_node_object(n)->name)
-        PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
+        PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu",
+                      (unsigned long long)n->number);
     if (n)
         add_note(p, e,
-                 PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_name(n, name, sizeof name),
+                 PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run",
+                                      fan_node_name(n, name, sizeof name),
                                       own[0] || call_site ? " (" : "", own,
                                       !call_site ? ""
                                       : own[0]   ? ", made at "
@@ -199,7 +209,8 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     else
         add_note(p, e,
                  PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                      fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
+                                      fan_backward_seeded(p) ? "between nodes" : "in the roots",
+                                      ran, all));
     return e;
 }
 
@@ -207,7 +218,8 @@ void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *
 {
     uint32_t ran, all;
     const fan_node *n = fan_backward_at(p, &ran, &all);
-    PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
+    PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take()
+                                                     : fan_error_take(p, n, ran, status, err);
     PyObject *lost = PyUnicode_FromString("");
     fan_backward_lost(p, &(fan_text){text_append, &lost});
     add_note(p, e, lost);
@@ -227,11 +239,12 @@ static void note_other(PyObject *e, PyObject *other)
     Py_XDECREF(notes);
 }
 
-/* An exception that is no Exception, such as KeyboardInterrupt, goes before one that is; else the first. */
+/* An exception that is no Exception, such as KeyboardInterrupt, goes before one that is; else the
+ * first. */
 void *fan_error_both(void *first, void *second)
 {
-    bool swap =
-        PyErr_GivenExceptionMatches(first, PyExc_Exception) && !PyErr_GivenExceptionMatches(second, PyExc_Exception);
+    bool swap = PyErr_GivenExceptionMatches(first, PyExc_Exception) &&
+                !PyErr_GivenExceptionMatches(second, PyExc_Exception);
     PyObject *e = swap ? second : first, *other = swap ? first : second;
     if (e != other) /* else two nodes raised one object */
         note_other(e, other);
@@ -244,9 +257,9 @@ void fan_error_orphaned(void *error)
 {
     PyObject *e = error, *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
     const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
-    const char *const parts[] = {
-        "fanin: a fork on a worker of a pass: the pass cannot continue in this child process, which ends: ",
-        words ? words : Py_TYPE(e)->tp_name, "\n"};
+    const char *const parts[] = {"fanin: a fork on a worker of a pass: the pass cannot continue in "
+                                 "this child process, which ends: ",
+                                 words ? words : Py_TYPE(e)->tp_name, "\n"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
             break;

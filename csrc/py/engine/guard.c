@@ -1,8 +1,9 @@
 /* guard: a function must not write a sum that has other references (E4).
  *
- * An ndarray is read-only while the function runs: its WRITEABLE flag is cleared and set again afterwards. If several
- * functions have one array, in nested passes or on several threads, the last one that ends sets it. A torch tensor's
- * version counter shows afterwards whether it was written. A sum without other references may be written. */
+ * An ndarray is read-only while the function runs: its WRITEABLE flag is cleared and set again
+ * afterwards. If several functions have one array, in nested passes or on several threads, the last
+ * one that ends sets it. A torch tensor's version counter shows afterwards whether it was written.
+ * A sum without other references may be written. */
 #include "py/arrays/dlpack.h"
 #include "py/engine/node_object.h"
 
@@ -48,7 +49,8 @@ static bool is_unique(PyObject *o, Py_ssize_t refs)
     PyObject *base = PyArray_BASE((PyArrayObject *)o);
     if (fan_alone(o, refs))
         return true;
-    return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) && Py_REFCNT(base) == 1 &&
+    return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) &&
+           Py_REFCNT(base) == 1 &&
            fan_unboxed_is_unique(fan_unboxed(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
 }
 
@@ -88,7 +90,8 @@ static bool begin_one(fan_guard *g, PyObject *o)
         guard_push(g, (PyArrayObject *)o, writable);
         return true;
     }
-    if (!fan_is_tensor(fan_state_get(), o) || (Py_REFCNT(o) == 1 && !is_view(o)) || !is_version(o, &version))
+    if (!fan_is_tensor(fan_state_get(), o) || (Py_REFCNT(o) == 1 && !is_view(o)) ||
+        !is_version(o, &version))
         return false;
     *g = (fan_guard){.object = o, .tensor = true, .version = version};
     return true;
@@ -104,12 +107,14 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
         fan_guard *next;
         if (!sums[i] || fan_is_unboxed(sums[i])) /* functions in C check fan_unboxed_is_unique */
             continue;
-        if (all->n == FAN_GUARDS_INSIDE && !all->more && !(all->more = fan_alloc(n * sizeof *all->more))) {
+        if (all->n == FAN_GUARDS_INSIDE && !all->more &&
+            !(all->more = fan_alloc(n * sizeof *all->more))) {
             PyErr_NoMemory();
             (void)fan_guards_end(all, NULL);
             return -1;
         }
-        next = all->n < FAN_GUARDS_INSIDE ? &all->inside[all->n] : &all->more[all->n - FAN_GUARDS_INSIDE];
+        next = all->n < FAN_GUARDS_INSIDE ? &all->inside[all->n]
+                                          : &all->more[all->n - FAN_GUARDS_INSIDE];
         if (begin_one(next, sums[i])) {
             next->slot = i;
             all->n++;
@@ -128,11 +133,11 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
     fan_exception_put(live);
     if (live || !written || !n)
         return 0;
-    return fan_set_error(
-        PyExc_RuntimeError,
-        "%s wrote into the sum of its slot %u, which has other references, so their values changed: return a new "
-        "tensor, g * 2 instead of g.mul_(2) (E4)",
-        fan_node_name(n, name, sizeof name), g->slot);
+    return fan_set_error(PyExc_RuntimeError,
+                         "%s wrote into the sum of its slot %u, which has other references, so "
+                         "their values changed: return a new "
+                         "tensor, g * 2 instead of g.mul_(2) (E4)",
+                         fan_node_name(n, name, sizeof name), g->slot);
 }
 
 int fan__guards_end(fan_guards *all, const fan_node *n)

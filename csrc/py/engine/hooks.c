@@ -1,14 +1,18 @@
-/* hooks: functions that users register on nodes (E9): per slot, before the node, after it; of a leaf, after its
- * accumulation. They run in this order.
+/* hooks: functions that users register on nodes (E9): per slot, before the node, after it; of a
+ * leaf, after its accumulation. They run in this order.
  *
- * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
+ * A node's hooks are tuples that are replaced and never changed, so a running hook may add or
+ * remove hooks. */
 #include "py/engine/node_object.h"
 
 #include "base/mem.h"
 
 #include <string.h>
 
-static PyObject *hook_fn(PyObject *hook) { return PyTuple_GET_ITEM(hook, 0); }
+static PyObject *hook_fn(PyObject *hook)
+{
+    return PyTuple_GET_ITEM(hook, 0);
+}
 
 /* ---- add and remove ---- */
 
@@ -34,13 +38,15 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     PyObject *type = fan_lazy(&fan_state_get()->hook_type, "fanin._engine", "HookHandle");
     node_more *more;
     if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
+        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s",
+                            FAN_TYPE_TEXT(fn));
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     more = type ? fan_node_more(owner) : NULL;
     PyObject *hook = more ? Py_BuildValue("(OI)", fn, slot) : NULL;
     PyObject *node = hook ? PyWeakref_NewRef((PyObject *)owner, NULL) : NULL;
     PyObject *handle = node ? PyObject_CallFunctionObjArgs(type, node, hook, NULL) : NULL;
-    PyObject *before = handle ? more->hooks[when] : NULL; /* read here: garbage collection may have run */
+    /* read here: garbage collection may have run */
+    PyObject *before = handle ? more->hooks[when] : NULL;
     Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
     PyObject *all = handle ? tuple_quietly(n + 1) : NULL;
     if (all) {
@@ -81,7 +87,8 @@ PyObject *fan_hooks_remove(node_object *owner, PyObject *hook)
 
 /* ---- what functions and hooks return ---- */
 
-int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients)
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients,
+                     uint32_t ngradients)
 {
     bool several = PyTuple_Check(result) || PyList_Check(result);
     if (several && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
@@ -96,14 +103,18 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
         char name[128];
         who = who ? who : fan_node_name(n, name, sizeof name);
         if (PyTuple_Check(result) || PyList_Check(result))
-            PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
+            PyErr_Format(PyExc_ValueError,
+                         "%s returned an invalid number of gradients: expected %u, got %zd", who,
                          ngradients, PySequence_Fast_GET_SIZE(result));
         else if (ngradients == 0)
-            PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
+            PyErr_Format(PyExc_ValueError,
+                         "%s returned an invalid number of gradients: expected 0, got %s", who,
                          FAN_TYPE_TEXT(result));
         else
-            PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s",
-                         who, ngradients, FAN_TYPE_TEXT(result));
+            PyErr_Format(
+                PyExc_TypeError,
+                "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
+                ngradients, FAN_TYPE_TEXT(result));
         Py_DECREF(result);
         return -1;
     }
@@ -114,14 +125,16 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
     return 0;
 }
 
-/* value_text: for a message, the shape, dtype and device of a value, or the class of an object without them. */
+/* value_text: for a message, the shape, dtype and device of a value, or the class of an object
+ * without them. */
 static char *value_text(PyObject *o, const fan_value *v, char *buf, size_t size)
 {
     const int64_t *shape;
     char device[32], text[160];
     int ndim = fan_value_shape(v, &shape);
     if (ndim < 0) {
-        const char *advice = PyArray_Check(o) ? ", which sums by its own +: return np.asarray(x)" : "";
+        const char *advice =
+            PyArray_Check(o) ? ", which sums by its own +: return np.asarray(x)" : "";
         PyOS_snprintf(buf, size, "%s%s", FAN_TYPE_TEXT(o), advice);
         return buf;
     }
@@ -138,8 +151,9 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
     char *data, before[256], now[256];
     fan_value a, b;
     bool good;
-    if (fan_plain_import(was, &one, &data) && fan_plain_import(is, &two, &data) && one.dtype == two.dtype &&
-        one.ndim == two.ndim && memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
+    if (fan_plain_import(was, &one, &data) && fan_plain_import(is, &two, &data) &&
+        one.dtype == two.dtype && one.ndim == two.ndim &&
+        memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
         return 0;
     if (fan_import(was, false, true, &a) < 0)
         return -1;
@@ -158,26 +172,30 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
                     fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)is)) == FAN_DT_NONE;
     if (!good && a.form != FAN_FORM_OBJECT && unsummed)
         PyErr_Format(fan_state_get()->dtype_error,
-                     "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
-                     value_text(was, &a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+                     "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: "
+                     "x.astype(..)",
+                     who, at, value_text(was, &a, before, sizeof before),
+                     (PyObject *)PyArray_DESCR((PyArrayObject *)is));
     else if (!good)
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     value_text(was, &a, before, sizeof before), value_text(is, &b, now, sizeof now));
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
+                     who, at, value_text(was, &a, before, sizeof before),
+                     value_text(is, &b, now, sizeof now));
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
 }
 
-/* sum_replace: *sum becomes `to`, whose hold it takes. Undefined sums stay undefined, and defined ones defined. `at`:
- * the index in the hook's result, " at index 1"; "": there is none. */
+/* sum_replace: *sum becomes `to`, whose hold it takes. Undefined sums stay undefined, and defined
+ * ones defined. `at`: the index in the hook's result, " at index 1"; "": there is none. */
 static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
 {
     void *was = *sum;
     bool none = fan_is_no_gradient(to);
     if (!was != none) {
         const char *got = none && to != Py_None ? "an array of float0" : FAN_TYPE_TEXT(to);
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     was ? "a gradient, as there is a sum" : "None, as there is no sum", got);
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s",
+                     who, at, was ? "a gradient, as there is a sum" : "None, as there is no sum",
+                     got);
         Py_DECREF(to);
         return -1;
     }
@@ -218,7 +236,8 @@ static int hooks_slots(node_object *self, void **sums)
             continue;
         if (fan_guards_begin(&guards, &sums[slot], 1) < 0)
             to = NULL;
-        else if ((to = PyObject_CallOneArg(hook_fn(hook), sum)), fan_guards_end(&guards, &self->node) < 0)
+        else if ((to = PyObject_CallOneArg(hook_fn(hook), sum)),
+                 fan_guards_end(&guards, &self->node) < 0)
             Py_CLEAR(to);
         bad = !to;
         if (to == Py_None) {
@@ -233,8 +252,8 @@ static int hooks_slots(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-/* hooks_copy: A copy of a slot's sum, whose memory may be the caller's or another node's (A14). torch's own copies keep
- * their history. */
+/* hooks_copy: A copy of a slot's sum, whose memory may be the caller's or another node's (A14).
+ * torch's own copies keep their history. */
 static PyObject *hooks_copy(const node_object *self, uint32_t slot, PyObject *sum)
 {
     bool is_torch = PyObject_HasAttrString(sum, "grad_fn") && PyObject_HasAttrString(sum, "clone");
@@ -280,15 +299,18 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
         return 0;
     PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
     uint32_t n = self->node.nedges;
-    PyObject *produced = all && post ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n) : Py_NewRef(Py_None);
+    PyObject *produced =
+        all && post ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n) : Py_NewRef(Py_None);
     if (!all || !produced) {
         Py_XDECREF(all);
         Py_XDECREF(produced);
         return -1;
     }
     if (post)
-        memset(PyByteArray_AS_STRING(produced), 0, n); /* whether a post-hook returned each gradient */
-    PyTuple_SET_ITEM(all, 0, Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
+        /* whether a post-hook returned each gradient */
+        memset(PyByteArray_AS_STRING(produced), 0, n);
+    PyTuple_SET_ITEM(all, 0,
+                     Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
     PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
     PyTuple_SET_ITEM(all, 2, produced);
     *node_hooks = all;
@@ -299,10 +321,11 @@ fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error
 {
     node_object *self = fan_node_object(n);
     const node_more *more = self->more;
-    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
+    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] ||
+                   more->hooks[FAN_HOOK_POST] || more->kept))
         return FAN_OK;
-    return fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 || hooks_slots(self, sums) < 0 ||
-                   hooks_keep(self, sums) < 0
+    return fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
+                   hooks_slots(self, sums) < 0 || hooks_keep(self, sums) < 0
                ? fan_from_python(err)
                : FAN_OK;
 }
@@ -335,10 +358,11 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
             Py_DECREF(to);
             continue;
         }
-        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node, name, sizeof name));
+        PyOS_snprintf(who, sizeof who, "a pre-hook of %s",
+                      fan_node_name(&self->node, name, sizeof name));
         if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
-            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n, FAN_PLURAL(n),
-                         FAN_TYPE_TEXT(to));
+            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n,
+                         FAN_PLURAL(n), FAN_TYPE_TEXT(to));
             Py_DECREF(to);
             return -1;
         }
@@ -354,9 +378,10 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     return 0;
 }
 
-/* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that it got. */
-static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
-                           PyObject **were)
+/* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that
+ * it got. */
+static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients,
+                           uint32_t ngradients, PyObject **were)
 {
     FAN_UNINITIALIZED fan_guards of_sums;
     FAN_UNINITIALIZED fan_guards of_gradients;
@@ -376,13 +401,15 @@ static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, v
     return to;
 }
 
-int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients,
+                   uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        PyObject *were, *to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients, ngradients, &were);
+        PyObject *were, *to = call_post(self, hook_fn(PyTuple_GET_ITEM(all, i)), sums, gradients,
+                                        ngradients, &were);
         bad = !to;
         if (to == Py_None) {
             Py_DECREF(to);
@@ -393,7 +420,8 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
                 gradients[k] = NULL;
                 Py_XDECREF(was);
             }
-            PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
+            PyOS_snprintf(who, sizeof who, "a post-hook of %s",
+                          fan_node_name(&self->node, name, sizeof name));
             bad = fan_gradients_of(to, &self->node, who, gradients, ngradients);
             for (uint32_t k = 0; k < ngradients && !bad; k++)
                 if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
@@ -408,7 +436,8 @@ int fan__hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        PyObject *ignored = PyObject_CallOneArg(hook_fn(PyTuple_GET_ITEM(all, i)), (PyObject *)self);
+        PyObject *ignored =
+            PyObject_CallOneArg(hook_fn(PyTuple_GET_ITEM(all, i)), (PyObject *)self);
         if (!ignored)
             return -1;
         Py_DECREF(ignored);

@@ -9,11 +9,15 @@
 #include <stdio.h>
 #include <string.h>
 
-static leaf_object *leaf_cast(PyObject *o) { return (leaf_object *)o; }
+static leaf_object *leaf_cast(PyObject *o)
+{
+    return (leaf_object *)o;
+}
 
 static const fan_slot_spec *spec_of(const leaf_object *self)
 {
-    return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0] : NULL;
+    return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0]
+                                                           : NULL;
 }
 
 /* ---- read and write the gradient ---- */
@@ -22,7 +26,8 @@ static const fan_slot_spec *spec_of(const leaf_object *self)
 static PyObject *grad_read(leaf_object *self)
 {
     fan_leaf_touch(&self->claim, FAN_SCHED_READ);
-    PyObject *grad = self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
+    PyObject *grad =
+        self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
     if (grad == Py_None)
         Py_CLEAR(grad);
     return grad;
@@ -45,7 +50,8 @@ static int grad_write(leaf_object *self, PyObject *grad)
 
 static int is_number(PyObject *o)
 {
-    return PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o) || PyArray_IsScalar(o, Generic);
+    return PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o) ||
+           PyArray_IsScalar(o, Generic);
 }
 
 /* form_of: -1 with an exception. */
@@ -61,7 +67,8 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
     } else {
         if (fan_import(o, false, true, &v) < 0)
             return -1;
-        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o); /* jax's arrays */
+        /* jax's arrays */
+        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o);
         *out = v.form == FAN_FORM_SPARSE            ? FAN_LEAF_SPARSE
                : v.form == FAN_FORM_OBJECT || fixed ? FAN_LEAF_OTHER
                                                     : FAN_LEAF_DENSE;
@@ -73,12 +80,13 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
 static bool same_layout(const leaf_object *self, PyObject *sum)
 {
     const PyArrayObject *a = (PyArrayObject *)self->array, *b = (PyArrayObject *)sum;
-    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) || PyArray_NDIM(a) != PyArray_NDIM(b))
+    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) ||
+        PyArray_NDIM(a) != PyArray_NDIM(b))
         return false;
     for (int i = 0; i < PyArray_NDIM(a); i++) /* strides in elements: grad_dtype may differ */
         if (PyArray_DIM(a, i) != PyArray_DIM(b, i) ||
-            (PyArray_DIM(a, i) > 1 &&
-             PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) != PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
+            (PyArray_DIM(a, i) > 1 && PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) !=
+                                          PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
             return false;
     return true;
 }
@@ -91,13 +99,15 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     PyObject *copy;
     fan_leaf_form form;
     if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
-        return fan_node_sum(&self->base, 0, sum, NULL, (fan_sum_options){.writable = true, .create_graph = recording});
+        return fan_node_sum(&self->base, 0, sum, NULL,
+                            (fan_sum_options){.writable = true, .create_graph = recording});
     if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
         return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
         if (form_of(self, sum, &form) < 0)
             return NULL;
-        return fan_node_sum(&self->base, 0, sum, NULL, (fan_sum_options){.writable = true, .create_graph = recording});
+        return fan_node_sum(&self->base, 0, sum, NULL,
+                            (fan_sum_options){.writable = true, .create_graph = recording});
     }
     if (PyArray_CheckExact(sum))
         d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
@@ -122,8 +132,8 @@ static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
     char *to = NULL, *from = NULL;
     PyObject *same;
     if (fan_plain_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) &&
-        fan_plain_import(grad, &one, &to) && fan_plain_import(sum, &two, &from) && fan_plain_same(&one, &two) &&
-        PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
+        fan_plain_import(grad, &one, &to) && fan_plain_import(sum, &two, &from) &&
+        fan_plain_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
         fan_plain_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_plain_bytes(&one)) &&
         !fan_flats_meet(to, fan_plain_bytes(&one), from, fan_plain_bytes(&one)) &&
         fan_plain_is_unchanged(grad, &one, to) && fan_plain_is_unchanged(sum, &two, from)) {
@@ -150,7 +160,8 @@ static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
     return none ? 0 : -1;
 }
 
-static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum, bool recording)
+static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum,
+                    bool recording)
 {
     PyObject *made = NULL;
     switch (action) {
@@ -169,7 +180,8 @@ static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, v
         made = copied(self, *sum, recording);
         break;
     case FAN_LEAF_REPLACE:
-        made = fan_node_sum(&self->base, 0, grad, *sum, (fan_sum_options){.create_graph = recording});
+        made =
+            fan_node_sum(&self->base, 0, grad, *sum, (fan_sum_options){.create_graph = recording});
         break;
     }
     return made ? grad_write(self, made) : -1;
@@ -180,16 +192,17 @@ static bool part_is_unique(PyObject *part)
 {
     bool ours = true;
     if (!PyTuple_CheckExact(part))
-        return PyArray_Check(part)
-                   ? fan_only_ours(part, 1)
-                   : part == Py_None || PyBool_Check(part) || PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
+        return PyArray_Check(part) ? fan_only_ours(part, 1)
+                                   : part == Py_None || PyBool_Check(part) ||
+                                         PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
     for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(part); i++)
         ours = part_is_unique(PyTuple_GET_ITEM(part, i)) &&
                (!PyArray_Check(PyTuple_GET_ITEM(part, i)) || Py_REFCNT(part) == 1);
     return ours;
 }
 
-/* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
+/* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other
+ * references. */
 static bool parts_are_unique(PyObject *sum)
 {
     PyObject *parts = NULL, *key, *part;
@@ -212,7 +225,8 @@ static bool parts_are_unique(PyObject *sum)
         while (ours && PyDict_Next(parts, &at, &key, &part))
             ours = part_is_unique(part);
     } else {
-        PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
+        PyObject *asks =
+            fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
         PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
         ours = answer == Py_True;
         Py_XDECREF(answer);
@@ -222,7 +236,10 @@ static bool parts_are_unique(PyObject *sum)
     return ours;
 }
 
-PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_read(self); }
+PyObject *fan_leaf_grad_now(leaf_object *self)
+{
+    return self->accumulate || self->wide ? NULL : grad_read(self);
+}
 
 /* claim: 0, or -1 with an exception. */
 static int claim(leaf_object *self)
@@ -233,7 +250,8 @@ static int claim(leaf_object *self)
     status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
     if (status == FAN_ERR_STATE) {
         char name[128];
-        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node, name, sizeof name), err.text);
+        PyErr_Format(PyExc_RuntimeError, "%s: %s",
+                     fan_node_name(&self->base.node, name, sizeof name), err.text);
     } else if (status != FAN_OK) {
         fan_raise(status, &err);
     }
@@ -260,7 +278,8 @@ int fan_leaf_divert(leaf_object *self, void **sum)
     PyObject *fn = PyTuple_GET_ITEM(self->divert, 0), *kept = PyTuple_GET_ITEM(self->divert, 1);
     PyObject *i = PyTuple_GET_ITEM(self->divert, 2);
     bool unshared = fan_is_unboxed(*sum) ? fan_unboxed_is_unique(*sum) : fan_only_ours(*sum, 1);
-    int full = kept == Py_None || !unshared || fan_storage_redirected() ? 1 : PyDict_Contains(kept, i);
+    int full =
+        kept == Py_None || !unshared || fan_storage_redirected() ? 1 : PyDict_Contains(kept, i);
     if (full < 0 || fan_box(sum) < 0)
         return -1;
     if (full || !same_layout(self, *sum) ||
@@ -284,7 +303,8 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     if (!bad)
         bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
     facts.unshared =
-        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
+        native_unshared ||
+        (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
     if (fan_storage_redirected()) /* L8 */
         facts.unshared = FAN_FAULT(LEAF_ADOPTS);
     facts.same_layout = !bad && same_layout(self, *sum);
@@ -297,8 +317,8 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 
 /* ---- the attribute grad ---- */
 
-/* update_wide: rounds the sum in the wider dtype into the existing array, if there is one (L5). Needs the claim, since
- * NumPy releases the interpreter's lock while it sums and copies. */
+/* update_wide: rounds the sum in the wider dtype into the existing array, if there is one (L5).
+ * Needs the claim, since NumPy releases the interpreter's lock while it sums and copies. */
 static int update_wide(leaf_object *self)
 {
     PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL, *grad = Py_XNewRef(self->grad);
@@ -318,7 +338,8 @@ static int update_wide(leaf_object *self)
     return bad;
 }
 
-/* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
+/* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of
+ * `.grad`. */
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
     fan_streams_outer outer;
@@ -343,18 +364,19 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
     return bad;
 }
 
-/* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an earlier call: 0, or
- * -1 with an exception. */
+/* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an
+ * earlier call: 0, or -1 with an exception. */
 static int check_kernel(const leaf_object *self, const char *verb)
 {
     char name[128];
     if (!fan_kernel_running())
         return 0;
-    return fan_set_error(
-        fan_state_get()->capture_error,
-        "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
-        "it among its reads or writes, tape.update(fn, [w.grad], ..)",
-        fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
+    return fan_set_error(fan_state_get()->capture_error,
+                         "%R %s .grad of %s inside of its function, but in a replay that is the "
+                         "gradient of another call: pass "
+                         "it among its reads or writes, tape.update(fn, [w.grad], ..)",
+                         fan_kernel_running(), verb,
+                         fan_node_name(&self->base.node, name, sizeof name));
 }
 
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
@@ -378,20 +400,23 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 }
 
 /* check_array: a pass must be able to add to it in place (L5): 0, or -1 with an exception. */
-static int check_array(const leaf_object *self, PyObject *value, const fan_value *v, const char *name)
+static int check_array(const leaf_object *self, PyObject *value, const fan_value *v,
+                       const char *name)
 {
     if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
         bool objects = PyArray_Check(value);
-        return fan_set_error(PyExc_TypeError,
-                             "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
-                             FAN_TYPE_TEXT(value), objects ? " of objects" : "",
-                             objects                      ? "x.astype(float)"
-                             : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
-                                                          : "np.array(x)");
+        return fan_set_error(
+            PyExc_TypeError,
+            "%s: grad: expected an array that can be added to in place, got %s%s: set %s", name,
+            FAN_TYPE_TEXT(value), objects ? " of objects" : "",
+            objects                      ? "x.astype(float)"
+            : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
+                                         : "np.array(x)");
     }
     if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value))
-        return fan_set_error(PyExc_ValueError,
-                             "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
+        return fan_set_error(
+            PyExc_ValueError,
+            "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()", name);
     if (v->form != FAN_FORM_DENSE)
         return 0;
     const fan_region region = fan_region_of(v->array);
@@ -399,22 +424,24 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
     if (FAN_CHECK(fan_overlap_itself(&region, 0, NULL, NULL, &overlap, &err)) < 0)
         return -1;
     if (overlap != FAN_OVERLAP_DISJOINT)
-        return fan_set_error(
-            PyExc_ValueError,
-            "%s: grad: expected an array whose elements have memory of their own, got %s that overlaps "
-            "itself: set a copy of it",
-            name, FAN_TYPE_TEXT(value));
+        return fan_set_error(PyExc_ValueError,
+                             "%s: grad: expected an array whose elements have memory of their own, "
+                             "got %s that overlaps "
+                             "itself: set a copy of it",
+                             name, FAN_TYPE_TEXT(value));
     return 0;
 }
 
-/* check_grad: of the leaf's shape and dtype, and passes can add to it: 0, or -1 with an exception. */
+/* check_grad: of the leaf's shape and dtype, and passes can add to it: 0, or -1 with an
+ * exception. */
 static int check_grad(const leaf_object *self, PyObject *value)
 {
     const fan_slot_spec *spec = spec_of(self);
     char name[128], has[160], wants[160];
     const int64_t *shape;
     fan_value v;
-    fan_error_context w = {.buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {
+        .buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
     int ndim, bad;
     fan_error_context_push(&w);
     bad = fan_import(value, false, false, &v);
@@ -427,7 +454,8 @@ static int check_grad(const leaf_object *self, PyObject *value)
     }
     ndim = fan_value_shape(&v, &shape);
     if (spec && spec->has_shape && ndim >= 0 &&
-        (ndim != spec->ndim || (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
+        (ndim != spec->ndim ||
+         (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
         bad = 1;
     if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
         bad = 2;
@@ -435,12 +463,13 @@ static int check_grad(const leaf_object *self, PyObject *value)
         PyErr_Format(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
                      bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants)
                               : fan_dtype_name(spec->dtype),
-                     bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
+                     bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has)
+                              : fan_dtype_name(v.dtype));
     } else if (spec && spec->device && v.device && v.device != spec->device) {
         fan_device_text(spec->device, wants, sizeof wants);
         fan_device_text(v.device, has, sizeof has);
-        bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s", name, wants, has,
-                         fan_device_of_another(v.device, spec->device));
+        bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s",
+                         name, wants, has, fan_device_of_another(v.device, spec->device));
     }
     fan_value_release(&v);
     return bad ? -1 : 0;
@@ -455,13 +484,15 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
         return -1;
     if (self->accumulate) {
         char name[128];
-        return fan_set_error(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+        return fan_set_error(PyExc_AttributeError,
+                             "%s has no .grad: its accumulate= function takes the gradients",
                              fan_node_name(&self->base.node, name, sizeof name));
     }
     if (value && self->divert) {
         char name[128];
         return fan_set_error(PyExc_RuntimeError,
-                             "%s: grad: a fanin.dist.Reducer collects its gradients now, and what is set here would be "
+                             "%s: grad: a fanin.dist.Reducer collects its gradients now, and what "
+                             "is set here would be "
                              "no sum over ranks: set it before or after the pass",
                              fan_node_name(&self->base.node, name, sizeof name));
     }
@@ -493,7 +524,10 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     return bad;
 }
 
-static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
+static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(leaf_cast(o)->array);
+}
 
 /* ---- creation and end ---- */
 
@@ -510,8 +544,11 @@ static void leaf_free(fan_node *n)
     fan_node_free_parts(&self->base);
 }
 
-static const fan_node_ops leaf_ops = {
-    .leaf = true, .hold = fan_node_hold, .drop = fan_node_drop, .free = leaf_free, .text = fan_node_text};
+static const fan_node_ops leaf_ops = {.leaf = true,
+                                      .hold = fan_node_hold,
+                                      .drop = fan_node_drop,
+                                      .free = leaf_free,
+                                      .text = fan_node_text};
 
 static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
 {
@@ -582,23 +619,25 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         self->base.more->slots.specs[0].dtype = dtype;
     dtype = self->base.more->slots.specs[0].dtype;
     if (dtype != FAN_DT_NONE && fan_dtype_kind(dtype) != 'f' && fan_dtype_kind(dtype) != 'c')
-        return fan_set_error(
-            PyExc_ValueError,
-            "Leaf(): expected a gradient of real or complex floats, got %s: convert it, x.astype(float), or "
-            "give grad_dtype=",
-            fan_dtype_name(dtype));
+        return fan_set_error(PyExc_ValueError,
+                             "Leaf(): expected a gradient of real or complex floats, got %s: "
+                             "convert it, x.astype(float), or "
+                             "give grad_dtype=",
+                             fan_dtype_name(dtype));
     if (calls)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
-        return fan_set_error(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
+        return fan_set_error(PyExc_TypeError,
+                             "accumulate: only an array's gradients are summed in another dtype");
     } else if (a->accumulate) { /* an InputBuffer that sums in this dtype */
         const fan_slot_spec *spec = spec_of(self);
         fan_stream *own = fan_node_stream(&self->base.node);
         char device[32];
-        PyObject *pair =
-            fan_call("fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape), fan_dtype_name(spec->dtype),
-                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device), a->accumulate,
-                     own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
+        PyObject *pair = fan_call(
+            "fanin._engine", "wide", "(NssON)", fan_ints(spec->ndim, spec->shape),
+            fan_dtype_name(spec->dtype),
+            fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
+            a->accumulate, own ? fan_stream_wrap(own) : Py_NewRef(Py_None));
         if (!pair)
             return -1;
         self->wide = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
@@ -614,15 +653,17 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         Py_XDECREF(asks);
     }
     if (self->outside && self->wide)
-        return fan_set_error(
-            PyExc_ValueError,
-            "accumulate: the gradient of a tensor that requires one is its own .grad, in its dtype: give "
-            "x.detach(), and read leaf.grad");
+        return fan_set_error(PyExc_ValueError, "accumulate: the gradient of a tensor that requires "
+                                               "one is its own .grad, in its dtype: give "
+                                               "x.detach(), and read leaf.grad");
     self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
     return 0;
 }
 
-static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
+static PyObject *given(PyObject *o)
+{
+    return o == Py_None ? NULL : o;
+}
 
 static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
@@ -630,12 +671,17 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
                          given(values[3]), given(values[4]), given(values[5])};
     bool calls = a.accumulate && PyCallable_Check(a.accumulate) && !PyType_Check(a.accumulate);
     if (!a.array == !a.like)
-        return PyErr_Format(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
+        return PyErr_Format(
+            PyExc_TypeError,
+            "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
     if (a.array && (PyList_Check(a.array) || PyTuple_Check(a.array)))
-        return PyErr_Format(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
+        return PyErr_Format(PyExc_TypeError,
+                            "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
                             Py_TYPE(a.array)->tp_name);
     if (a.like && !calls)
-        return PyErr_Format(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
+        return PyErr_Format(
+            PyExc_TypeError,
+            "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
     leaf_object *self;
     self = PyObject_GC_New(leaf_object, type);
     if (!self)
@@ -651,7 +697,8 @@ static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
         if (fill_in(self, &a) < 0)
             Py_CLEAR(self);
         else
-            PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
+            /* not before: gc.get_objects() would return it half made */
+            PyObject_GC_Track((PyObject *)self);
     }
     return (PyObject *)self;
 }
@@ -668,18 +715,34 @@ static PyObject *leaf_repr(PyObject *o)
     const fan_slot_spec *spec = spec_of(leaf_cast(o));
     char name[128], shape[160];
     if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
-    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
-                                fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
-                                fan_dtype_name(spec->dtype));
+        return PyUnicode_FromFormat("<fanin.Leaf %s>",
+                                    fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
+    return PyUnicode_FromFormat(
+        "<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
+        fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape), fan_dtype_name(spec->dtype));
 }
 
-static PyObject *leaf_remove_hook(PyObject *o, PyObject *hook) { return fan_hooks_remove(&leaf_cast(o)->base, hook); }
+static PyObject *leaf_remove_hook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_remove(&leaf_cast(o)->base, hook);
+}
 
-static PyObject *leaf_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
-static PyObject *leaf_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
-static PyObject *leaf_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
-static PyObject *leaf_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
+static PyObject *leaf_register_hook(PyObject *o, PyObject *const *a)
+{
+    return fan_node_register_hook(o, a);
+}
+static PyObject *leaf_get_stream(PyObject *o, void *closure)
+{
+    return fan_node_get_stream(o, closure);
+}
+static PyObject *leaf_get_name(PyObject *o, void *closure)
+{
+    return fan_node_get_name(o, closure);
+}
+static PyObject *leaf_get_sequence_nr(PyObject *o, void *closure)
+{
+    return fan_node_get_number(o, closure);
+}
 
 #include "py/declared/Leaf.h"
 
@@ -694,14 +757,21 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)leaf_doc}, {Py_tp_dealloc, fan_node_dealloc}, {Py_tp_traverse, leaf_traverse},
-    {Py_tp_clear, leaf_clear},     {Py_tp_repr, leaf_repr},           {Py_tp_methods, leaf_methods},
-    {Py_tp_members, members},      {Py_tp_getset, leaf_getset},       {0, NULL},
+    {Py_tp_doc, (void *)leaf_doc},
+    {Py_tp_dealloc, fan_node_dealloc},
+    {Py_tp_traverse, leaf_traverse},
+    {Py_tp_clear, leaf_clear},
+    {Py_tp_repr, leaf_repr},
+    {Py_tp_methods, leaf_methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, leaf_getset},
+    {0, NULL},
 };
 
 PyType_Spec fan_leaf_spec = {
     .name = "fanin.Leaf",
     .basicsize = sizeof(leaf_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = slots,
 };

@@ -10,17 +10,23 @@
 
 /* ---- the node ---- */
 
-static node_object *node_cast(PyObject *o) { return (node_object *)o; }
+static node_object *node_cast(PyObject *o)
+{
+    return (node_object *)o;
+}
 
 /* ---- names, creation, end ---- */
 
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
     Py_ssize_t all, end = (Py_ssize_t)size - 1;
-    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
+    const char *name =
+        fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
     if (!name) {
         const PyTypeObject *type = Py_TYPE(fan_node_object(n));
-        const char *what = n->ops->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
+        const char *what = n->ops->leaf                         ? "leaf"
+                           : type == fan_state_get()->node_type ? "node"
+                                                                : type->tp_name;
         snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
         return;
     }
@@ -32,8 +38,14 @@ void fan_node_text(const fan_node *n, char *buf, size_t size)
     buf[end] = '\0';
 }
 
-void fan_node_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
-void fan_node_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
+void fan_node_hold(fan_node *n)
+{
+    Py_INCREF((PyObject *)fan_node_object(n));
+}
+void fan_node_drop(fan_node *n)
+{
+    Py_DECREF((PyObject *)fan_node_object(n));
+}
 
 void fan_node_free_parts(node_object *self)
 {
@@ -58,7 +70,10 @@ void fan_node_free_parts(node_object *self)
     Py_DECREF(type);
 }
 
-static void node_free_parts(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
+static void node_free_parts(fan_node *n)
+{
+    fan_node_free_parts(fan_node_object(n));
+}
 
 static const fan_node_ops node_ops = {
     .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free_parts, .text = fan_node_text};
@@ -114,7 +129,8 @@ node_object *fan_node_arg(PyObject *o)
     const fan_state *st = fan_state_get();
     if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
         return node_cast(o);
-    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o) : NULL;
+    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o)
+                                                                                  : NULL;
 }
 
 const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
@@ -125,14 +141,17 @@ const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t s
     return buf;
 }
 
-/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an exception. */
+/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an
+ * exception. */
 static int declare_arrays(fan_slot_specs *d, PyObject *slots)
 {
-    Py_ssize_t n = PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
+    Py_ssize_t n =
+        PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
     fan_slot_spec *specs;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *o = PySequence_Fast_GET_ITEM(slots, i);
-        if (!PyArray_CheckExact(o) || fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+        if (!PyArray_CheckExact(o) ||
+            fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
             return 0;
     }
     if (!n || !(specs = fan_calloc((size_t)n * sizeof *specs)))
@@ -168,7 +187,8 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     }
     if (arrays < 0)
         return -1;
-    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {
+        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
     fan_error_context_push(&w);
     bad = 0;
     if (!arrays) { /* arrays, Slots and Nones */
@@ -176,24 +196,28 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
         bad = -1;
         PyObject *list = NULL;
         if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
-            fan_refuse(PyExc_TypeError,
-                       "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
-                       Py_TYPE(slots)->tp_name);
+            fan_refuse(
+                PyExc_TypeError,
+                "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
+                Py_TYPE(slots)->tp_name);
         else if (bare == 0) {
             PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
             list = type ? PySequence_List(slots) : NULL;
             for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
-                PyObject *empty = PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
-                if (PyList_GET_ITEM(list, i) == Py_None && (!empty || PyList_SetItem(list, i, empty) < 0))
+                PyObject *empty =
+                    PyList_GET_ITEM(list, i) == Py_None ? PyObject_CallNoArgs(type) : NULL;
+                if (PyList_GET_ITEM(list, i) == Py_None &&
+                    (!empty || PyList_SetItem(list, i, empty) < 0))
                     Py_CLEAR(list);
             }
             bad = list ? fan_slot_specs_of(list, w.buffer, &more->slots, &more->names) : -1;
         }
         Py_XDECREF(list);
     }
-    if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
-        bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
-                         FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
+    if (!bad &&
+        (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
+        bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu",
+                         *inputs ? *inputs : 1, FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
     fan_error_context_pop(&w);
     if (!bad)
         *inputs = (uint32_t)more->slots.n;
@@ -214,8 +238,8 @@ static const fan_slot_specs *specs_of(const node_object *self)
     return self->more && self->more->slots.specs ? &self->more->slots : NULL;
 }
 
-/* current_for: the current stream of a device, in the example array's library if it has one; a hold; NULL with an
- * exception. */
+/* current_for: the current stream of a device, in the example array's library if it has one; a
+ * hold; NULL with an exception. */
 static fan_stream *current_for(fan_device *d, PyObject *example)
 {
     fan_stream *s = NULL;
@@ -230,14 +254,16 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
     return s;
 }
 
-/* check_slots: stream= must be of the device of a slot, and able to wait for what every slot holds. */
+/* check_slots: stream= must be of the device of a slot, and able to wait for what every slot
+ * holds. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
     const fan_slot_spec *wrong = specs ? specs->specs : NULL;
     char one[32], two[32];
     for (size_t i = 0; specs && i < specs->n; i++) {
         const fan_device *d = specs->specs[i].device;
-        if (d && d->backend->has_streams && (d->backend != own->device->backend || d->self != own->device->self)) {
+        if (d && d->backend->has_streams &&
+            (d->backend != own->device->backend || d->self != own->device->self)) {
             wrong = &specs->specs[i];
             break;
         }
@@ -247,9 +273,11 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
     if (!wrong)
         return 0;
     const fan_device *d = wrong->device;
-    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
+    return fan_refuse(PyExc_ValueError,
+                      "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
                       fan_device_text(d, one, sizeof one), (size_t)(wrong - specs->specs),
-                      (unsigned long long)own->handle, fan_device_text(own->device, two, sizeof two),
+                      (unsigned long long)own->handle,
+                      fan_device_text(own->device, two, sizeof two),
                       fan_device_of_another(own->device, d));
 }
 
@@ -259,10 +287,12 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
     fan_error_clear(&err);
     char one[32], two[32];
     if (a->stream && a->device && a->device != a->stream->device)
-        return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
-                          fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
-                          fan_device_text(a->stream->device, two, sizeof two));
-    if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
+        return fan_refuse(
+            PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
+            fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
+            fan_device_text(a->stream->device, two, sizeof two));
+    if (!a->stream && a->device && a->device->backend->has_streams &&
+        !(a->stream = current_for(a->device, NULL)))
         return -1;
     const fan_slot_specs *specs = specs_of(self);
     if (a->stream) {
@@ -275,7 +305,8 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
             bool listed = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots);
             self->node.host = self->node.host && d && !d->backend->has_streams;
             if (d && d->backend->has_streams &&
-                !(a->stream = current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL)))
+                !(a->stream =
+                      current_for(d, listed ? PyList_GET_ITEM(slots, (Py_ssize_t)i) : NULL)))
                 return -1;
         }
     }
@@ -302,7 +333,8 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
     fan_error_context w = {.slot = -1, .key = -1};
     place_args a = {0};
     int bad;
-    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) /* the usual case */
+    /* the usual case */
+    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self))
         return FAN_CHECK(fan_stream_set_now(&self->node.streams, &err));
     w.buffer = fan_node_name(&self->node, name, sizeof name);
     if (fan_stream_arg(stream, &a.stream) < 0)
@@ -322,50 +354,60 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
 
 /* ---- its edges ---- */
 
-/* edge_advice: what to give instead of an edge that is no pair of a node and a slot; "" where that is not known. */
+/* edge_advice: what to give instead of an edge that is no pair of a node and a slot; "" where that
+ * is not known. */
 static const char *edge_advice(PyObject *edge)
 {
-    PyObject *first = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) ? PyTuple_GET_ITEM(edge, 0) : edge;
+    PyObject *first =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) ? PyTuple_GET_ITEM(edge, 0) : edge;
     if (fan_node_arg(edge))
         return ": give [(node, slot)]";
-    return fan_is_array(first) ? ": arrays and tensors are no nodes; fanin.Leaf(array) makes one" : "";
+    return fan_is_array(first) ? ": arrays and tensors are no nodes; fanin.Leaf(array) makes one"
+                               : "";
 }
 
 /* is_one_edge: whether a sequence of edges is a single edge, as in edges=(node, 0). */
 static bool is_one_edge(PyObject *edges)
 {
     bool pair = PyTuple_Check(edges) && PyTuple_GET_SIZE(edges) == 2;
-    return pair && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) && PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
+    return pair && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) &&
+           PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
 }
 
 /* edge_of_index: a slot that is another integer; NULL with an exception. */
-__attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
+__attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self,
+                                                                  PyObject *edge, size_t index,
                                                                   uint32_t *slot)
 {
     char name[128], there[128];
-    node_object *to =
-        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    node_object *to = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2
+                          ? fan_node_arg(PyTuple_GET_ITEM(edge, 0))
+                          : NULL;
+    fan_error_context w = {
+        .buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
     PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
     int64_t i = 0;
     int bad = -1;
     fan_error_context_push(&w);
     if (!to)
         fan_refuse(PyExc_TypeError,
-                   "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R%s",
+                   "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, "
+                   "or None, got %R%s",
                    index, edge, edge_advice(edge));
     else if (!PyLong_CheckExact(which))
         bad = fan_slot_index(which, "slot of an edge", &i);
     if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
-        bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index,
-                         to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there), which);
+        bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R",
+                         index, to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there),
+                         which);
     fan_error_context_pop(&w);
     *slot = (uint32_t)i;
     return bad ? NULL : to;
 }
 
 /* edge_arg: None, or (node, slot): borrowed. */
-static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next, uint32_t *slot)
+static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next,
+                    uint32_t *slot)
 {
     bool pair = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2;
     node_object *to = pair ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
@@ -386,7 +428,8 @@ static int link_edges(node_object *self, PyObject *edges)
     int bad;
     if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
         if (fan_node_arg(edges))
-            return fan_set_error(PyExc_TypeError, "edges: expected a sequence, got %s: give [(node, slot)]",
+            return fan_set_error(PyExc_TypeError,
+                                 "edges: expected a sequence, got %s: give [(node, slot)]",
                                  FAN_TYPE_TEXT(edges));
         if (fan_sequence_arg(edges, "edges", &all) < 0)
             return -1;
@@ -395,7 +438,8 @@ static int link_edges(node_object *self, PyObject *edges)
     n = (size_t)PySequence_Fast_GET_SIZE(edges);
     bad = FAN_CHECK(fan_node_room(&self->node, n, &err));
     for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
-        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* __index__ may change the list */
+        /* __index__ may change the list */
+        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i));
         fan_node *next;
         uint32_t slot;
         bad = edge_arg(self, edge, i, &next, &slot);
@@ -405,7 +449,8 @@ static int link_edges(node_object *self, PyObject *edges)
     }
     if (bad && is_one_edge(edges)) {
         PyErr_Clear();
-        fan_set_error(PyExc_TypeError, "edges: expected a sequence of edges, got the edge %R: give [(node, slot)]",
+        fan_set_error(PyExc_TypeError,
+                      "edges: expected a sequence of edges, got the edge %R: give [(node, slot)]",
                       edges);
     }
     Py_XDECREF(all);
@@ -413,21 +458,35 @@ static int link_edges(node_object *self, PyObject *edges)
 }
 
 /* The arguments of Node, as core.pyi declares them. */
-enum { FN, INPUTS, EDGES, SLOTS, RELEASE, NAME, STREAM, DEVICE, GROUP };
+enum {
+    FN,
+    INPUTS,
+    EDGES,
+    SLOTS,
+    RELEASE,
+    NAME,
+    STREAM,
+    DEVICE,
+    GROUP
+};
 
 static int fill_in(node_object *self, PyObject *const *a)
 {
     int64_t n = a[INPUTS] ? fan_small_index(a[INPUTS]) : 0;
     if (!PyCallable_Check(a[FN]))
-        return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a[FN]));
+        return fan_set_error(PyExc_TypeError, "fn: expected a function, got %s",
+                             FAN_TYPE_TEXT(a[FN]));
     if (a[RELEASE] && a[RELEASE] != Py_None && !PyCallable_Check(a[RELEASE]))
-        return fan_set_error(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a[RELEASE]));
-    if (a[NAME] && a[NAME] != Py_None && (!(self->name = PyObject_Str(a[NAME])) || !fan_text_arg(self->name)))
+        return fan_set_error(PyExc_TypeError, "release: expected a function, got %s",
+                             FAN_TYPE_TEXT(a[RELEASE]));
+    if (a[NAME] && a[NAME] != Py_None &&
+        (!(self->name = PyObject_Str(a[NAME])) || !fan_text_arg(self->name)))
         return -1;
     if (n < 0 && fan_index(a[INPUTS], "inputs", NULL, &n) < 0)
         return -1;
     if (a[INPUTS] && (n < 1 || n >= INT32_MAX))
-        return fan_set_error(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R",
+        return fan_set_error(PyExc_ValueError,
+                             "inputs: expected a number of gradients from 1 to %d, got %R",
                              INT32_MAX - 1, a[INPUTS]);
     uint32_t inputs = (uint32_t)n; /* 0: not given */
     if (a[SLOTS] && a[SLOTS] != Py_None && fan_node_declare(self, a[SLOTS], &inputs) < 0)
@@ -436,9 +495,11 @@ static int fill_in(node_object *self, PyObject *const *a)
         fan_node_place(self, a[STREAM], a[DEVICE], a[SLOTS]) < 0)
         return -1;
     if (a[GROUP] && a[GROUP] != Py_None) {
-        if (PyLong_Check(a[GROUP]) || PyFloat_Check(a[GROUP]) || PyTuple_Check(a[GROUP]) || PyBytes_Check(a[GROUP]))
+        if (PyLong_Check(a[GROUP]) || PyFloat_Check(a[GROUP]) || PyTuple_Check(a[GROUP]) ||
+            PyBytes_Check(a[GROUP]))
             return fan_set_error(PyExc_TypeError,
-                                 "group must be a str or an object shared by the nodes (compared by identity), got %s",
+                                 "group must be a str or an object shared by the nodes (compared "
+                                 "by identity), got %s",
                                  FAN_TYPE_TEXT(a[GROUP]));
         if (!fan_node_more(self))
             return -1;
@@ -460,7 +521,8 @@ static int fill_in(node_object *self, PyObject *const *a)
         fan_call_site(line, sizeof line);
         if (!fan_node_more(self))
             return -1;
-        if (line[0] && !(self->more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace")))
+        if (line[0] && !(self->more->call_site =
+                             PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace")))
             return -1;
     }
     self->fn = Py_NewRef(a[FN]);
@@ -490,7 +552,8 @@ static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
     if (fill_in(self, values) < 0)
         Py_CLEAR(self);
     else
-        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
+        /* not before: gc.get_objects() would return it half made */
+        PyObject_GC_Track((PyObject *)self);
     return (PyObject *)self;
 }
 
@@ -511,8 +574,8 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
             bad = fan_set_error(to ? PyExc_IndexError : PyExc_TypeError,
                                 to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
                                    : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                                fan_node_name(&self->node, own, sizeof own), i, to ? to->node.inputs - 1 : 0,
-                                edges[i].slot);
+                                fan_node_name(&self->node, own, sizeof own), i,
+                                to ? to->node.inputs - 1 : 0, edges[i].slot);
         else
             fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
     }
@@ -547,7 +610,8 @@ static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group : Py_None);
+    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group
+                                                                     : Py_None);
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
@@ -576,9 +640,11 @@ static PyObject *node_edges(PyObject *o, PyObject *Py_UNUSED(none))
     const fan_node *n = &node_cast(o)->node;
     PyObject *all = PyList_New(0);
     for (uint32_t i = 0; all && i < n->nedges; i++)
-        fan_list_add(&all, n->edges[i].next
-                               ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot)
-                               : Py_NewRef(Py_None));
+        fan_list_add(&all,
+                     n->edges[i].next
+                         ? Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next),
+                                         n->edges[i].slot)
+                         : Py_NewRef(Py_None));
     return all;
 }
 
@@ -616,8 +682,9 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     if (i >= (int64_t)node_cast(o)->node.nedges) {
         char name[128];
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
-                            fan_node_name(&node_cast(o)->node, name, sizeof name), node_cast(o)->node.nedges,
-                            FAN_PLURAL(node_cast(o)->node.nedges), (long long)i);
+                            fan_node_name(&node_cast(o)->node, name, sizeof name),
+                            node_cast(o)->node.nedges, FAN_PLURAL(node_cast(o)->node.nedges),
+                            (long long)i);
     }
     return PyBool_FromLong(fan_backward_needs(&node_cast(o)->node, (uint32_t)i));
 }
@@ -632,14 +699,16 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
     if (*slot < (int64_t)self->node.inputs)
         return 0;
     return fan_set_error(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                         fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
+                         fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1,
+                         (long long)*slot);
 }
 
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
 {
     int64_t slot = 0;
-    return slot_arg(node_cast(o), a[1], &slot) < 0 ? NULL
-                                                   : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
+    return slot_arg(node_cast(o), a[1], &slot) < 0
+               ? NULL
+               : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
 static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
@@ -663,7 +732,8 @@ static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
     PyObject *all = PyTuple_New(n), *only;
     for (uint32_t i = 0; all && i < n; i++) {
         PyObject *slot = PyLong_FromUnsignedLong(i);
-        PyObject *sum = slot && more && more->kept ? PyDict_GetItemWithError(more->kept, slot) : NULL;
+        PyObject *sum =
+            slot && more && more->kept ? PyDict_GetItemWithError(more->kept, slot) : NULL;
         PyTuple_SET_ITEM(all, i, Py_NewRef(sum ? sum : Py_None));
         Py_XDECREF(slot);
         if (PyErr_Occurred())
@@ -681,8 +751,9 @@ static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
     int bad = 0;
     if (value != Py_None)
-        return fan_set_error(PyExc_TypeError,
-                             "grad: expected None, which forgets the sums that retain_grad() has kept");
+        return fan_set_error(
+            PyExc_TypeError,
+            "grad: expected None, which forgets the sums that retain_grad() has kept");
     if (!kept)
         return 0;
     slots = PyDict_Keys(kept);
@@ -704,7 +775,8 @@ static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
 
 static PyObject *node_free(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    node_cast(o)->node.freed_by = node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
+    node_cast(o)->node.freed_by =
+        node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
     return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -714,8 +786,10 @@ static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
     node_more *more = fan_node_more(node_cast(o));
     if (!more)
         return NULL;
-    if (!PyTuple_Check(out_buffers) || PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
-        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", node_cast(o)->node.inputs);
+    if (!PyTuple_Check(out_buffers) ||
+        PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
+        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays",
+                            node_cast(o)->node.inputs);
     Py_XSETREF(more->out_buffers, Py_NewRef(out_buffers));
     Py_RETURN_NONE;
 }
@@ -729,15 +803,31 @@ static PyObject *node_repr(PyObject *o)
     if (!n->made)
         return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
     return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
-                                fan_node_name(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
-                                FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
+                                fan_node_name(n, name, sizeof name), n->inputs,
+                                FAN_PLURAL(n->inputs), n->nedges, FAN_PLURAL(n->nedges),
+                                n->freed_by ? ", freed" : "");
 }
 
-static PyObject *node_remove_hook(PyObject *o, PyObject *hook) { return fan_hooks_remove(node_cast(o), hook); }
-static PyObject *node_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
-static PyObject *node_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
-static PyObject *node_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
-static PyObject *node_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
+static PyObject *node_remove_hook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_remove(node_cast(o), hook);
+}
+static PyObject *node_register_hook(PyObject *o, PyObject *const *a)
+{
+    return fan_node_register_hook(o, a);
+}
+static PyObject *node_get_stream(PyObject *o, void *closure)
+{
+    return fan_node_get_stream(o, closure);
+}
+static PyObject *node_get_name(PyObject *o, void *closure)
+{
+    return fan_node_get_name(o, closure);
+}
+static PyObject *node_get_sequence_nr(PyObject *o, void *closure)
+{
+    return fan_node_get_number(o, closure);
+}
 
 #include "py/declared/Node.h"
 
@@ -746,12 +836,15 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
     return node_new_vector_step(type, args, nargsf, kwnames);
 }
 
-/* node_subclass_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
-static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
+/* node_subclass_new, node_init: for subclasses. Between the two the object exists but is no node
+ * yet (fan_node_arg). */
+static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                                   PyObject *Py_UNUSED(named))
 {
     node_object *self;
     if (type == fan_state_get()->node_type)
-        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
+        return PyErr_Format(PyExc_TypeError,
+                            "Node.__new__(Node) is not supported: call Node(fn, ..)");
     self = (node_object *)type->tp_alloc(type, 0);
     if (self)
         fan_node_init(&self->node, &node_ops, 1);
@@ -762,7 +855,8 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
 {
     PyObject *values[9];
     if (node_cast(o)->node.begun)
-        return fan_set_error(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
+        return fan_set_error(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run",
+                             Py_TYPE(o)->tp_name);
     node_cast(o)->node.begun = true;
     if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
         return -1;
@@ -791,6 +885,7 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_node_spec = {
     .name = "fanin.Node",
     .basicsize = sizeof(node_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };

@@ -1,11 +1,13 @@
-/* node_buffer: the buffer of a node's gradients, and the sum of one or two of them by such a buffer. */
+/* node_buffer: the buffer of a node's gradients, and the sum of one or two of them by such a
+ * buffer. */
 #include "py/engine/node_object.h"
 
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
 {
     char name[128];
     const node_more *more = n->more;
-    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed); /* its lines bear the node's name */
+    /* its lines bear the node's name */
+    bool traced = atomic_load_explicit(&fan_traces, memory_order_relaxed);
     bool has_specs = more && more->slots.specs;
     bool has_options = how.create_graph || how.stats || how.stream;
     if (has_specs || has_options || traced) {
@@ -13,7 +15,8 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
         const fan_slot_specs *slots = has_specs ? &more->slots : &none;
         how.name = fan_node_name(&n->node, name, sizeof name);
         how.leaf = how.stream && n->node.ops->leaf;
-        buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
+        buffer_object *made =
+            (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
         if (made && !how.create_graph && n->node.ops->leaf && ((const leaf_object *)n)->arrays)
             made->flags[0] |= FAN_ARRAYS;
         return made;
@@ -21,9 +24,11 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
     return (buffer_object *)fan_buffer_plain(n->node.inputs, how.budget);
 }
 
-PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options)
+PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
+                       fan_sum_options options)
 {
-    fan_buffer_config config = {.create_graph = options.create_graph, .budget = fan_state_get()->budget};
+    fan_buffer_config config = {.create_graph = options.create_graph,
+                                .budget = fan_state_get()->budget};
     buffer_object *buffer = fan_node_buffer(n, config);
     PyObject *gradients[2] = {one, two};
     PyObject *out = options.out ? options.out : Py_None;
@@ -39,7 +44,8 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
             fan_value_drop(&fan_python, &c.value);
     }
     if (!failed)
-        list = fan_take_all(buffer->core, &slot, buffer->names, NULL, out, Py_None, options.writable);
+        list =
+            fan_take_all(buffer->core, &slot, buffer->names, NULL, out, Py_None, options.writable);
     if (list)
         sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(list);

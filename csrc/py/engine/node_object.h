@@ -9,17 +9,26 @@
 #include "py/engine/c_function.h"
 #include "py/arrays/objects.h"
 
-typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
+typedef enum fan_hook_when {
+    FAN_HOOK_SLOT,
+    FAN_HOOK_PRE,
+    FAN_HOOK_POST,
+    FAN_HOOK_TIMES
+} fan_hook_when;
 
 /* Rare fields of a node, allocated at first use. */
 typedef struct node_more {
-    fan_slot_specs slots;            /* the declarations; specs NULL: none */
-    PyObject *names;                 /* of the slots: a tuple of str or None; NULL: no slot has a name */
-    PyObject *group;                 /* nodes with the same one run one at a time; NULL: none */
-    PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of pairs (function, slot); NULL: none. Replaced, never changed */
-    PyObject *call_site;             /* where it was made, "file.py:3"; NULL: without set_options(detect=True) */
-    PyObject *kept;                  /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
-    PyObject *out_buffers;           /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
+    fan_slot_specs slots; /* the declarations; specs NULL: none */
+    /* of the slots: a tuple of str or None; NULL: no slot has a name */
+    PyObject *names;
+    PyObject *group; /* nodes with the same one run one at a time; NULL: none */
+    /* tuples of pairs (function, slot); NULL: none. Replaced, never changed */
+    PyObject *hooks[FAN_HOOK_TIMES];
+    /* where it was made, "file.py:3"; NULL: without set_options(detect=True) */
+    PyObject *call_site;
+    PyObject *kept; /* retain_grad: {slot: sum so far, or None}; NULL: no slot */
+    /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
+    PyObject *out_buffers;
 } node_more;
 
 typedef struct node_object {
@@ -84,20 +93,23 @@ typedef struct fan_guards {
     fan_guard *more;
 } fan_guards;
 
-extern fan_guard *fan__guards; /* of ndarrays, on all threads, the newest first (engine/node.h, One thread at a time) */
-void fan__guard_array(fan_guards *all, PyArrayObject *a); /* a single writable array with other references */
+/* of ndarrays, on all threads, the newest first (engine/node.h, One thread at a time) */
+extern fan_guard *fan__guards;
+/* a single writable array with other references */
+void fan__guard_array(fan_guards *all, PyArrayObject *a);
 int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
 int fan__guards_end(fan_guards *all, const fan_node *n);
 
-/* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references besides the caller's one;
- * skips NULLs. *all must not move meanwhile. -1 with an exception: there is nothing to end. fan_guards_end: -1 with an
- * exception if a tensor was written; 0 if an exception is live already, which stays. The inline part is the usual case:
- * one ndarray. */
+/* fan_guards_begin: guards, until fan_guards_end, those of these objects that have references
+ * besides the caller's one; skips NULLs. *all must not move meanwhile. -1 with an exception: there
+ * is nothing to end. fan_guards_end: -1 with an exception if a tensor was written; 0 if an
+ * exception is live already, which stays. The inline part is the usual case: one ndarray. */
 static inline int fan_guards_begin(fan_guards *all, void *const *sums, uint32_t n)
 {
-    PyArrayObject *a = n == 1 && sums[0] && !fan_is_unboxed(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
-                           ? (PyArrayObject *)sums[0]
-                           : NULL;
+    PyArrayObject *a =
+        n == 1 && sums[0] && !fan_is_unboxed(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
+            ? (PyArrayObject *)sums[0]
+            : NULL;
     if (!a || !PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
         return fan__guards_begin(all, sums, n);
     all->n = 0;
@@ -120,27 +132,32 @@ static inline int fan_guards_end(fan_guards *all, const fan_node *n)
 
 /* ---- hooks.c ---- */
 
-/* fan_gradients_of: the gradients in the result of a function or post-hook, one hold per edge (V1); takes `result`.
- * Messages begin with `who`; NULL: the node's name. */
-int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients);
+/* fan_gradients_of: the gradients in the result of a function or post-hook, one hold per edge (V1);
+ * takes `result`. Messages begin with `who`; NULL: the node's name. */
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients,
+                     uint32_t ngradients);
 
 node_more *fan_node_more(node_object *self); /* allocates it if needed; NULL with an exception */
 
-/* fan_hooks_add: a new HookHandle. fan_hooks_remove: removes its pair, if it is there; None, or NULL with an exception.
- */
+/* fan_hooks_add: a new HookHandle. fan_hooks_remove: removes its pair, if it is there; None, or
+ * NULL with an
+ * exception. */
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
 PyObject *fan_hooks_remove(node_object *owner, PyObject *hook);
-/* fan_hooks_sums: fan_engine_frontend.hooks. The others: -1 with an exception; node_hooks: as of fan_hooks_sums. */
+/* fan_hooks_sums: fan_engine_frontend.hooks. The others: -1 with an exception; node_hooks: as of
+ * fan_hooks_sums. */
 fan_status fan_hooks_sums(fan_node *n, void **sums, void **node_hooks, fan_error *err);
 int fan_hooks_of_node(node_object *self, void **node_hooks);
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
-int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients,
+                   uint32_t ngradients);
 int fan__hooks_accumulated(node_object *self, PyObject *node_hooks);
 static inline int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
     return node_hooks ? fan__hooks_accumulated(self, node_hooks) : 0;
 }
-/* fan_hooks_produced: whether a post-hook returned the gradient. FAN_FROM_HOOK: a prefix for messages about one. */
+/* fan_hooks_produced: whether a post-hook returned the gradient. FAN_FROM_HOOK: a prefix for
+ * messages about one. */
 bool fan_hooks_produced(const void *node_hooks, uint32_t index);
 #define FAN_FROM_HOOK(producer) ((producer)->from_hook ? "a post-hook of " : "")
 
@@ -148,9 +165,9 @@ bool fan_hooks_produced(const void *node_hooks, uint32_t index);
 
 /* fan_node_declare: slots=: as many as *inputs; if that is 0, sets *inputs to their number. */
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
-/* fan_node_place: its stream: stream=, device=, else of the device that `slots` (or NULL) declare, else the current
- * one.
- */
+/* fan_node_place: its stream: stream=, device=, else of the device that `slots` (or NULL) declare,
+ * else the current
+ * one. */
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots);
 PyObject *fan_node_get_stream(PyObject *o, void *closure);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
@@ -172,8 +189,8 @@ PyObject *fan_node_get_name(PyObject *o, void *closure);
 PyObject *fan_node_get_number(PyObject *o, void *closure);
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
 
-/* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one), create_graph (A1),
- * stats (E11) and budget of `how`; NULL with an exception. */
+/* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one),
+ * create_graph (A1), stats (E11) and budget of `how`; NULL with an exception. */
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 
 typedef struct fan_sum_options {
@@ -181,9 +198,10 @@ typedef struct fan_sum_options {
     bool writable;     /* the sum shares no memory with the gradients */
     bool create_graph; /* the sum is recorded (A1, L6) */
 } fan_sum_options;
-/* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's slots. New reference,
- * or NULL with an exception. */
-PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two, fan_sum_options options);
+/* fan_node_sum: the sum of one or two gradients (NULL: one) of a slot, by a buffer of the node's
+ * slots. New reference, or NULL with an exception. */
+PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObject *two,
+                       fan_sum_options options);
 
 /* ---- leaf.c ---- */
 
@@ -191,29 +209,37 @@ PyObject *fan_node_sum(const node_object *n, size_t slot, PyObject *one, PyObjec
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
 /* fan_leaf_divert: gives the sum to `divert`; may take it, and sets *sum to NULL then. */
 int fan_leaf_divert(leaf_object *self, void **sum);
-/* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an exception. */
+/* fan_leaf_grad_now: .grad of a leaf without accumulate=; new reference; NULL: none, or an
+ * exception. */
 PyObject *fan_leaf_grad_now(leaf_object *self);
 
 /* ---- explain.c ---- */
 
-fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
-fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
+fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found,
+                                  fan_error *err);
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer,
+                                 fan_error *err);
 /* fan_explain_pass: fan_backward_explain as a str; NULL with an exception. */
 PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
 /* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
-void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
+                     const fan_error *err);
 void *fan_error_both(void *first, void *second);
 void fan_error_orphaned(void *error);
-/* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost (E14). */
+/* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost
+ * (E14). */
 void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err);
 
 /* ---- carry.c, pass.c ---- */
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL with an exception. */
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted);
-/* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception stays. */
+/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL
+ * with an exception. */
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
+                                  size_t *nwanted);
+/* fan_task_run: runs it: 0, or -1 with an exception. fan_task_end: NULL: nothing; a live exception
+ * stays. */
 int fan_task_run(fan_backward *p);
 void fan_task_end(fan_backward *p);
 

@@ -10,7 +10,8 @@
 
 /* ---- arguments ---- */
 
-/* The arguments of a call as the core takes them: borrowed from `roots` and `inputs`; gradients are held. */
+/* The arguments of a call as the core takes them: borrowed from `roots` and `inputs`; gradients are
+ * held. */
 typedef struct pass_parts {
     PyObject *roots, *inputs; /* tuples, held */
     bool is_walk;             /* without workers= */
@@ -19,8 +20,9 @@ typedef struct pass_parts {
 } pass_parts;
 
 /* slot_any: a slot that is no small int in range: 0, or -1 with an exception. */
-__attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, const char *what, size_t index,
-                                                    const node_object *n, PyObject *slot, uint32_t *out)
+__attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, const char *what,
+                                                    size_t index, const node_object *n,
+                                                    PyObject *slot, uint32_t *out)
 {
     char name[128], whole[64];
     int64_t i = fan_small_index(slot);
@@ -29,31 +31,35 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
     int bad = 0;
     fan_error_context_push(&w);
     if (strcmp(what, "root") == 0 && (!PyIndex_Check(slot) || fan_is_array(slot)))
-        bad = fan_refuse(PyExc_TypeError, "slot: expected an integer, got %s: give (node, slot, gradient)",
+        bad = fan_refuse(PyExc_TypeError,
+                         "slot: expected an integer, got %s: give (node, slot, gradient)",
                          FAN_TYPE_TEXT(slot));
     else if (i < 0)
         bad = fan_slot_index(slot, "slot", &i);
     if (!bad && i >= (int64_t)n->node.inputs)
-        bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld", n->node.inputs - 1,
-                         fan_node_name(&n->node, name, sizeof name), (long long)i);
+        bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld",
+                         n->node.inputs - 1, fan_node_name(&n->node, name, sizeof name),
+                         (long long)i);
     fan_error_context_pop(&w);
     *out = (uint32_t)i;
     return bad;
 }
 
 /* slot_of: the index of a slot: 0, or -1 with an exception. */
-static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n, PyObject *slot,
-                   uint32_t *out)
+static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n,
+                   PyObject *slot, uint32_t *out)
 {
     int64_t i = fan_small_index(slot);
     *out = (uint32_t)i;
     return i >= 0 && i < (int64_t)n->node.inputs ? 0 : slot_any(parts, what, index, n, slot, out);
 }
 
-/* one_of: the gradient of a root without one: 1, of the shape and dtype that its slot declares; new reference. */
+/* one_of: the gradient of a root without one: 1, of the shape and dtype that its slot declares; new
+ * reference. */
 static PyObject *one_of(const pass_parts *parts, size_t index, const node_object *n, uint32_t slot)
 {
-    const fan_slot_spec *spec = n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
+    const fan_slot_spec *spec =
+        n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
     char name[128], shape[160], device[32];
     npy_intp dims[FAN_MAX_NDIM];
     int64_t size = 1;
@@ -64,18 +70,21 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     }
     fan_node_name(&n->node, name, sizeof name);
     if (!spec || !spec->has_shape)
-        return PyErr_Format(
-            PyExc_ValueError,
-            "%s: root %zu (%s, slot %u): the slot declares no shape: give its gradient, (node, slot, gradient)",
-            parts->config.call, index, name, slot);
+        return PyErr_Format(PyExc_ValueError,
+                            "%s: root %zu (%s, slot %u): the slot declares no shape: give its "
+                            "gradient, (node, slot, gradient)",
+                            parts->config.call, index, name, slot);
     if (!size || (spec->device && spec->device != fan_cpu()))
         return PyErr_Format(
             PyExc_ValueError,
-            "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, and the slot "
+            "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, "
+            "and the slot "
             "is of shape %s on %s: give its gradient, (node, slot, gradient)",
-            parts->config.call, index, name, slot, fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
+            parts->config.call, index, name, slot,
+            fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
             fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device));
-    PyArray_Descr *d = spec->dtype == FAN_DT_NONE ? PyArray_DescrFromType(NPY_DOUBLE) : fan_descr_of_dtype(spec->dtype);
+    PyArray_Descr *d = spec->dtype == FAN_DT_NONE ? PyArray_DescrFromType(NPY_DOUBLE)
+                                                  : fan_descr_of_dtype(spec->dtype);
     if (!d)
         return NULL;
     made = PyArray_NewFromDescr(&PyArray_Type, d, spec->ndim, dims, NULL, NULL, 0, NULL);
@@ -86,7 +95,8 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
-/* refuse_words: TypeError with a text, whose reference it takes; NULL: an exception is set. Returns -1. */
+/* refuse_words: TypeError with a text, whose reference it takes; NULL: an exception is set. Returns
+ * -1. */
 static int refuse_words(PyObject *text)
 {
     if (text)
@@ -98,15 +108,18 @@ static int refuse_words(PyObject *text)
 /* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
-    if (fan_node_arg(o) || (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
-                            !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1))))
-        return fan_set_error(PyExc_TypeError, "%s: %s: expected a sequence, got one of them: give [it]",
+    if (fan_node_arg(o) ||
+        (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
+         !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1))))
+        return fan_set_error(PyExc_TypeError,
+                             "%s: %s: expected a sequence, got one of them: give [it]",
                              parts->config.call, what);
     char named[64];
     if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* the usual case */
         return (*out = PySequence_Tuple(o)) ? 0 : -1;
     if (fan_is_array(o))
-        return refuse_words(fan_call("fanin._mistakes", "no_sequence", "(ssO)", parts->config.call, what, o));
+        return refuse_words(
+            fan_call("fanin._mistakes", "no_sequence", "(ssO)", parts->config.call, what, o));
     PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
     return fan_sequence_arg(o, named, out);
 }
@@ -116,12 +129,25 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
     *out = o == Py_None ? NULL : o;
     if (!*out || PyCallable_Check(o))
         return 0;
-    return fan_set_error(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what, FAN_TYPE_TEXT(o));
+    return fan_set_error(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what,
+                         FAN_TYPE_TEXT(o));
 }
 
-/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as core.pyi declares
- * them. */
-enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, BUDGET, WORKERS, REDUCER };
+/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as
+ * core.pyi declares them. */
+enum {
+    ROOTS,
+    INPUTS,
+    KEEP_GRAPH,
+    CREATE_GRAPH,
+    DETECT,
+    SCHEDULE,
+    PROGRESS,
+    ONE,
+    BUDGET,
+    WORKERS,
+    REDUCER
+};
 
 static int parse(pass_parts *parts, PyObject *const *a)
 {
@@ -138,12 +164,15 @@ static int parse(pass_parts *parts, PyObject *const *a)
     if (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &c->budget) < 0)
         return -1;
     /* The nodes that create_graph records lead back over this graph. */
-    c->keep_graph = a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None ? a[KEEP_GRAPH] == Py_True : c->create_graph;
+    c->keep_graph =
+        a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None ? a[KEEP_GRAPH] == Py_True : c->create_graph;
     if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
-        (a[INPUTS] && a[INPUTS] != Py_None && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0))
+        (a[INPUTS] && a[INPUTS] != Py_None &&
+         sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0))
         return -1;
     if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0 ||
-        function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 || function_arg(c, a[ONE], "one", &one) < 0)
+        function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 ||
+        function_arg(c, a[ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
     PyObject *workers = parts->is_walk ? NULL : a[WORKERS];
@@ -155,21 +184,25 @@ static int parse(pass_parts *parts, PyObject *const *a)
             return -1;
     }
     if (n < 1 || n > FAN_WORKERS_MOST)
-        return fan_set_error(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named,
+        return fan_set_error(PyExc_ValueError,
+                             "%s: expected a number of threads from 1 to %d, got %R", named,
                              FAN_WORKERS_MOST, workers);
     if (n > 1 && (c->schedule || c->create_graph))
-        return fan_set_error(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
-                             c->schedule
-                                 ? "schedule= picks the next node of one worker"
-                                 : "create_graph=True numbers the new nodes in the order of their creation, and the "
-                                   "order of later sums depends on these numbers",
-                             (long long)n);
-    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
+        return fan_set_error(
+            PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
+            c->schedule
+                ? "schedule= picks the next node of one worker"
+                : "create_graph=True numbers the new nodes in the order of their creation, and the "
+                  "order of later sums depends on these numbers",
+            (long long)n);
+    /* a recording needs one thread; the bits are the same */
+    c->workers = fan_recording_here() ? 1 : (uint32_t)n;
     size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
            nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
     c->limited = parts->inputs != NULL;
     if (c->limited && !nwanted)
-        return fan_set_error(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
+        return fan_set_error(PyExc_ValueError,
+                             "%s: inputs: expected at least one, or None for all leaves", c->call);
     c->roots = fan_calloc(nroots * sizeof *c->roots);
     c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
     if (!c->roots || !c->wanted) {
@@ -186,28 +219,33 @@ static int parse(pass_parts *parts, PyObject *const *a)
         PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
         const node_object *to = fan_node_arg(node);
         if (!to)
-            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "input", (Py_ssize_t)i, item,
+            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "input",
+                                         (Py_ssize_t)i, item,
                                          fan_no_node_text(item, node, text, sizeof text)));
         w->node = (fan_node *)(uintptr_t)&to->node;
         w->slot = 0;
         if (tuple && slot_of(parts, "input", i, to, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
             return -1;
         if (!c->capture && !to->node.ops->leaf)
-            return fan_set_error(PyExc_TypeError,
-                                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
-                                 "returns that of any node",
-                                 c->call, i, fan_node_name(&to->node, name, sizeof name));
+            return fan_set_error(
+                PyExc_TypeError,
+                "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) "
+                "returns that of any node",
+                c->call, i, fan_node_name(&to->node, name, sizeof name));
     }
     for (size_t i = 0; i < nroots; i++) {
         fan_root *r = &c->roots[i];
         PyObject *item = PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i);
-        bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
+        bool tuple =
+            PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
         PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
         node_object *to = fan_node_arg(node);
-        PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
+        PyObject *gradient =
+            tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
         uint32_t slot = 0;
         if (!to)
-            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "root", (Py_ssize_t)i, item,
+            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "root",
+                                         (Py_ssize_t)i, item,
                                          fan_no_node_text(item, node, text, sizeof text)));
         if (tuple && slot_of(parts, "root", i, to, PyTuple_GET_ITEM(item, 1), &slot) < 0)
             return -1;
@@ -216,8 +254,10 @@ static int parse(pass_parts *parts, PyObject *const *a)
                                        : one_of(parts, i, to, slot);
         if (gradient == Py_None) {
             Py_DECREF(gradient);
-            return fan_set_error(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
-                                 c->call, i, fan_node_name(&to->node, name, sizeof name), slot);
+            return fan_set_error(
+                PyExc_TypeError,
+                "%s: root %zu (%s, slot %u): one= returned None; expected a gradient", c->call, i,
+                fan_node_name(&to->node, name, sizeof name), slot);
         }
         *r = (fan_root){&to->node, slot, gradient};
         if (!gradient)
@@ -226,10 +266,12 @@ static int parse(pass_parts *parts, PyObject *const *a)
     return 0;
 }
 
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted)
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture,
+                                  size_t *nwanted)
 {
-    pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
-                        .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
+    pass_parts parts = {
+        .is_walk = strcmp(call, "walk") == 0,
+        .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
     fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     if (parse(&parts, a) == 0) {
@@ -278,18 +320,20 @@ static int backward_run(PyObject *const *a)
     return bad;
 }
 
-/* backward: a reducer takes its leaves' sums, and accumulates their sums over ranks at the end. The pass's
- * exception is raised also if the reducer has another. */
+/* backward: a reducer takes its leaves' sums, and accumulates their sums over ranks at the end. The
+ * pass's exception is raised also if the reducer has another. */
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyObject *reducer = a[REDUCER], *block, *begun, *error;
     if (!reducer || reducer == Py_None)
         return backward_run(a) < 0 ? NULL : Py_NewRef(Py_None);
     if (a[CREATE_GRAPH] == Py_True)
-        return PyErr_Format(PyExc_ValueError,
-                            "backward: a pass with reducer= cannot record itself (create_graph=True)");
+        return PyErr_Format(
+            PyExc_ValueError,
+            "backward: a pass with reducer= cannot record itself (create_graph=True)");
     if (!PyObject_HasAttrString(reducer, "_reduced")) {
-        return PyErr_Format(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
+        return PyErr_Format(PyExc_TypeError,
+                            "backward: reducer: expected a fanin.dist.Reducer, got %s",
                             FAN_TYPE_TEXT(reducer));
     }
     block = PyObject_CallMethod(reducer, "_reduced", NULL);
@@ -328,7 +372,8 @@ static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
     if (!leaf)
         return NULL;
     if (leaf->divert)
-        return PyErr_Format(PyExc_RuntimeError, "%s: another fanin.dist.Reducer takes its gradients now",
+        return PyErr_Format(PyExc_RuntimeError,
+                            "%s: another fanin.dist.Reducer takes its gradients now",
                             fan_node_name(&leaf->base.node, name, sizeof name));
     if (a[2] != Py_None && !PyDict_Check(a[2]))
         return PyErr_Format(PyExc_TypeError, "expected a dict, got %s", FAN_TYPE_TEXT(a[2]));
@@ -364,13 +409,16 @@ static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     leaf_object *leaf = leaf_of_arg(a[0]);
     Py_ssize_t i = PyLong_AsSsize_t(a[2]);
-    void *hooks = NULL, *sum = !leaf || PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(a[1], i));
+    void *hooks = NULL,
+         *sum = !leaf || PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(a[1], i));
     if (!sum || fan_hooks_of_node(&leaf->base, &hooks) < 0) {
         Py_XDECREF((PyObject *)sum);
         return NULL;
     }
-    PyList_SetItem(a[1], i, Py_NewRef(Py_None)); /* the only reference may become .grad itself (L3) */
-    int bad = fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
+    /* the only reference may become .grad itself (L3) */
+    PyList_SetItem(a[1], i, Py_NewRef(Py_None));
+    int bad =
+        fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
     Py_XDECREF((PyObject *)sum);
     Py_XDECREF((PyObject *)hooks);
     return bad ? NULL : Py_NewRef(Py_None);

@@ -9,12 +9,16 @@ typedef struct walk_object {
     node_object *now;                 /* held: the node that waits for give(); NULL: none */
     PyObject *sums;                   /* .. its sums */
     fan_guards guards;                /* .. of sums with other references */
-    PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
-    PyObject *last;                   /* the text of `explain` at an early end; NULL: none */
-    bool busy;                        /* a call is running */
+    /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
+    PyObject *node_hooks;
+    PyObject *last; /* the text of `explain` at an early end; NULL: none */
+    bool busy;      /* a call is running */
 } walk_object;
 
-static walk_object *walk_cast(PyObject *o) { return (walk_object *)o; }
+static walk_object *walk_cast(PyObject *o)
+{
+    return (walk_object *)o;
+}
 
 static void walk_end(walk_object *self)
 {
@@ -35,14 +39,16 @@ static int walk_check_idle(walk_object *self)
 {
     if (!self->busy)
         return 0;
-    return fan_set_error(PyExc_RuntimeError, "walk: a call of this pass is running, on this thread or another");
+    return fan_set_error(PyExc_RuntimeError,
+                         "walk: a call of this pass is running, on this thread or another");
 }
 
 /* keep_last: the text of `explain`, for use after the end. */
 static void keep_last(walk_object *self)
 {
     PyObject *live = fan_exception_take();
-    Py_XSETREF(self->last, self->pass ? fan_explain_pass(self->pass, NULL) : Py_XNewRef(self->last));
+    Py_XSETREF(self->last,
+               self->pass ? fan_explain_pass(self->pass, NULL) : Py_XNewRef(self->last));
     PyErr_Clear();
     fan_exception_put(live);
 }
@@ -82,7 +88,8 @@ static fan_status sums_now(walk_object *self, fan_error *err)
     self->node_hooks = node_hooks;
     if (status == FAN_OK && fan_box_all(sums, n) < 0)
         status = fan_from_python(err);
-    if (status == FAN_OK && (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
+    if (status == FAN_OK &&
+        (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
         status = fan_from_python(err);
     for (uint32_t i = 0; i < n; i++) {
         if (status == FAN_OK)
@@ -120,7 +127,8 @@ static PyObject *next_node(walk_object *self)
             status = fan_node_freed(n, &err);
         fan_backward_walk_runs(self->pass, false);
     }
-    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : walk_failed(self, status, &err);
+    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums)
+                            : walk_failed(self, status, &err);
 }
 
 static PyObject *walk_next(PyObject *o)
@@ -144,11 +152,13 @@ static PyObject *walk_next(PyObject *o)
     return pair;
 }
 
-/* gradients_given: checks and delivers what the node's function would have returned; 0, or -1: the pass has ended. */
+/* gradients_given: checks and delivers what the node's function would have returned; 0, or -1: the
+ * pass has ended. */
 static int gradients_given(walk_object *self, PyObject *result)
 {
     uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
-    void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
+    void **gradients = fan_calloc(n * sizeof *gradients),
+         **sums = fan_calloc(inputs * sizeof *sums);
     FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_ERR_NOMEM;
     fan_streams_outer outer;
@@ -157,12 +167,15 @@ static int gradients_given(walk_object *self, PyObject *result)
     fan_backward_enter(self->pass, &outer);
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
-            sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
-        status = fan_guards_end(&self->guards, &self->now->node) < 0 ||
-                         fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
-                         (self->node_hooks && fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
-                     ? fan_from_python(&err)
-                     : FAN_OK;
+            sums[i] =
+                PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
+        status =
+            fan_guards_end(&self->guards, &self->now->node) < 0 ||
+                    fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
+                    (self->node_hooks &&
+                     fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
+                ? fan_from_python(&err)
+                : FAN_OK;
         if (status == FAN_OK)
             status = fan_backward_give(self->pass, gradients, self->node_hooks, &err);
         else
@@ -189,7 +202,8 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
     if (walk_check_idle(self) < 0)
         return NULL;
     if (!self->now)
-        return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: call next() first");
+        return PyErr_Format(PyExc_RuntimeError,
+                            "walk: no node waits for gradients: call next() first");
     self->busy = true;
     bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
     fan_backward_depth(-1);
@@ -274,7 +288,8 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *a)
     const node_object *only = NULL;
     PyObject *node = a[0];
     if (node && node != Py_None && !(only = fan_node_arg(node)))
-        return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
+        return PyErr_Format(PyExc_TypeError,
+                            "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
                             FAN_TYPE_TEXT(node));
     if (!self->pass)
         return self->last ? Py_NewRef(self->last) : PyUnicode_FromString("");
@@ -293,7 +308,8 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_backward_walk_spec = {
     .name = "fanin._core.Walk",
     .basicsize = sizeof(walk_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = slots,
 };
 

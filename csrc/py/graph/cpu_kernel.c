@@ -1,6 +1,7 @@
-/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h): a call with its arguments, or
- * NumPy's inner loop in its place; arrays and launches inside functions of graph trees; recorded steps of fanin.tape.
- */
+/* cpu_kernel: kernels that are Python callables, on the CPU (device/cpu/recording.h): a call with
+ * its arguments, or NumPy's inner loop in its place; arrays and launches inside functions of graph
+ * trees; recorded steps of
+ * fanin.tape. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 
@@ -13,12 +14,18 @@
 
 #include <numpy/ufuncobject.h>
 
-/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
+/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the
+ * arguments. */
 #define CALL_ARGS 3
 #define LOOP_ARGS 4
-#define LOOP_BYTES ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock */
+#define LOOP_BYTES                                                                 \
+    ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock \
+                         */
 
-static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+static bool is_ufunc(PyObject *fn)
+{
+    return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0;
+}
 
 /* check_kept: after the call: 0, or -1 with an exception if the callable kept an argument. */
 static int check_kept(PyObject *call)
@@ -27,11 +34,11 @@ static int check_kept(PyObject *call)
         return 0;
     for (Py_ssize_t i = CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
         if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1)
-            return fan_set_error(
-                PyExc_RuntimeError,
-                "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
-                "view.copy()",
-                PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
+            return fan_set_error(PyExc_RuntimeError,
+                                 "kernel %R kept its argument %zd after its run, when the memory "
+                                 "may be reused: keep a copy, "
+                                 "view.copy()",
+                                 PyTuple_GET_ITEM(call, 1), i - CALL_ARGS);
     return 0;
 }
 
@@ -48,14 +55,17 @@ static fan_status call_run(void *ctx, fan_error *err)
     return check_kept((PyObject *)call) < 0 ? fan_from_python(err) : FAN_OK;
 }
 
-/* call_new: the call fn(*reads, *writes); `argument` converts each (i: its index among reads or writes). New reference,
- * or NULL with an exception. */
-typedef PyObject *(*call_argument)(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i);
-static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2], call_argument argument, void *ctx)
+/* call_new: the call fn(*reads, *writes); `argument` converts each (i: its index among reads or
+ * writes). New reference, or NULL with an exception. */
+typedef PyObject *(*call_argument)(void *ctx, PyObject *name, PyObject *x, bool write,
+                                   Py_ssize_t i);
+static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2],
+                          call_argument argument, void *ctx)
 {
     Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
     bool by_out = is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + CALL_ARGS), *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    PyObject *call = PyTuple_New(all + CALL_ARGS),
+             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
     if (!call || !names) {
         Py_XDECREF(call);
         Py_XDECREF(names);
@@ -77,9 +87,10 @@ static PyObject *call_new(PyObject *fn, PyObject *name, PyObject *const lists[2]
     return call;
 }
 
-/* call_record: adds the call to a recording; its first `reads` arguments are read, the others written. how: its run,
- * drop and ctx, which is taken also on failure. */
-static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how, fan_error *err)
+/* call_record: adds the call to a recording; its first `reads` arguments are read, the others
+ * written. how: its run, drop and ctx, which is taken also on failure. */
+static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how,
+                              fan_error *err)
 {
     Py_ssize_t all = PyTuple_GET_SIZE(call) - CALL_ARGS;
     fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
@@ -107,9 +118,10 @@ static fan_status call_record(fan_recording *r, PyObject *call, Py_ssize_t reads
     return status;
 }
 
-/* Title: Inner loops. A NumPy ufunc on arrays of one layout ends in one call of a C function, which a replay calls
- * directly, without the interpreter. If NumPy does more (casts, broadcasts, skips gaps, calls the loop more than once),
- * the replay calls the ufunc. A direct loop does not warn of overflow or invalid values. */
+/* Title: Inner loops. A NumPy ufunc on arrays of one layout ends in one call of a C function, which
+ * a replay calls directly, without the interpreter. If NumPy does more (casts, broadcasts, skips
+ * gaps, calls the loop more than once), the replay calls the ufunc. A direct loop does not warn of
+ * overflow or invalid values. */
 typedef struct inner_loop {
     PyUFuncGenericFunction run;
     void *data;
@@ -129,7 +141,10 @@ static fan_status run_loop(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
+static void drop_loop(void *ctx)
+{
+    PyMem_RawFree(ctx);
+}
 
 /* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
 static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
@@ -145,22 +160,27 @@ static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject 
     return -1;
 }
 
-/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a number with floats. */
+/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a
+ * number with floats. */
 static bool loop_takes(PyObject *x, PyArrayObject *out)
 {
     if (!PyArray_CheckExact(x))
-        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) &&
+               (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
     PyArrayObject *a = (PyArrayObject *)x;
-    bool disjoint =
-        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
-                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
+    bool disjoint = PyArray_BYTES(a) == PyArray_BYTES(out) ||
+                    !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
+                                    PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
     int both = PyArray_FLAGS(a) & PyArray_FLAGS(out); /* one inner loop covers all of it */
     return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && disjoint && both & NPY_ARRAY_ALIGNED &&
-           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
-           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
+           both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
+           PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) &&
+           PyArray_ISNOTSWAPPED(a);
 }
 
-/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is none. */
+/* call_loop: how->run, drop and ctx of the direct loop; false, without an exception: there is
+ * none. */
 static bool call_loop(PyObject *call, fan_cpu_call *how)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
@@ -171,7 +191,8 @@ static bool call_loop(PyObject *call, fan_cpu_call *how)
     if (f->core_enabled || f->nargs != n || f->nout != 1)
         return false;
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
+    bool simple =
+        PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
     for (Py_ssize_t i = 0; i < n && simple; i++)
         simple = loop_takes(args[i], out);
     int which = simple ? loop_of(f, args, out) : -1;
@@ -200,9 +221,9 @@ static bool call_loop(PyObject *call, fan_cpu_call *how)
 
 /* ---- functions of graph trees ---- */
 
-/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the direct loop. A view
- * holds the whole memory that it lies in, the arena or the operand's, so a kept view never reads freed memory; keeping
- * one is an error anyway. */
+/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the
+ * direct loop. A view holds the whole memory that it lies in, the arena or the operand's, so a kept
+ * view never reads freed memory; keeping one is an error anyway. */
 typedef struct tree_kernel {
     PyObject *name, *call; /* held; call NULL: */
     fan_cpu_call loop;
@@ -229,13 +250,17 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     if (!k->call)
         return k->loop.run(k->loop.ctx, err);
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python kernel cannot run");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "the interpreter has ended: a Python kernel cannot run");
     fan_status status = call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
 }
 
-static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY)); }
+static void drop_storage(PyObject *capsule)
+{
+    fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY));
+}
 
 /* storage_capsule: takes the hold, also on failure. */
 static PyObject *storage_capsule(fan_storage *s)
@@ -257,7 +282,8 @@ static PyObject *view_of(const fan_array *a, bool write)
 }
 
 /* argument: converts an argument of a launch for its kernel; new reference. */
-static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, bool write, Py_ssize_t i)
+static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, bool write,
+                          Py_ssize_t i)
 {
     fan_device *d = NULL;
     const fan_array *a = fan_array_arg(x, &d);
@@ -269,18 +295,22 @@ static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, boo
         return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
     }
     if (PyArray_CheckExact(x) && (!write || PyArray_ISWRITEABLE((PyArrayObject *)x)))
-        return fan_ndarray_check_known(x, PyUnicode_AsUTF8(name)) < 0 ? NULL
-                                                                      : PyArray_View((PyArrayObject *)x, NULL, NULL);
-    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
+        return fan_ndarray_check_known(x, PyUnicode_AsUTF8(name)) < 0
+                   ? NULL
+                   : PyArray_View((PyArrayObject *)x, NULL, NULL);
+    if (!write &&
+        (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
     if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
-        return PyErr_Format(PyExc_TypeError,
-                            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
-                            "np.asarray(x) to the function as an operand, or give its numbers one by one",
-                            name, i, FAN_TYPE_TEXT(x));
+        return PyErr_Format(
+            PyExc_TypeError,
+            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
+            "np.asarray(x) to the function as an operand, or give its numbers one by one",
+            name, i, FAN_TYPE_TEXT(x));
     return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name,
                         write ? "writes" : "reads", i,
-                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
+                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers",
+                        FAN_TYPE_TEXT(x));
 }
 
 /* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
@@ -309,7 +339,8 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
     return fan_done(status, &err);
 }
 
-/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */
+/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's
+ * memory. */
 static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     PyObject *made = NULL;
@@ -335,19 +366,27 @@ static PyObject *cpu_wants_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 
 /* ---- recorded steps of fanin.tape ---- */
 
-/* Title: Memory of a step. A recording is a capsule; what holds it holds the calls of its kernels as well. Their
- * arguments are views of its memory, or of operands, made once; those of its memory have the capsule as their base, so
- * they show the result of the last replay, and never freed memory. */
+/* Title: Memory of a step. A recording is a capsule; what holds it holds the calls of its kernels
+ * as well. Their arguments are views of its memory, or of operands, made once; those of its memory
+ * have the capsule as their base, so they show the result of the last replay, and never freed
+ * memory. */
 static const char RECORDING[] = "fanin.recording";
 
-static fan_recording *recording_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, RECORDING); }
+static fan_recording *recording_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, RECORDING);
+}
 
-static void recording_gone(PyObject *capsule) { fan_recording_free(recording_of(capsule)); }
+static void recording_gone(PyObject *capsule)
+{
+    fan_recording_free(recording_of(capsule));
+}
 
 static PyObject *recording_new(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_recording *r = fan_recording_new();
-    bool checks = r && fan_recording_operand(r, NULL, 0, false, NULL) == FAN_OK; /* which turns on access checks */
+    /* which turns on access checks */
+    bool checks = r && fan_recording_operand(r, NULL, 0, false, NULL) == FAN_OK;
     PyObject *made = checks ? PyCapsule_New(r, RECORDING, recording_gone) : NULL;
     if (!made)
         fan_recording_free(r);
@@ -374,11 +413,12 @@ static PyObject *recording_counts(PyObject *Py_UNUSED(module), PyObject *capsule
     if (!r)
         return NULL;
     fan_blocks *b = fan_recording_blocks(r);
-    return Py_BuildValue("(nKn)", (Py_ssize_t)fan_recording_kernels(r), (unsigned long long)fan_blocks_bytes(b),
-                         (Py_ssize_t)fan_blocks_live(b));
+    return Py_BuildValue("(nKn)", (Py_ssize_t)fan_recording_kernels(r),
+                         (unsigned long long)fan_blocks_bytes(b), (Py_ssize_t)fan_blocks_live(b));
 }
 
-static PyObject *locked; /* of all threads: address of an array -> number of recordings that lock it */
+/* of all threads: address of an array -> number of recordings that lock it */
+static PyObject *locked;
 
 static long locks_of(PyObject *at)
 {
@@ -386,7 +426,8 @@ static long locks_of(PyObject *at)
     return n ? PyLong_AsLong(n) : 0;
 }
 
-/* recording_lock: an array is read-only while a recording locks it. Without memory nothing changes. */
+/* recording_lock: an array is read-only while a recording locks it. Without memory nothing
+ * changes. */
 static PyObject *recording_lock(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const long by = a[1] == Py_True ? 1 : -1;
@@ -443,15 +484,16 @@ static PyObject *recording_knows(PyObject *Py_UNUSED(module), PyObject *const *a
     return PyBool_FromLong(fan_recording_knows(r, lo, bytes, false));
 }
 
-/* ndarray_like: an ndarray with the dtype and layout of `a` over other memory. Takes `base` (NULL: with an exception),
- * also on failure. */
+/* ndarray_like: an ndarray with the dtype and layout of `a` over other memory. Takes `base` (NULL:
+ * with an exception), also on failure. */
 static PyObject *ndarray_like(PyArrayObject *a, char *data, PyObject *base, bool writable)
 {
     if (!base)
         return NULL;
     PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
-    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a), data,
-                                          writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    PyObject *made =
+        PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
+                             data, writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
     if (!made)
         Py_DECREF(base);
     else if (PyArray_SetBaseObject((PyArrayObject *)made, base) < 0) /* takes it */
@@ -468,7 +510,8 @@ static PyObject *recording_empty(PyObject *Py_UNUSED(module), PyObject *like)
         return PyErr_Format(PyExc_TypeError, "an array of objects cannot be recorded");
     fan_ndarray_extent(like, &lo, &bytes);
     fan_storage *s = fan_storage_new(bytes);
-    return s ? ndarray_like(a, (char *)s->data + (PyArray_BYTES(a) - lo), storage_capsule(s), true) : PyErr_NoMemory();
+    return s ? ndarray_like(a, (char *)s->data + (PyArray_BYTES(a) - lo), storage_capsule(s), true)
+             : PyErr_NoMemory();
 }
 
 /* repeats: whether the array has a stride of 0, as broadcast ones do. */
@@ -480,7 +523,8 @@ static bool repeats(PyArrayObject *a)
     return false;
 }
 
-/* step_view: a view for a kernel; if it writes, it may write into locked operands. New reference. */
+/* step_view: a view for a kernel; if it writes, it may write into locked operands. New
+ * reference. */
 static PyObject *step_view(PyObject *capsule, PyArrayObject *a, bool writes)
 {
     fan_recording *r = recording_of(capsule);
@@ -491,7 +535,8 @@ static PyObject *step_view(PyObject *capsule, PyArrayObject *a, bool writes)
     fan_ndarray_extent((PyObject *)a, &lo, &bytes);
     bool ours = !bytes || fan_blocks_have(fan_recording_blocks(r), lo, bytes);
     return ndarray_like(a, PyArray_BYTES(a), Py_NewRef(ours ? capsule : (PyObject *)a),
-                        PyArray_ISWRITEABLE(a) || (writes && fan_recording_knows(r, lo, bytes, true)));
+                        PyArray_ISWRITEABLE(a) ||
+                            (writes && fan_recording_knows(r, lo, bytes, true)));
 }
 
 static PyObject *recording_view(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -515,13 +560,20 @@ static PyObject *step_argument(void *capsule, PyObject *name, PyObject *x, bool 
         return step_view(capsule, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
     if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x)))
         return Py_NewRef(x);
-    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads", i,
-                        write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
+    return PyErr_Format(
+        PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads", i,
+        write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
 }
 
 static PyObject *recording_launch(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    enum { CAPSULE, CALLS, FN, NAME, READS };
+    enum {
+        CAPSULE,
+        CALLS,
+        FN,
+        NAME,
+        READS
+    };
     fan_recording *r = recording_of(a[CAPSULE]);
     PyObject *call = r ? call_new(a[FN], a[NAME], a + READS, step_argument, a[CAPSULE]) : NULL;
     fan_error err = {0};
@@ -568,11 +620,18 @@ static PyObject *recording_writes(PyObject *Py_UNUSED(module), PyObject *const *
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
 }
 
-/* The arrays of a call, as tuples of views: a replay needs the same number with the same layouts. */
-enum { COPIED, STATIC, GRADS, LISTS };
+/* The arrays of a call, as tuples of views: a replay needs the same number with the same
+ * layouts. */
+enum {
+    COPIED,
+    STATIC,
+    GRADS,
+    LISTS
+};
 
-/* view_matches: whether a call's array has the layout of a view of the recording and, unless it is copied, its address.
- */
+/* view_matches: whether a call's array has the layout of a view of the recording and, unless it is
+ * copied, its
+ * address. */
 static bool view_matches(PyObject *capsule, PyObject *x, PyObject *view, int list)
 {
     if (view == Py_None || !PyArray_CheckExact(x))
@@ -604,13 +663,14 @@ static PyObject *recording_fits(PyObject *Py_UNUSED(module), PyObject *const *a)
 static fan_region region_of(PyArrayObject *a)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes of NumPy's are those of the core");
-    return (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), (const int64_t *)PyArray_DIMS(a),
-                        (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
+    return (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a),
+                        (const int64_t *)PyArray_DIMS(a), (const int64_t *)PyArray_STRIDES(a),
+                        PyArray_NDIM(a)};
 }
 
-/* find_overlap: a copied argument must not overlap memory that the call writes: the copy would miss those writes. NULL,
- * or (index of the argument, name of the kernel or index of the gradient); also NULL with an exception. `writes`: pairs
- * of an operand and the kernel that writes into it. */
+/* find_overlap: a copied argument must not overlap memory that the call writes: the copy would miss
+ * those writes. NULL, or (index of the argument, name of the kernel or index of the gradient); also
+ * NULL with an exception. `writes`: pairs of an operand and the kernel that writes into it. */
 static PyObject *find_overlap(PyObject *writes, PyObject *copied, PyObject *grads)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
@@ -627,10 +687,12 @@ static PyObject *find_overlap(PyObject *writes, PyObject *copied, PyObject *grad
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++) {
             if (PyTuple_GET_ITEM(grads, j) == Py_None)
                 continue;
-            fan_region one = region_of(x), two = region_of((PyArrayObject *)PyTuple_GET_ITEM(grads, j));
+            fan_region one = region_of(x),
+                       two = region_of((PyArrayObject *)PyTuple_GET_ITEM(grads, j));
             fan_verdict v = FAN_OVERLAP_HARD;
             fan_error err = {0};
-            if (fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT)
+            if (fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK ||
+                v != FAN_OVERLAP_DISJOINT)
                 return Py_BuildValue("(nn)", i, j); /* also if that cannot be decided quickly */
         }
     }
@@ -643,7 +705,8 @@ static PyObject *recording_overlaps(PyObject *Py_UNUSED(module), PyObject *const
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
-/* stage_array: copies an array into one of the same layout; of one that repeats itself the bytes. */
+/* stage_array: copies an array into one of the same layout; of one that repeats itself the
+ * bytes. */
 static int stage_array(PyArrayObject *to, PyArrayObject *from)
 {
     const char *lo, *at;
@@ -670,14 +733,21 @@ static int stage_arrays(PyObject *capsule, PyObject *views, PyObject *arrays)
 
 static PyObject *recording_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    enum { CAPSULE, BOUND, WRITES, OF_CALL, GRADS_OF_CALL };
+    enum {
+        CAPSULE,
+        BOUND,
+        WRITES,
+        OF_CALL,
+        GRADS_OF_CALL
+    };
     fan_recording *r = recording_of(a[CAPSULE]);
     fan_error err = {0};
     if (!r)
         return NULL;
     if (PyCapsule_GetContext(a[CAPSULE]) || fan_recording_here())
         return PyErr_Format(PyExc_RuntimeError, "a recorded step cannot be replayed: %s",
-                            fan_recording_here() ? "this thread is recording" : "one of its kernels called it");
+                            fan_recording_here() ? "this thread is recording"
+                                                 : "one of its kernels called it");
     PyObject *found = find_overlap(a[WRITES], a[OF_CALL], a[GRADS_OF_CALL]);
     if (found || PyErr_Occurred())
         return found;

@@ -1,4 +1,5 @@
-/* graph_function: a function of a graph tree: converts operands and results between Python and the core. */
+/* graph_function: a function of a graph tree: converts operands and results between Python and the
+ * core. */
 #include "py/graph/tree_object.h"
 #include "py/base/handles.h"
 #include "py/arrays/arrays.h"
@@ -16,9 +17,10 @@ typedef struct graph_function {
     PyObject *fn, *name;         /* held */
     PyObject *key;               /* a callable, or NULL */
     PyObject *keys;              /* fanin.graph.trees.Keys */
-    PyObject *outside;           /* verify=: a dict: recording -> the values that fn read besides its operands */
-    PyObject *all_roles;         /* bytes: */
-    const uint8_t *roles;        /* of each operand; nroles 0: roles[0] of all */
+    /* verify=: a dict: recording -> the values that fn read besides its operands */
+    PyObject *outside;
+    PyObject *all_roles;  /* bytes: */
+    const uint8_t *roles; /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
@@ -27,7 +29,10 @@ typedef struct graph_function {
     PyObject *weakrefs;
 } graph_function;
 
-static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
+static graph_function *function_self(PyObject *o)
+{
+    return (graph_function *)o;
+}
 
 static int function_traverse(PyObject *o, visitproc visit, void *arg)
 {
@@ -75,9 +80,10 @@ typedef struct body {
     PyObject *const *args;
     size_t n;
     fan_array *const *in;
-    PyObject *result;  /* of the function; NULL: it did not run */
-    PyObject *raised;  /* by a warning */
-    PyObject *outside; /* verify=: what the function read besides its operands; NULL: it did not run */
+    PyObject *result; /* of the function; NULL: it did not run */
+    PyObject *raised; /* by a warning */
+    /* verify=: what the function read besides its operands; NULL: it did not run */
+    PyObject *outside;
 } body;
 
 static int result_add(body *b, PyObject *o, fan_tree_result *out)
@@ -87,11 +93,12 @@ static int result_add(body *b, PyObject *o, fan_tree_result *out)
     fan_array *a = none ? NULL : fan_array_arg(o, &d);
     char text[32];
     if (!none && (!a || d != b->self->tree->d))
-        return fan_set_error(
-            PyExc_TypeError,
-            "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
-            "list of them",
-            b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
+        return fan_set_error(PyExc_TypeError,
+                             "%U: output %zu is a %.80s: a function of a graph tree returns arrays "
+                             "on %s, None, or a tuple or "
+                             "list of them",
+                             b->self->name, out->n, Py_TYPE(o)->tp_name,
+                             fan_device_text(b->self->tree->d, text, sizeof text));
     if (fan_grow((void **)&out->at, &out->cap, out->n + 1, sizeof(fan_array *))) {
         PyErr_NoMemory();
         return -1;
@@ -100,7 +107,12 @@ static int result_add(body *b, PyObject *o, fan_tree_result *out)
     return 0;
 }
 
-enum { FORM_NONE, FORM_ONE, FORM_TUPLE, FORM_LIST };
+enum {
+    FORM_NONE,
+    FORM_ONE,
+    FORM_TUPLE,
+    FORM_LIST
+};
 
 static int result_read(body *b, PyObject *o, fan_tree_result *out)
 {
@@ -119,8 +131,12 @@ static int result_read(body *b, PyObject *o, fan_tree_result *out)
     return 0;
 }
 
-/* on_cpu: inside a function on the CPU operands are handles: operations on ndarrays could not be recorded. */
-static bool on_cpu(const graph_function *self) { return !self->tree->d->backend->has_streams; }
+/* on_cpu: inside a function on the CPU operands are handles: operations on ndarrays could not be
+ * recorded. */
+static bool on_cpu(const graph_function *self)
+{
+    return !self->tree->d->backend->has_streams;
+}
 
 static PyObject *body_args(const body *b, fan_array *const *in)
 {
@@ -155,7 +171,8 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "the interpreter has ended: a Python function cannot run");
     if (b->self->tree->verify)
         Py_XSETREF(b->outside, fan_call(TREES, "outside", "(O)", b->self->fn));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
@@ -202,7 +219,8 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
     if (!fan_gil_enter(&gil))
         return;
     PyObject *number = PyLong_FromLong(node);
-    PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
+    PyObject *before =
+        number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
     PyObject *words = before ? fan_call(TREES, "changed", "(OO)", self->fn, before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
@@ -224,18 +242,21 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
     fan_dtype dtype = fan_dtype_of_descr(d);
     fan_array *a = NULL;
     if (dtype == FAN_DT_NONE)
-        PyErr_Format(
-            fan_state_get()->dtype_error,
-            "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
-            "or complex in native byte order: x.astype(..)",
-            self->name, i, (PyObject *)d);
-    else if (!fan_handles_outermost() || fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
+        PyErr_Format(fan_state_get()->dtype_error,
+                     "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, "
+                     "int8..64, uint8..64, float "
+                     "or complex in native byte order: x.astype(..)",
+                     self->name, i, (PyObject *)d);
+    else if (!fan_handles_outermost() ||
+             fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
         (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     return a;
 }
 
-/* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL: none. */
-static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
+/* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL:
+ * none. */
+static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in,
+                       PyObject **others)
 {
     PyTypeObject *type = fan_state_get()->array_type;
     *others = NULL;
@@ -252,16 +273,18 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
             continue;
         }
         if (in[i])
-            return fan_set_error(PyExc_ValueError, "%U: operand %zu lies on %s, but the graph tree is of %s%s",
+            return fan_set_error(PyExc_ValueError,
+                                 "%U: operand %zu lies on %s, but the graph tree is of %s%s",
                                  self->name, i, fan_device_text(d, there, sizeof there),
                                  fan_device_text(self->tree->d, here, sizeof here),
                                  fan_device_of_another(d, self->tree->d));
         if ((self->nroles == 0 || i < self->nroles) &&
             (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i]))) {
             char text[32];
-            return fan_set_error(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s",
-                                 self->name, i, role_names[self->roles[self->nroles ? i : 0]],
-                                 fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(args[i])->tp_name);
+            return fan_set_error(
+                PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s",
+                self->name, i, role_names[self->roles[self->nroles ? i : 0]],
+                fan_device_text(self->tree->d, text, sizeof text), Py_TYPE(args[i])->tp_name);
         }
         if (!*others && !(*others = PyList_New(0)))
             return -1;
@@ -275,14 +298,19 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     return 0;
 }
 
-/* key_of: a number for the arguments that are no arrays and the result of key=; 0: there is neither. */
-static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
+/* key_of: a number for the arguments that are no arrays and the result of key=; 0: there is
+ * neither. */
+static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others,
+                  uint64_t *out)
 {
     *out = 0;
     if (!others && !self->key)
         return 0;
-    PyObject *given = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
-    PyObject *number = given ? PyObject_CallFunctionObjArgs(self->keys, given, others ? others : Py_None, NULL) : NULL;
+    PyObject *given =
+        self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *number =
+        given ? PyObject_CallFunctionObjArgs(self->keys, given, others ? others : Py_None, NULL)
+              : NULL;
     Py_XDECREF(given);
     if (!number)
         return -1;
@@ -308,7 +336,8 @@ static PyObject *result_of(const body *b, const fan_tree_result *r)
         Py_RETURN_NONE;
     if (r->form == FORM_ONE)
         return object_of(b, r->at[0]);
-    PyObject *made = r->form == FORM_TUPLE ? PyTuple_New((Py_ssize_t)r->n) : PyList_New((Py_ssize_t)r->n);
+    PyObject *made =
+        r->form == FORM_TUPLE ? PyTuple_New((Py_ssize_t)r->n) : PyList_New((Py_ssize_t)r->n);
     for (size_t i = 0; made && i < r->n; i++) {
         PyObject *o = object_of(b, r->at[i]);
         if (!o)
@@ -353,7 +382,8 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
         else if (b->result && !self->keeps &&
-                 (report.outcome == FAN_TREE_WARM || (report.outcome == FAN_TREE_EAGER && !report.handed)))
+                 (report.outcome == FAN_TREE_WARM ||
+                  (report.outcome == FAN_TREE_EAGER && !report.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
@@ -367,8 +397,8 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         fan_raise(status, &err);
         if (status == FAN_ERR_EXTERN) {
             PyObject *raised = fan_exception_take();
-            PyObject *note =
-                PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
+            PyObject *note = PyUnicode_FromFormat(
+                "raised in %U, a function of a graph tree: nothing was recorded", self->name);
             fan_exception_note(raised, note);
             fan_exception_put(raised);
         }
@@ -386,7 +416,8 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     PyObject *others = NULL, *made = NULL;
     uint64_t key;
     if (kwnames && PyTuple_GET_SIZE(kwnames))
-        return PyErr_Format(PyExc_TypeError, "%U: pass operands by position, in the order of roles=", self->name);
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: pass operands by position, in the order of roles=", self->name);
     if (n > OPERANDS_ON_STACK && !(in = fan_alloc(n * sizeof *in)))
         return PyErr_NoMemory();
     Py_INCREF(o);
@@ -425,14 +456,21 @@ static PyObject *name_of(PyObject *fn)
 
 PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a)
 {
-    enum { FN, ROLES, KEEP, KEY };
-    PyObject *fn = a[FN], *roles = a[ROLES], *keep = a[KEEP] ? a[KEEP] : Py_False, *key = a[KEY] ? a[KEY] : Py_None;
+    enum {
+        FN,
+        ROLES,
+        KEEP,
+        KEY
+    };
+    PyObject *fn = a[FN], *roles = a[ROLES], *keep = a[KEEP] ? a[KEEP] : Py_False,
+             *key = a[KEY] ? a[KEY] : Py_None;
     PyTypeObject *type = fan_state_get()->graph_function_type;
     fan_error err = {0};
     fan_status status;
     if (!PyCallable_Check(fn) || (key != Py_None && !PyCallable_Check(key)))
         return PyErr_Format(PyExc_TypeError, "function: expected %s, not a %.80s",
-                            PyCallable_Check(fn) ? "key= to be called with the operands" : "a function of arrays",
+                            PyCallable_Check(fn) ? "key= to be called with the operands"
+                                                 : "a function of arrays",
                             Py_TYPE(PyCallable_Check(fn) ? key : fn)->tp_name);
     graph_function *self = (graph_function *)type->tp_alloc(type, 0);
     if (!self)
@@ -451,11 +489,12 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *
         size_t nkeep = kept == Py_None ? SIZE_MAX : (size_t)PyBytes_GET_SIZE(kept);
         self->all_roles = Py_NewRef(PyTuple_GET_ITEM(options, 0));
         self->roles = (const uint8_t *)PyBytes_AS_STRING(self->all_roles);
-        self->nroles = PyTuple_GET_ITEM(options, 1) == Py_True ? (size_t)PyBytes_GET_SIZE(self->all_roles) : 0;
+        self->nroles =
+            PyTuple_GET_ITEM(options, 1) == Py_True ? (size_t)PyBytes_GET_SIZE(self->all_roles) : 0;
         self->keeps = nkeep > 0;
-        status = fan_tree_function_new(tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles,
-                                       kept == Py_None ? NULL : (const bool *)PyBytes_AS_STRING(kept), nkeep, &self->f,
-                                       &err);
+        status = fan_tree_function_new(
+            tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles,
+            kept == Py_None ? NULL : (const bool *)PyBytes_AS_STRING(kept), nkeep, &self->f, &err);
         if (status != FAN_OK)
             fan_raise(status, &err);
         Py_DECREF(options);
@@ -472,8 +511,8 @@ static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
     const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
     if (!function_self(o)->called)
         Py_RETURN_NONE;
-    return fan_call(TREES, "outcome", "(iziI)", (int)last.outcome, last.reason[0] ? last.reason : NULL, last.node,
-                    (unsigned)last.rules);
+    return fan_call(TREES, "outcome", "(iziI)", (int)last.outcome,
+                    last.reason[0] ? last.reason : NULL, last.node, (unsigned)last.rules);
 }
 
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
@@ -482,7 +521,10 @@ static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
     return last ? fan_call(TREES, "explained", "(ON)", function_self(o)->name, last) : NULL;
 }
 
-static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
+static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(function_self(o)->name);
+}
 
 static PyObject *function_repr(PyObject *o)
 {
@@ -520,7 +562,7 @@ static PyType_Slot function_slots[] = {
 PyType_Spec fan_graph_function_spec = {
     .name = "fanin._core.GraphFunction",
     .basicsize = sizeof(graph_function),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_HAVE_VECTORCALL,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = function_slots,
 };

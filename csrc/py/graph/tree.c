@@ -7,11 +7,20 @@
 
 #include <string.h>
 
-static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
+static fan_graph_tree_object *tree_self(PyObject *o)
+{
+    return (fan_graph_tree_object *)o;
+}
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
 {
-    enum { DEVICE, MEMORY, LIMIT, STRICT, VERIFY };
+    enum {
+        DEVICE,
+        MEMORY,
+        LIMIT,
+        STRICT,
+        VERIFY
+    };
     PyObject *where = a[DEVICE];
     int64_t memory = (int64_t)64 << 20, limit = 8, verify = 0;
     fan_device *d = NULL;
@@ -22,17 +31,20 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
         fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
         return NULL;
     if (verify < 0 || verify > INT_MAX)
-        return PyErr_Format(PyExc_ValueError,
-                            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
-                            (long long)verify);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
+            (long long)verify);
     if (memory < 256 || limit < 1 || limit > 1 << 20)
         return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
-                            memory < 256 ? "memory is a number of bytes, at least 256"
-                                         : "limit is how often a function is recorded anew, 1 to 2**20");
+                            memory < 256
+                                ? "memory is a number of bytes, at least 256"
+                                : "limit is how often a function is recorded anew, 1 to 2**20");
     if (fan_device_arg(where, &d) < 0)
         return NULL;
     if (!d)
-        return PyErr_Format(PyExc_TypeError, "GraphTree: expected a device, as in \"sim:0\", not None");
+        return PyErr_Format(PyExc_TypeError,
+                            "GraphTree: expected a device, as in \"sim:0\", not None");
     fan_graph_tree_object *self = (fan_graph_tree_object *)type->tp_alloc(type, 0);
     if (!self) {
         fan_device_drop(d);
@@ -95,8 +107,9 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     if (self->entered && self->thread != fan_thread_id())
-        return PyErr_Format(PyExc_RuntimeError,
-                            "the step was begun on another thread: use `with tree.step():` on each");
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "the step was begun on another thread: use `with tree.step():` on each");
     Py_BEGIN_ALLOW_THREADS
         status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
     Py_END_ALLOW_THREADS
@@ -114,7 +127,8 @@ static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
     if (!self->entered)
         return PyErr_Format(PyExc_RuntimeError, "the step was not begun: use `with tree.step():`");
     if (self->thread != fan_thread_id())
-        return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: end it there");
+        return PyErr_Format(PyExc_RuntimeError,
+                            "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
     Py_BEGIN_ALLOW_THREADS
@@ -162,18 +176,30 @@ static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
     return fan_done(status, &err);
 }
 
-static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return Py_NewRef(o);
+}
 
-static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a)) { return tree_close(o, NULL); }
+static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
+{
+    return tree_close(o, NULL);
+}
 
-static PyObject *tree_function(PyObject *o, PyObject *const *a) { return fan_graph_function_make(tree_self(o), a); }
+static PyObject *tree_function(PyObject *o, PyObject *const *a)
+{
+    return fan_graph_function_make(tree_self(o), a);
+}
 
 static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
     return fan_call(PICTURE, "plot", "(OO)", o, a[0] ? a[0] : Py_None);
 }
 
-static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_call(PICTURE, "shown", "(O)", o); }
+static PyObject *tree_repr_svg(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return fan_call(PICTURE, "shown", "(O)", o);
+}
 
 static fan_tree_stats stats_of(PyObject *o)
 {
@@ -187,13 +213,16 @@ static fan_tree_stats stats_of(PyObject *o)
 static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s = stats_of(o);
-    return fan_call(TREES, "GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
-                    (unsigned long long)s.in_use, (unsigned long long)s.high_water, (unsigned long long)s.warmed,
-                    (unsigned long long)s.recorded, (unsigned long long)s.replayed, (unsigned long long)s.eager,
-                    (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
+    return fan_call(TREES, "GraphStats", "(KKKKKKKKKK)", (unsigned long long)s.nodes,
+                    (unsigned long long)s.bytes, (unsigned long long)s.in_use,
+                    (unsigned long long)s.high_water, (unsigned long long)s.warmed,
+                    (unsigned long long)s.recorded, (unsigned long long)s.replayed,
+                    (unsigned long long)s.eager, (unsigned long long)s.restored,
+                    (unsigned long long)s.driver_bytes);
 }
 
-/* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's; takes `one`. */
+/* list_append: an item for the list of a visit, which has the tree's lock, not the interpreter's;
+ * takes `one`. */
 static void list_append(PyObject **list, PyObject *one)
 {
     if (!*list || !one || PyList_Append(*list, one) < 0)
@@ -206,9 +235,10 @@ static void recording_show(void *ctx, const fan_tree_recording_info *s)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(ctx, Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
-                                   (unsigned long long)s->reaches, (unsigned long long)s->replays,
-                                   s->current ? Py_True : Py_False));
+    list_append(ctx,
+                Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function,
+                              (unsigned long long)s->owns, (unsigned long long)s->reaches,
+                              (unsigned long long)s->replays, s->current ? Py_True : Py_False));
     fan_gil_leave(&gil);
 }
 
@@ -226,8 +256,8 @@ static void piece_show(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return;
-    list_append(
-        ctx, Py_BuildValue("(iKKO)", node, (unsigned long long)lo, (unsigned long long)hi, owns ? Py_True : Py_False));
+    list_append(ctx, Py_BuildValue("(iKKO)", node, (unsigned long long)lo, (unsigned long long)hi,
+                                   owns ? Py_True : Py_False));
     fan_gil_leave(&gil);
 }
 
@@ -240,7 +270,10 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
     return list;
 }
 
-static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(stats_of(o).closed); }
+static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(stats_of(o).closed);
+}
 
 static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
 {

@@ -1,9 +1,10 @@
-/* event_count: numbers that only grow, for which threads wait (Reed and Kanodia, 1979): fanin.dist waits by these
- * alone.
+/* event_count: numbers that only grow, for which threads wait (Reed and Kanodia, 1979): fanin.dist
+ * waits by these alone.
  *
- * A search of schedules (base/thread.h) has one order of an advance and a wait, because they commute: a wait is no step
- * before its number is reached, and later advances do not change what it returns. A read of the number does not commute
- * with an advance, nor does a wait that ends without its number. */
+ * A search of schedules (base/thread.h) has one order of an advance and a wait, because they
+ * commute: a wait is no step before its number is reached, and later advances do not change what it
+ * returns. A read of the number does not commute with an advance, nor does a wait that ends without
+ * its number. */
 #include "py/base/args.h"
 
 #include "base/thread.h"
@@ -31,7 +32,8 @@ static PyObject *count_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-FAN_DEALLOC(count_dealloc, (fan_cond_fini(&((count_object *)o)->changed), fan_mutex_fini(&((count_object *)o)->lock)))
+FAN_DEALLOC(count_dealloc, (fan_cond_fini(&((count_object *)o)->changed),
+                            fan_mutex_fini(&((count_object *)o)->lock)))
 
 /* count_change: adds to the number, or sets `over`, and wakes the threads that wait. */
 static PyObject *count_change(count_object *self, uint64_t by, bool over)
@@ -39,7 +41,8 @@ static PyObject *count_change(count_object *self, uint64_t by, bool over)
     const fan_thread_hooks *h = fan_thread_get_hooks();
     fan_yield();
     fan_sched_access(FAN_THING_LOCKED, self->lock.id, FAN_SCHED_COUNT);
-    (void)pthread_mutex_lock(&self->lock.m); /* held for a moment, by no thread that waits for its turn */
+    /* held for a moment, by no thread that waits for its turn */
+    (void)pthread_mutex_lock(&self->lock.m);
     atomic_fetch_add(&self->value, by);
     if (over)
         atomic_store(&self->over, true);
@@ -56,15 +59,18 @@ static PyObject *count_advance(PyObject *o, PyObject *Py_UNUSED(none))
     return count_change((count_object *)o, 1, false);
 }
 
-static PyObject *count_end(PyObject *o, PyObject *Py_UNUSED(none)) { return count_change((count_object *)o, 0, true); }
+static PyObject *count_end(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return count_change((count_object *)o, 0, true);
+}
 
 static bool count_reached(const count_object *self, uint64_t n)
 {
     return atomic_load(&self->value) >= n || atomic_load(&self->over);
 }
 
-/* count_wait_scheduled: on a thread of a scheduler, for which no time passes. -1 with an exception if it ends the
- * run. */
+/* count_wait_scheduled: on a thread of a scheduler, for which no time passes. -1 with an exception
+ * if it ends the run. */
 static int count_wait_scheduled(const count_object *self, uint64_t n, const fan_thread_hooks *h)
 {
     if (count_reached(self, n))

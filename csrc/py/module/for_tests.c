@@ -1,4 +1,5 @@
-/* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of them. */
+/* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of
+ * them. */
 #include "py/buffer/buffer_object.h"
 #include "device/cuda/cuda.h"
 #include "py/arrays/dlpack.h"
@@ -15,7 +16,8 @@ static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *const *
     int64_t alone = 0, held = 0;
     if (fan_number_arg(a[0], "alone", &alone) < 0 || fan_number_arg(a[1], "held", &held) < 0)
         return NULL;
-    fan_budget_auto_set(a[0] ? &(fan_auto_budget){.alone = (uint64_t)alone, .held = (uint64_t)held} : NULL);
+    fan_budget_auto_set(a[0] ? &(fan_auto_budget){.alone = (uint64_t)alone, .held = (uint64_t)held}
+                             : NULL);
     fan_auto_budget now = fan_budget_auto();
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
 }
@@ -55,7 +57,8 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
         return NULL;
     fan_fault_id id = fan_fault_named(text);
     if (id == FAN_FAULT_NONE && name != Py_None)
-        return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list", name);
+        return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list",
+                            name);
     fan_fault_plant(id);
     Py_RETURN_NONE;
 }
@@ -127,7 +130,8 @@ static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where
 
 static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *streams = PySequence_Tuple(a[1]), *given = streams ? PySequence_Tuple(a[2]) : NULL, *result = NULL;
+    PyObject *streams = PySequence_Tuple(a[1]), *given = streams ? PySequence_Tuple(a[2]) : NULL,
+             *result = NULL;
     fan_stream *caller = NULL, **on = NULL;
     fan_value *values = NULL;
     size_t n = 0, nvalues = 0, want, want_values;
@@ -147,7 +151,8 @@ static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
         if (fan_stream_arg(PyTuple_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
             goto done;
     for (; nvalues < want_values; nvalues++)
-        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
+        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true,
+                       &values[nvalues]) < 0)
             goto done;
     for (size_t i = 0; i < n; i++)
         if (!on[i] || !caller) {

@@ -4,8 +4,9 @@
 
 #include "py/declared/docs.h"
 
-/* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files (tests/kit/houses.py).
- * Then these addresses are NULL, and the module has neither their types nor their functions. */
+/* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files
+ * (tests/kit/houses.py). Then these addresses are NULL, and the module has neither their types nor
+ * their functions. */
 #pragma weak fan_machine_spec
 #pragma weak fan_search_functions
 #pragma weak fan_graph_tree_spec
@@ -56,7 +57,8 @@ static int add_types(PyObject *m, fan_state *st)
         if (!types[i].spec)
             continue;
         *types[i].field = (PyTypeObject *)PyType_FromModuleAndSpec(m, types[i].spec, NULL);
-        if (!*types[i].field || PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
+        if (!*types[i].field ||
+            PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
             return -1;
     }
     st->buffer_type->tp_vectorcall = fan_buffer_call;
@@ -74,7 +76,8 @@ static int add_new(PyObject *m, const char *name, PyObject *o)
 }
 
 /* new_error: a class of several bases, whose reference is taken; -1 with an exception. */
-static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *bases, const char *doc)
+static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *bases,
+                     const char *doc)
 {
     *field = bases ? PyErr_NewExceptionWithDoc(name, doc, bases, NULL) : NULL;
     Py_XDECREF(bases);
@@ -90,14 +93,18 @@ static int add_errors(PyObject *m, fan_state *st)
     ERROR_LIST(X)
 #undef X
     if (new_error(m, &st->device_oom_error, "fanin.DeviceOutOfMemoryError",
-                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError), FAN_DOC_DeviceOutOfMemoryError) < 0)
+                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError),
+                  FAN_DOC_DeviceOutOfMemoryError) < 0)
         return -1;
     return new_error(m, &st->dtype_error, "fanin.DTypeError",
-                     PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError), FAN_DOC_DTypeError);
+                     PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError),
+                     FAN_DOC_DTypeError);
 }
 
 /* The function table of include/fanin.h, which a capsule shows. */
-#define X(NAME, ...) _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, "fanin.h numbers dtypes as the core does");
+#define X(NAME, ...)                                        \
+    _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, \
+                   "fanin.h numbers dtypes as the core does");
 FAN_DTYPE_LIST(X)
 #undef X
 
@@ -112,16 +119,19 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_add_n_functions,      fan_stream_functions,  fan_search_functions,   fan_options_functions,
-        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions, fan_cuda_functions,
-        fan_backends_functions,   fan_pass_functions,    fan_walk_functions,     fan_collector_functions,
-        fan_cpu_kernel_functions, fan_window_functions,  fan_ranks_functions,    fan_float_mode_functions,
+        fan_add_n_functions,      fan_stream_functions,   fan_search_functions,
+        fan_options_functions,    fan_exchange_functions, fan_overlap_functions,
+        fan_analysis_functions,   fan_cuda_functions,     fan_backends_functions,
+        fan_pass_functions,       fan_walk_functions,     fan_collector_functions,
+        fan_cpu_kernel_functions, fan_window_functions,   fan_ranks_functions,
+        fan_float_mode_functions,
 #ifdef FAN_TEST
         fan_for_tests_functions,
 #endif
     };
     if (PyInterpreterState_Get() != PyInterpreterState_Main())
-        return fan_set_error(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
+        return fan_set_error(PyExc_ImportError,
+                             "fanin is of the main interpreter alone, as NumPy is");
     fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;
@@ -143,7 +153,8 @@ static int module_exec(PyObject *m)
                    PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
                    PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
                ? -1
-               : add_new(m, "_C_API", PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
+               : add_new(m, "_C_API",
+                         PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)
@@ -208,4 +219,7 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__core(void); /* the one symbol that the library shows */
 
-PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&module);
+}

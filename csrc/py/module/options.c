@@ -11,12 +11,13 @@
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
-                         "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
-                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
-                         fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
-                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
-                         PyBool_FromLong(fan_state_get()->detect));
+    return Py_BuildValue(
+        "{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
+        "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
+        fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
+        fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
+        "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
+        PyBool_FromLong(fan_state_get()->detect));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -43,15 +44,16 @@ static int threads_arg(PyObject *o)
     if (n >= 0 && n <= FAN_WORKERS_MOST)
         return (int)n;
     PyErr_Clear();
-    return fan_set_error(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o,
-                         FAN_WORKERS_MOST);
+    return fan_set_error(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d",
+                         o, FAN_WORKERS_MOST);
 }
 
-/* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
+/* set_options: each argument None, or the new value; all are checked before any is set. The options
+ * of before. */
 static PyObject *set_options(PyObject *module, PyObject *const *a)
 {
-    PyObject *debug = a[0], *warn = a[1], *budget = a[2], *isa = a[3], *threads = a[4], *pool = a[5], *redirect = a[6],
-             *detect = a[7];
+    PyObject *debug = a[0], *warn = a[1], *budget = a[2], *isa = a[3], *threads = a[4],
+             *pool = a[5], *redirect = a[6], *detect = a[7];
     const char *set = NULL;
     int count = 0;
     uint64_t bytes = 0;
@@ -60,7 +62,8 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
     if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && fan_budget_arg(pool, "pool_bytes", &most) < 0))
         return NULL;
-    if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
+    if ((isa != Py_None && !(set = isa_arg(isa))) ||
+        (threads != Py_None && (count = threads_arg(threads)) < 0))
         return NULL;
     PyObject *before = get_options(module, NULL);
     if (!before)

@@ -1,4 +1,5 @@
-/* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of it. */
+/* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of
+ * it. */
 #include "py/base/args.h"
 
 #include "base/thread.h"
@@ -8,7 +9,10 @@ typedef struct trace_object {
     PyObject_HEAD fan_trace *t; /* owned; never NULL after new */
 } trace_object;
 
-static fan_trace *trace_of(PyObject *o) { return ((trace_object *)o)->t; }
+static fan_trace *trace_of(PyObject *o)
+{
+    return ((trace_object *)o)->t;
+}
 
 static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
 {
@@ -17,7 +21,8 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
     if (fan_number_arg(a[0], "trace: capacity", &capacity) < 0)
         return NULL;
     if (capacity < 1)
-        return PyErr_Format(PyExc_ValueError, "trace: capacity: expected a positive integer, got %R", a[0]);
+        return PyErr_Format(PyExc_ValueError,
+                            "trace: capacity: expected a positive integer, got %R", a[0]);
     self = (trace_object *)type->tp_alloc(type, 0);
     if (self && !(self->t = fan_trace_new((size_t)capacity))) {
         Py_DECREF(self);
@@ -47,22 +52,24 @@ static PyObject *line_of(const fan_trace_line *l)
         FAN_TRACE_LIST(X)
 #undef X
     };
-    PyObject *label = PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
+    PyObject *label =
+        PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
     char how[2] = {l->how, '\0'};
     if (!label)
         return NULL;
-    return Py_BuildValue("(ssOiiIKLKKKKKKddNKKIKKK)", words[l->kind], how, l->in_place ? Py_True : Py_False,
-                         (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
-                         (long long)l->key, (unsigned long long)l->rules, (unsigned long long)l->stream,
-                         (unsigned long long)l->other, (unsigned long long)l->event, (unsigned long long)l->bytes,
-                         (unsigned long long)l->host_ns, l->start_us, l->end_us, label,
-                         (unsigned long long)l->work.pass, (unsigned long long)l->work.node,
-                         (unsigned int)l->work.worker, (unsigned long long)l->to, (unsigned long long)l->begin_ns,
-                         (unsigned long long)l->thread);
+    return Py_BuildValue(
+        "(ssOiiIKLKKKKKKddNKKIKKK)", words[l->kind], how, l->in_place ? Py_True : Py_False,
+        (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
+        (long long)l->key, (unsigned long long)l->rules, (unsigned long long)l->stream,
+        (unsigned long long)l->other, (unsigned long long)l->event, (unsigned long long)l->bytes,
+        (unsigned long long)l->host_ns, l->start_us, l->end_us, label,
+        (unsigned long long)l->work.pass, (unsigned long long)l->work.node,
+        (unsigned int)l->work.worker, (unsigned long long)l->to, (unsigned long long)l->begin_ns,
+        (unsigned long long)l->thread);
 }
 
-/* trace_read: reports a read to the search of host orders. Any call of the recorded thread, which counts itself in its
- * footprint, may add lines. */
+/* trace_read: reports a read to the search of host orders. Any call of the recorded thread, which
+ * counts itself in its footprint, may add lines. */
 static const fan_trace *trace_read(PyObject *o)
 {
     fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);

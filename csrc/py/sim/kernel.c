@@ -1,14 +1,16 @@
 /* kernel: a kernel of the user's on a simulated machine.
  *
- * It waits in a queue with its function and the geometry of its arrays, not with the arrays: what keeps memory alive
- * until the work has run is the rules' business, and holding it here would hide their faults.
+ * It waits in a queue with its function and the geometry of its arrays, not with the arrays: what
+ * keeps memory alive until the work has run is the rules' business, and holding it here would hide
+ * their faults.
  *
- * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the
- * moment after. Each has an owner, a capsule that holds the machine; keeping a view, or a view of it, keeps
- * that owner: so once the kernel is through, an owner that still has other references shows a view that was kept, and
- * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
- * traceback of a kernel that raised show what was there then.
- */
+ * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be
+ * another array's the moment after. Each has an owner, a capsule that holds the machine; keeping a
+ * view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has
+ * other references shows a view that was kept, and that is an error. What was kept is mapped as
+ * long as it is kept; only its bytes may be anyone's. The views in the traceback of a kernel that
+ * raised show what was there
+ * then. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
@@ -51,7 +53,10 @@ static void kernel_fini(void *ctx)
     fan_gil_leave(&gil);
 }
 
-static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
+static void drop_hold(PyObject *capsule)
+{
+    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
+}
 
 /* kept: the first view whose owner has other references (Kept views), or -1. */
 static Py_ssize_t kept(PyObject *owners)
@@ -62,8 +67,8 @@ static Py_ssize_t kept(PyObject *owners)
     return -1;
 }
 
-/* check_kept: 0, or -1 with an exception where a view outlives its kernel. An unreachable cycle is taken
- * apart first. */
+/* check_kept: 0, or -1 with an exception where a view outlives its kernel. An unreachable cycle is
+ * taken apart first. */
 static int check_kept(const fan_kernel *k, PyObject *owners)
 {
     Py_ssize_t i = kept(owners);
@@ -76,10 +81,10 @@ static int check_kept(const fan_kernel *k, PyObject *owners)
     if ((i = kept(owners)) < 0)
         return 0;
     bool write = (size_t)i >= k->reads;
-    return fan_set_error(
-        PyExc_RuntimeError,
-        "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
-        k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
+    return fan_set_error(PyExc_RuntimeError,
+                         "kernel %R kept %s[%zd] past its run, when its memory may be another "
+                         "array's; keep a copy: view.copy()",
+                         k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
 }
 
 /* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
@@ -92,7 +97,8 @@ static PyObject *snapshot(const fan_array *a, const char **lo)
         last += way > 0 ? way : 0;
     }
     *lo = first;
-    return PyBytes_FromStringAndSize(first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
+    return PyBytes_FromStringAndSize(
+        first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
 }
 
 static void redirect(PyObject *o, const PyObject *bytes, const char *lo)
@@ -127,8 +133,9 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
 
 #define CONTEXTS 100
 
-/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there
- * then, and no other array's bytes. What was made of them elsewhere keeps their memory mapped (Kept views). */
+/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on
+ * what was there then, and no other array's bytes. What was made of them elsewhere keeps their
+ * memory mapped (Kept views). */
 static void end_views(const fan_kernel *k, PyObject *args)
 {
     PyObject *raised = fan_exception_take();
@@ -140,7 +147,8 @@ static void end_views(const fan_kernel *k, PyObject *args)
         if (base) {
             redirect((PyObject *)view, bytes, lo);
             PyObject *e = Py_NewRef(raised);
-            for (int far = 0; e && far < CONTEXTS; far++) { /* .. and what it was raised in the handling of */
+            /* .. and what it was raised in the handling of */
+            for (int far = 0; e && far < CONTEXTS; far++) {
                 redirect_parts(e, (PyObject *)view, bytes, lo);
                 Py_SETREF(e, PyException_GetContext(e));
             }
@@ -158,7 +166,8 @@ static PyObject *kernel_call(fan_kernel *k)
     PyObject *fn = k->fn, *args, *owners, *result = NULL;
     if (!fn && k->lost)
         return PyErr_Format(PyExc_RuntimeError,
-                            "kernel %R cannot run: its machine was collected with it: keep a reference to the machine",
+                            "kernel %R cannot run: its machine was collected with it: keep a "
+                            "reference to the machine",
                             k->name);
     if (!fn)
         return Py_NewRef(Py_None);
@@ -196,7 +205,8 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     fan_gil gil;
     PyObject *live, *result;
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
+        return fan_fail(err, FAN_ERR_STATE,
+                        "the interpreter is gone: a kernel of Python's cannot run");
     live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
     result = kernel_call(ctx);
     if (!result && live) {
@@ -212,8 +222,10 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     return status;
 }
 
-/* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
-static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel *k, fan_array **arrays)
+/* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1
+ * with an exception. */
+static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel *k,
+                    fan_array **arrays)
 {
     static const char *const what[] = {"reads", "writes"};
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq); i++) {
@@ -225,21 +237,25 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
         fan_error err = {0};
         fan_status status = FAN_ERR_NOMEM;
         if (!a)
-            return fan_set_error(PyExc_TypeError,
-                                 "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one",
-                                 what[write], i, Py_TYPE(o)->tp_name);
+            return fan_set_error(
+                PyExc_TypeError,
+                "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one",
+                what[write], i, Py_TYPE(o)->tp_name);
         if (fan_sim_of(d) != self->m)
-            return fan_set_error(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
+            return fan_set_error(PyExc_ValueError, "launch: %s[%zd] belongs to another machine",
+                                 what[write], i);
         if (fan_array_usable(a) < 0)
             return -1;
         if (write && !a->writable)
-            return fan_set_error(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
+            return fan_set_error(PyExc_ValueError,
+                                 "launch: writes[%zd] is read-only: it is a broadcast view", i);
         if (!(descr = fan_descr_of_dtype(a->dtype)))
             return -1;
         Py_DECREF(descr);
         st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
         if (st)
-            status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write, &k->views[k->n], &err);
+            status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write,
+                                    &k->views[k->n], &err);
         fan_storage_drop(st);
         if (status != FAN_OK)
             return fan_check(status, &err);
@@ -249,10 +265,11 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
     return 0;
 }
 
-/* operands_of: the arrays of a launch, as a new kernel has them; *arrays is the caller's to free. NULL with an
- * exception.
- */
-static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *writes, fan_array ***arrays)
+/* operands_of: the arrays of a launch, as a new kernel has them; *arrays is the caller's to free.
+ * NULL with an
+ * exception. */
+static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *writes,
+                               fan_array ***arrays)
 {
     size_t n = (size_t)(PyTuple_GET_SIZE(reads) + PyTuple_GET_SIZE(writes));
     fan_kernel *k = fan_calloc(sizeof *k + n * sizeof(fan_array *));
@@ -263,7 +280,8 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
         return NULL;
     }
     k->m = self->m;
-    if (views_of(self, reads, false, k, *arrays) == 0 && views_of(self, writes, true, k, *arrays) == 0)
+    if (views_of(self, reads, false, k, *arrays) == 0 &&
+        views_of(self, writes, true, k, *arrays) == 0)
         return k;
     kernel_free(k);
     return NULL;
@@ -272,8 +290,8 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
 void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s)
 {
     bool simulated = s && fan_sim_of(s->device);
-    PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call, o,
-                 simulated ? " of another machine" : "");
+    PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call,
+                 o, simulated ? " of another machine" : "");
 }
 
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
@@ -285,8 +303,8 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
     fan_stream *s = NULL;
     fan_kernel *k = NULL;
     fan_array **arrays = NULL;
-    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) || fan_number_arg(a[6], "stacklevel", &level) < 0 ||
-        fan_stream_arg(where, &s) < 0)
+    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) ||
+        fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
         return NULL;
     if (!s || fan_sim_of(s->device) != self->m) {
         fan_machine_refuse_stream("launch", where, s);

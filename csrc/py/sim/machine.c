@@ -1,11 +1,11 @@
-/* machine: the simulated machine as Python has it. fanin/sim builds on `_core.Machine`: spawn, join, the context
- * manager.
+/* machine: the simulated machine as Python has it. fanin/sim builds on `_core.Machine`: spawn,
+ * join, the context manager.
  *
- * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the
- * collector the machine holds the functions of all its kernels, and a graph, whose kernels are among them, its machine.
- * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
- * queued, that raises when it is run.
- */
+ * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph
+ * of its. To the collector the machine holds the functions of all its kernels, and a graph, whose
+ * kernels are among them, its machine. Arrays and streams hold neither: where the machine is
+ * collected although one of them could still have run what is queued, that raises when it is
+ * run. */
 #include "base/mem.h"
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
@@ -13,7 +13,10 @@
 
 #include <string.h>
 
-static fan_sim *sim_of(PyObject *o) { return fan_machine_self(o)->m; }
+static fan_sim *sim_of(PyObject *o)
+{
+    return fan_machine_self(o)->m;
+}
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
@@ -25,19 +28,31 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     fan_gil_leave(&gil);
 }
 
-static void *before_block(void *Py_UNUSED(ctx)) { return fan_allow_threads_begin(); }
+static void *before_block(void *Py_UNUSED(ctx))
+{
+    return fan_allow_threads_begin();
+}
 
-static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_end(left); }
+static void after_block(void *Py_UNUSED(ctx), void *left)
+{
+    fan_allow_threads_end(left);
+}
 
-/* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
-static const fan_sim_hooks hooks = {.call_site = hook_site, .before_block = before_block, .after_block = after_block};
+/* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is
+ * left out. */
+static const fan_sim_hooks hooks = {
+    .call_site = hook_site, .before_block = before_block, .after_block = after_block};
 
 /* ---- the choice among the host threads ---- */
 
-static fan_explore *search_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, "fanin.explore"); }
+static fan_explore *search_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, "fanin.explore");
+}
 
 /* text_filled: a string of unknown length from a function that truncates. */
-static PyObject *text_filled(void (*fill)(const void *from, char *buf, size_t size), const void *from)
+static PyObject *text_filled(void (*fill)(const void *from, char *buf, size_t size),
+                             const void *from)
 {
     PyObject *made = NULL;
     size_t size = 256;
@@ -84,7 +99,8 @@ static void machine_set_chooser(machine_object *self, chooser c)
         fan_sim_set_chooser(self->m, NULL);
     else
         fan_sim_set_chooser(
-            self->m, &(fan_sim_chooser){.choose = choose, .access = touched, .pick = pick, .ctx = &self->chooser});
+            self->m, &(fan_sim_chooser){
+                         .choose = choose, .access = touched, .pick = pick, .ctx = &self->chooser});
     Py_XDECREF(search);
 }
 
@@ -97,7 +113,8 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *const *a)
     fan_status status;
     int64_t devices = 0, schedule = 0, memory = 0;
     machine_object *self;
-    if (fan_number_arg(a[0], "devices", &devices) < 0 || fan_number_arg(a[2], "schedule", &schedule) < 0 ||
+    if (fan_number_arg(a[0], "devices", &devices) < 0 ||
+        fan_number_arg(a[2], "schedule", &schedule) < 0 ||
         fan_number_arg(a[4], "memory", &memory) < 0)
         return NULL;
     config.devices = (int)devices;
@@ -166,8 +183,8 @@ static int machine_clear(PyObject *o)
     return 0;
 }
 
-/* By the collector before anything of a cycle is taken apart, with a reference of its own: no function runs that has
- * been. Else on the way to dealloc. */
+/* By the collector before anything of a cycle is taken apart, with a reference of its own: no
+ * function runs that has been. Else on the way to dealloc. */
 static void machine_finalize(PyObject *o)
 {
     if (Py_REFCNT(o) > 1)
@@ -182,8 +199,9 @@ static int device_arg(machine_object *self, PyObject *o)
         return -1;
     if (index >= 0 && index < self->devices)
         return (int)index;
-    return fan_refuse(PyExc_ValueError, "device %lld: this machine has %d device%s, numbered from 0", (long long)index,
-                      self->devices, self->devices == 1 ? "" : "s");
+    return fan_refuse(PyExc_ValueError,
+                      "device %lld: this machine has %d device%s, numbered from 0",
+                      (long long)index, self->devices, self->devices == 1 ? "" : "s");
 }
 
 /* ---- streams, events, memory, work ---- */
@@ -214,7 +232,8 @@ static PyObject *machine_event(PyObject *o, PyObject *which)
     return made;
 }
 
-static PyObject *wrap_new(machine_object *self, int device, fan_status status, fan_array *a, const fan_error *err)
+static PyObject *wrap_new(machine_object *self, int device, fan_status status, fan_array *a,
+                          const fan_error *err)
 {
     PyObject *made;
     if (status != FAN_OK)
@@ -236,15 +255,18 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (dtype == FAN_DT_NONE)
-        return PyErr_Format(fan_state_get()->dtype_error,
-                            "Machine.array: the array has dtype %S, which no device sums; expected bool, int8..64, "
-                            "uint8..64, float or complex in native byte order: x.astype(..)",
-                            PyArray_DESCR(from));
+        return PyErr_Format(
+            fan_state_get()->dtype_error,
+            "Machine.array: the array has dtype %S, which no device sums; expected bool, int8..64, "
+            "uint8..64, float or complex in native byte order: x.astype(..)",
+            PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
-        return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported", FAN_MAX_NDIM);
+        return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported",
+                            FAN_MAX_NDIM);
     if (fan_view_ndarray(from, dtype, false, &init) < 0)
         return NULL;
-    fan_status status = fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
+    fan_status status =
+        fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
     fan_array_drop(init);
     return wrap_new(self, device, status, a, &err);
 }
@@ -258,7 +280,8 @@ static PyObject *machine_empty(PyObject *o, PyObject *const *given)
     fan_array *a = NULL;
     fan_error err = {0};
     fan_status status;
-    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 || (ndim = fan_shape_tuple(given[0], shape)) < 0)
+    if (device < 0 || fan_dtype_parse(given[1], &dtype) < 0 ||
+        (ndim = fan_shape_tuple(given[0], shape)) < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;
@@ -274,7 +297,8 @@ static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
 {
     bool ran = false;
-    return FAN_CHECK_UNLOCKED(fan_sim_step(sim_of(o), &ran, &err)) < 0 ? NULL : PyBool_FromLong(ran);
+    return FAN_CHECK_UNLOCKED(fan_sim_step(sim_of(o), &ran, &err)) < 0 ? NULL
+                                                                       : PyBool_FromLong(ran);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
@@ -368,7 +392,8 @@ static PyObject *machine_follow(PyObject *o, PyObject *capsule)
     fan_explore *x = search_of(capsule);
     if (!x)
         return NULL;
-    machine_set_chooser(fan_machine_self(o), (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
+    machine_set_chooser(fan_machine_self(o),
+                        (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
     Py_RETURN_NONE;
 }
 
@@ -380,8 +405,11 @@ static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
 
 /* ---- what can be read ---- */
 
-#define GETTER(name, value) \
-    static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) { return value; }
+#define GETTER(name, value)                                                    \
+    static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
+    {                                                                          \
+        return value;                                                          \
+    }
 /* Of what the calls of other threads change. */
 #define GETTER_OF_CALLS(name, value)                                           \
     static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) \
@@ -390,7 +418,10 @@ static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
         return value;                                                          \
     }
 
-static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
+static void fill_host_schedule(const void *from, char *buf, size_t size)
+{
+    fan_sim_host_schedule(from, buf, size);
+}
 
 GETTER(devices, PyLong_FromLong(fan_machine_self(o)->devices))
 GETTER(seed, PyLong_FromUnsignedLongLong(fan_sim_seed(sim_of(o))))
@@ -428,7 +459,10 @@ static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static PyObject *machine_launch(PyObject *o, PyObject *const *a) { return fan_machine_launch(o, a); }
+static PyObject *machine_launch(PyObject *o, PyObject *const *a)
+{
+    return fan_machine_launch(o, a);
+}
 
 /* ---- graphs ---- */
 
@@ -461,7 +495,8 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
     int64_t mode = 0;
     fan_error err = {0};
     fan_stream *s;
-    if (fan_number_arg(a[1], "mode", &mode) < 0 || !(s = stream_here(fan_machine_self(o), a[0], "begin_capture")))
+    if (fan_number_arg(a[1], "mode", &mode) < 0 ||
+        !(s = stream_here(fan_machine_self(o), a[0], "begin_capture")))
         return NULL;
     fan_status status = fan_sim_capture_begin(sim_of(o), s, (int)mode, &err);
     fan_stream_drop(s);
@@ -503,9 +538,15 @@ static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
 #include "py/declared/Machine.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)machine_doc},   {Py_tp_new, machine_new_door},  {Py_tp_dealloc, machine_dealloc},
-    {Py_tp_traverse, machine_traverse}, {Py_tp_clear, machine_clear},   {Py_tp_finalize, machine_finalize},
-    {Py_tp_methods, machine_methods},   {Py_tp_getset, machine_getset}, {0, NULL},
+    {Py_tp_doc, (void *)machine_doc},
+    {Py_tp_new, machine_new_door},
+    {Py_tp_dealloc, machine_dealloc},
+    {Py_tp_traverse, machine_traverse},
+    {Py_tp_clear, machine_clear},
+    {Py_tp_finalize, machine_finalize},
+    {Py_tp_methods, machine_methods},
+    {Py_tp_getset, machine_getset},
+    {0, NULL},
 };
 
 PyType_Spec fan_machine_spec = {
@@ -517,9 +558,15 @@ PyType_Spec fan_machine_spec = {
 
 /* ---- the search of explore, in a capsule ---- */
 
-static void fill_explore_schedule(const void *from, char *buf, size_t size) { fan_explore_schedule(from, buf, size); }
+static void fill_explore_schedule(const void *from, char *buf, size_t size)
+{
+    fan_explore_schedule(from, buf, size);
+}
 
-static void free_search(PyObject *capsule) { fan_explore_free(search_of(capsule)); }
+static void free_search(PyObject *capsule)
+{
+    fan_explore_free(search_of(capsule));
+}
 
 static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
@@ -563,7 +610,8 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *const *a)
     status = fan_explore_replay(x, schedule);
     if (status == FAN_ERR_VALUE)
         return PyErr_Format(PyExc_ValueError,
-                            "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N "
+                            "replay: '%s' is no schedule: it has one character for each step, 0-9 "
+                            "and a-v, and Y or N "
                             "for each answer to a query",
                             schedule);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
@@ -585,7 +633,8 @@ static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
     PyObject *schedule = x ? text_filled(fill_explore_schedule, x) : NULL;
     if (!schedule)
         return NULL;
-    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew", (unsigned long long)fan_explore_anew(x), "runs",
+    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew",
+                         (unsigned long long)fan_explore_anew(x), "runs",
                          (unsigned long long)fan_explore_runs(x), "abandoned",
                          (unsigned long long)fan_explore_abandoned(x), "complete",
                          fan_explore_complete(x) ? Py_True : Py_False, "strayed",

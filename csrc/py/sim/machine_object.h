@@ -1,4 +1,5 @@
-/* machine_object: what the files of the simulated machine share: the machine, its kernels and graphs. */
+/* machine_object: what the files of the simulated machine share: the machine, its kernels and
+ * graphs. */
 #ifndef FAN_PY_MACHINE_OBJECT_H
 #define FAN_PY_MACHINE_OBJECT_H
 
@@ -21,7 +22,11 @@ typedef struct fan_kernel {
 
 /* Chooses the host thread that runs next. */
 typedef struct chooser {
-    enum { BY_SEED, FOLLOW, GIVE_UP } mode;
+    enum {
+        BY_SEED,
+        FOLLOW,
+        GIVE_UP
+    } mode;
     PyObject *search; /* FOLLOW: the capsule, held */
     fan_explore *x;   /* FOLLOW: what is in it */
 } chooser;
@@ -33,15 +38,18 @@ struct machine_object {
     chooser chooser;
 };
 
-static inline machine_object *fan_machine_self(PyObject *o) { return (machine_object *)o; }
+static inline machine_object *fan_machine_self(PyObject *o)
+{
+    return (machine_object *)o;
+}
 
 /* ---- kernel.c ---- */
 
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
 void fan_kernel_unlink(fan_kernel *k);
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a);
-/* fan_machine_refuse_stream: ValueError of a call for an object that is no stream of the machine; s: the stream that it
- * is, or NULL. */
+/* fan_machine_refuse_stream: ValueError of a call for an object that is no stream of the machine;
+ * s: the stream that it is, or NULL. */
 void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s);
 
 #endif
