@@ -33,9 +33,8 @@ typedef struct fan_stats_partial {
 #define FAN_STATS_WORDS 7 /* of 8 bytes each */
 #define FAN_STATS_PARTIAL_WORDS 6
 #define FAN_STATS_MOST_PARTIALS 1024
-#define FAN_STATS_PARTIAL_ELEMENTS                                \
-    1024 /* per row, until there are FAN_STATS_MOST_PARTIALS rows \
-          */
+/* Per row, until there are FAN_STATS_MOST_PARTIALS rows */
+#define FAN_STATS_PARTIAL_ELEMENTS 1024
 
 /* fan_stats_partials: returns the largest number of rows for `size` elements. */
 FAN_LOW int64_t fan_stats_partials(int64_t size)

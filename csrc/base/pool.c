@@ -34,9 +34,8 @@
 
 #define PAGE ((size_t)4096) /* no supported system has smaller pages */
 #define ALIGN ((size_t)64)
-#define HUGE_FROM                                                                  \
-    ((size_t)4 << 20) /* from this size on huge pages are requested, as NumPy does \
-                       */
+/* From this size on huge pages are requested, as NumPy does */
+#define HUGE_FROM ((size_t)4 << 20)
 #define MOST_HELD 1024
 #define MOST_LIMIT ((size_t)1 << 30)
 #define PATTERN UINT64_C(0xfa1dfa1dfa1dfa1d)

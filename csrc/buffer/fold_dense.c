@@ -8,9 +8,8 @@
 
 #include <string.h>
 
-#define PLAIN_RELEASE_BYTES                                                                      \
-    (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed \
-                           */
+/* Of terms, from which on other threads may run while they are summed */
+#define PLAIN_RELEASE_BYTES (UINT64_C(256) << 10)
 
 /* The terms `in`, summed into fresh memory in the dtype `last`: wider than the dtype of the last
  * term, because a symbolic zero came after it, or because the scale needs it. */

@@ -39,9 +39,8 @@ typedef struct fan_tree_output {
 
 /* per function; one more evicts the one that was not called for longest */
 #define FAN_TREE_SIGNATURES 64
-#define FAN_TREE_RECORDINGS                                              \
-    2048 /* per function; with these, a call that fits none runs eagerly \
-          */
+/* Per function; with these, a call that fits none runs eagerly */
+#define FAN_TREE_RECORDINGS 2048
 
 /* The type of a call's operands: their number, dtypes, shapes, strides, and the key. */
 typedef struct fan_tree_signature {

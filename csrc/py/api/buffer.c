@@ -257,9 +257,8 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
                : FAN_OK;
 }
 
-#define MAX_SLOT_BYTES                                                        \
-    4096 /* more than a slot takes: the product with their number cannot wrap \
-          */
+/* More than a slot takes: the product with their number cannot wrap */
+#define MAX_SLOT_BYTES 4096
 #define BUFFER_FLAGS \
     (FANIN_BUFFER_LEAF | FANIN_BUFFER_STATS | FANIN_BUFFER_ACCUMULATE | FANIN_BUFFER_EXACT)
 

@@ -18,9 +18,8 @@
  * arguments. */
 #define CALL_ARGS 3
 #define LOOP_ARGS 4
-#define LOOP_BYTES                                                                 \
-    ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock \
-                         */
+/* For larger arrays NumPy releases the interpreter's lock. */
+#define LOOP_BYTES ((npy_intp)1 << 18)
 
 static bool is_ufunc(PyObject *fn)
 {
