@@ -108,18 +108,44 @@ def test_a_broken_link_is_found() -> None:
     assert broken_links(README, '![e](pictures/e.svg) t.plot("e.svg")') == []
 
 
-def output_of(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+MARK = "-- block --\n"
+Blocks = list[tuple[int, str, str | None]]
+
+
+def differing(blocks: Blocks, said: str) -> list[str]:
+    """What blocks printed, where that is not what the page shows. A mark divides the outputs."""
+    return [
+        f"line {line}: {got}"
+        for (line, _, expected), got in zip(blocks, said.split(MARK), strict=True)
+        if expected is not None and not matches(expected, got)
+    ]
+
+
+def output_of(blocks: Blocks, folder: Path) -> list[str]:
     """What blocks that go on from each other print, where that is not what the page shows. The first use of the fake
     driver compiles it.
     """
-    mark = "-- block --"
-    code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
-    said = run_prepared(code, cwd=folder).stdout.split(mark + "\n")
-    return [
-        f"line {line}: {got}"
-        for (line, _, expected), got in zip(blocks, said, strict=True)
-        if expected is not None and not matches(expected, got)
-    ]
+    code = f"print({MARK!r}, end='')\n".join(code + "\n" for _, code, _ in blocks)
+    return differing(blocks, run_prepared(code, cwd=folder).stdout)
+
+
+#: A program: each block is pasted into the interpreter's plain prompt, where an empty line ends a statement, and ended
+#: by Enter. Its errors go to stderr.
+PROMPT = """
+import code
+console = code.InteractiveConsole({{"__name__": "__main__"}})
+for at, block in enumerate({blocks!r}):
+    print({mark!r} if at else "", end="")
+    for line in [*block.splitlines(), ""]:
+        console.push(line)
+"""
+
+
+def pasted(blocks: Blocks, folder: Path) -> list[str]:
+    """Errors at the prompt of blocks that are pasted there, and outputs that are not what the page shows."""
+    program = PROMPT.format(blocks=[code for _, code, _ in blocks], mark=MARK)
+    done = run_prepared(program, cwd=folder)
+    return [*filter(None, [done.stderr]), *differing(blocks, done.stdout)]
 
 
 #: Pages whose blocks are fragments.
@@ -136,12 +162,34 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: P
     assert output_of(blocks, tmp_path) == []
 
 
+#: Pages that a newcomer pastes into a prompt.
+PASTED = [ROOT / "docs" / f"{name}.md" for name in ("tutorial",)]
+
+
+@pytest.mark.parametrize("page", PASTED, ids=lambda p: p.stem)
+def test_a_page_for_newcomers_can_be_pasted_into_a_prompt(page: Path, tmp_path: Path) -> None:
+    assert pasted(python_blocks(page.read_text()), tmp_path) == []
+
+
+def test_a_block_that_a_prompt_refuses_is_found(tmp_path: Path) -> None:
+    def found(code: str, expected: str | None = None) -> str:
+        return "".join(pasted([(1, code, expected)], tmp_path))
+
+    assert found("class A:\n    x = 1\n    y = 2\n\nprint(A.y)\n", "2") == ""
+    assert "IndentationError" in found("class A:\n    x = 1\n\n    y = 2\n")
+    assert "SyntaxError" in found("for i in range(2):\n    x = i\nprint(x)\n")
+    assert "NameError" in found("print(undefined)\n")
+    assert found("print(1)\n", "2") == "line 1: 1\n"
+
+
 @pytest.mark.tools
-def test_the_tutorial_has_eight_steps_that_print() -> None:
+def test_the_tutorial_has_eight_steps_that_print_and_the_length_that_it_says() -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     steps = re.split(r"^## \d\. ", text, flags=re.MULTILINE)[1:]
     assert len(steps) == 8
     assert all(any(expected for _, _, expected in python_blocks(step)) for step in steps)
+    lines = [sum(map(bool, code.split("\n"))) for _, code, _ in python_blocks(text)]
+    assert f"in {sum(lines)} lines of Python; the block with the whole engine has {lines[2]}" in text
 
 
 def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
