@@ -31,7 +31,7 @@ html_theme_options = {
     "footer_end": [],
 }
 html_static_path = ["site.css"]
-html_sidebars = {"index": [], "tutorial": []}  # these have no pages below them
+html_sidebars = {"index": [], "ten-things": [], "tutorial": []}  # these have no pages below them
 html_css_files = ["site.css"]
 python_maximum_signature_line_length = 80  # a longer signature has a line for each parameter
 toc_object_entries_show_parents = "hide"

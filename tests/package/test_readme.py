@@ -153,22 +153,35 @@ FRAGMENTS = {"ranks.md"}
 SHOWING = [page for page in PAGES if page.parent == ROOT / "docs" and python_blocks(page.read_text())]
 
 
+def runnable(page: Path) -> Blocks:
+    """The blocks of a page; where torch is not installed, those that do without."""
+    blocks = python_blocks(page.read_text())
+    return blocks if importlib.util.find_spec("torch") else [b for b in blocks if "import torch" not in b[1]]
+
+
 @pytest.mark.parametrize("page", [p for p in SHOWING if p.name not in FRAGMENTS], ids=lambda p: p.stem)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     """The blocks of a page go on from each other."""
-    blocks = python_blocks(page.read_text())
-    if importlib.util.find_spec("torch") is None:
-        blocks = [block for block in blocks if "import torch" not in block[1]]
-    assert output_of(blocks, tmp_path) == []
+    assert output_of(runnable(page), tmp_path) == []
 
 
 #: Pages that a newcomer pastes into a prompt.
-PASTED = [ROOT / "docs" / f"{name}.md" for name in ("tutorial",)]
+NEWCOMERS = (
+    "ten-things",
+    "tutorial",
+    "broadcasting",
+    "double-backward",
+    "optimizer",
+    "accumulation",
+    "checkpointing",
+    "debugging",
+)
+PASTED = [README, *(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS)]
 
 
 @pytest.mark.parametrize("page", PASTED, ids=lambda p: p.stem)
 def test_a_page_for_newcomers_can_be_pasted_into_a_prompt(page: Path, tmp_path: Path) -> None:
-    assert pasted(python_blocks(page.read_text()), tmp_path) == []
+    assert pasted(runnable(page), tmp_path) == []
 
 
 def test_a_block_that_a_prompt_refuses_is_found(tmp_path: Path) -> None:
