@@ -5,6 +5,7 @@ test command.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -61,9 +62,64 @@ def matches(expected: str, got: str) -> bool:
 BLOCKS = python_blocks(README.read_text())
 
 
+def prose(text: str) -> list[str]:
+    """The words of a page, without its code, the words in the place of pictures, and the addresses of links."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->|!\[.*?\]\(.*?\)|(?<=\])\(.*?\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"[^\s|`*#-][^\s|]*", text)
+
+
 @pytest.mark.tools
 def test_the_readme_shows_code_and_takes_three_minutes_to_read() -> None:
-    assert BLOCKS and README.read_text().count("\n") <= 90
+    """At 270 words a minute."""
+    assert BLOCKS and len(prose(README.read_text())) <= 3 * 270
+
+
+@pytest.mark.tools
+def test_words_of_prose_are_counted() -> None:
+    text = "# One\n![no](a.svg) [two](b.md), `three`\n```\nno\n```\n| four | - |\n<!-- no -->\n"
+    assert prose(text) == ["One", "[two],", "three`", "four"]
+
+
+def broken_laws(page: str) -> list[str]:
+    """The laws for buffers that a dict of += breaks, in the tables of docs/conformance.md."""
+    lines = page.partition("## Buffers")[2].partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [row[0] for row in rows if row[rows[0].index("dict of +=")] == "no"]
+
+
+@pytest.mark.tools
+def test_the_readme_names_each_law_that_a_dict_breaks() -> None:
+    broken = broken_laws((ROOT / "docs" / "conformance.md").read_text())
+    without = README.read_text().partition("## Without it")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (.*?) \| .+ \|$", without, re.MULTILINE)[1:] == broken
+    assert len(broken) == 9 and "It breaks nine [laws]" in without
+
+
+@pytest.mark.tools
+def test_the_laws_that_a_dict_breaks_are_found_in_a_table() -> None:
+    page = "## Buffers\n| law | fanin | dict of += |\n|---|---|---|\n| a | yes | no |\n| b | no | yes |\n## Engines\n"
+    assert broken_laws(page) == ["a"]
+
+
+@pytest.mark.tools
+def test_the_readme_says_how_fast_the_newest_benchmarks_are() -> None:
+    run = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    median = {(row["title"], name): times[1] for row in run["results"] for name, times in row["rows"].items()}
+
+    def times_as_fast(title: str, ours: str, peer: str) -> str:
+        ratio = median[title, peer] / median[title, ours]
+        return f"{ratio:.2g}"
+
+    adds, chain = (
+        "{} adds of 16 float32 and the take, core 1",
+        "a chain of 100000 nodes of 16 float32, for each node, core 1",
+    )
+    eight, two = (times_as_fast(adds.format(n), "buf.add, N times, buf.take", "a + b, then +=") for n in (8, 2))
+    text = README.read_text()
+    assert f"eight small gradients are summed {eight} times as fast as by `+=` (two: {two} times)" in text
+    torch = times_as_fast(chain, "fanin.grad", "torch, Python functions")
+    assert f"100,000 nodes whose functions are in Python is {torch} times as fast as torch's engine" in text
+    assert f"{run['cpu'].partition('(')[0]} " in text and f", {run['date'][:10]};" in text
 
 
 @pytest.mark.parametrize("at", range(len(BLOCKS)), ids=[f"line{line}" for line, _, _ in BLOCKS])
