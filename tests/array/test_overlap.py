@@ -681,10 +681,10 @@ def test_work_is_bounded_as_memory_is() -> None:
 
 def test_no_pair_is_made_to_know_that_none_is_undecided_where_all_arrays_have_one_step() -> None:
     x = np.zeros((400, 500), "f4")
-    found = fanin.overlaps([*x, *x.T, x[:100, 10:20], x])
+    found = fanin.sharing.overlaps([*x, *x.T, x[:100, 10:20], x])
     assert found.unknown == () and "_made" not in vars(found)
     assert len(found.pairs) == 400 * 500 + 900 + 1 + 100 + 10
-    two_steps = fanin.overlaps([*x, *x.T, x[:, ::2]])
+    two_steps = fanin.sharing.overlaps([*x, *x.T, x[:, ::2]])
     assert two_steps.unknown == () and "_made" in vars(two_steps)
 
 
@@ -697,7 +697,7 @@ def test_where_no_pair_is_looked_at_none_is_undecided() -> None:
         pieces += [np.asarray(Placed((1 << 40) + draw.randrange(64), (draw.randrange(1, 9),), (step,)))]
         if draw.random() < 0.1:
             pieces.append(np.asarray(Placed(1 << 40, (2,), (1 << 62,))))  # farther than can be counted
-        found = fanin.overlaps(pieces, budget=0)
+        found = fanin.sharing.overlaps(pieces, budget=0)
         looked_at = found._pairs()[1]
         assert found.unknown == looked_at
         easy[found._easy] += 1

@@ -1,7 +1,7 @@
 /* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter, or an
  * InputBuffer of Python.
  *
- * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays
+ * An object of this frontend is an array of the core, as in objects.h, or LENT: memory that stays
  * the caller's, of which the entry's address is all that is kept. A small add is a plain entry
  * (buffer/plain.h), so it allocates nothing.
  *

@@ -131,7 +131,7 @@ typedef struct fan_state {
     struct fan_state *older;
 } fan_state;
 
-int fan_numpy_import(void); /* numpy.c; -1 with an exception */
+int fan_numpy_import(void); /* state.c; -1 with an exception */
 
 /* state.c */
 /* the module state (the newest, if the module was loaded again); borrowed */
