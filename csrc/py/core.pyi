@@ -1423,7 +1423,7 @@ class _SearchState(TypedDict):
     strayed: bool
     schedule: str
 
-# machine.c
+# search.c
 def explore_new(reduce: bool, limit: int, /) -> object:
     """A search over the orders of host threads."""
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tools
 
 #: A name, perhaps with folders, that ends as a file of ours does; no call of a method.
 NAMED = re.compile(r"(?<![\w/.*<-])((?:[\w-]+/)*[A-Za-z_][\w-]*\.(?:c|h|cu|py|pyi|md))\b(?!\()")
-#: Files of others, files that the build makes, and names of examples.
+#: Files of others, files that the build makes, names of examples, and a section of core.pyi.
 ELSEWHERE = {
     "Python.h",
     "_core.pyi",
@@ -26,6 +26,7 @@ ELSEWHERE = {
     "file.py",
     "my_engine.py",
     "net.py",
+    "search.c",
     "python/fanin/_core.pyi",
     "self.h",
     "train.py",
