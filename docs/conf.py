@@ -11,37 +11,29 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
 
 
-def web_address(url: str) -> str:
-    """The page of a repository by an address of it, without user and password; "" if that is no address of a page."""
-    match = re.fullmatch(r"(?:https://|ssh://)?(?:[^/@]+@)?([\w.-]+\.\w+)(?::\d+)?[:/](?!/)(.+?)(?:\.git)?/?", url)
-    return f"https://{match[1]}/{match[2]}" if match and not url.startswith(("/", ".", "file:")) else ""
+def repository(urls: list[str]) -> str:
+    """The repository's page, of the package's project URLs; "" if it has none."""
+    return next((url.removeprefix("Source, ") for url in urls if url.startswith("Source, ")), "")
 
 
-def repository() -> str:
-    """The repository's page: of FANIN_URL, else of the remote `origin` of the repository that these pages belong to."""
-
-    def git(*words: str) -> str:
-        try:
-            return subprocess.run(["git", "-C", DOCS, *words], capture_output=True, text=True).stdout.strip()
-        except OSError:
-            return ""
-
-    url = os.environ.get("FANIN_URL", "")
-    if not url and git("rev-parse", "--show-toplevel") == str(DOCS.parent.resolve()):
-        url = git("remote", "get-url", "origin")
-    return web_address(url)
+def project_urls() -> list[str]:
+    """Those of the installed package; none in a tree that is not installed."""
+    try:
+        return metadata.metadata("fanin").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 project = "fanin"
@@ -59,7 +51,9 @@ html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": f"fanin {version}"},
     "icon_links": [
-        {"name": "Repository", "url": url, "icon": "fa-solid fa-code-branch"} for url in [repository()] if url
+        {"name": "Repository", "url": url, "icon": "fa-solid fa-code-branch"}
+        for url in [repository(project_urls())]
+        if url
     ],
     "navigation_with_keys": False,
     "show_toc_level": 2,

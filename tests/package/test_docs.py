@@ -142,13 +142,10 @@ def test_the_navigation_has_no_two_entries_of_one_name() -> None:
     assert twice(["Engine", "The engine", "API"]) == ["engine"]
 
 
-def test_the_repository_of_the_site_is_a_web_page() -> None:
-    web_address = site()["web_address"]
-    page = "https://host.example/group/name"
-    for url in (page, f"{page}.git", "git@host.example:group/name.git", "ssh://git@host.example:22/group/name.git"):
-        assert web_address(url) == page
-    assert web_address("https://user:secret@host.example/group/name.git") == page
-    assert [web_address(url) for url in ("", "/work/name", "../name", "file:///work/name.git", "C:/name")] == [""] * 5
+def test_the_site_links_the_repository_of_the_installed_package() -> None:
+    repository = site()["repository"]
+    urls = ["Homepage, https://host.example/home", "Source, https://host.example/group/name"]
+    assert repository(urls) == "https://host.example/group/name" and repository([]) == ""
 
 
 #: Words that newcomers search the site for, and the page that answers; the search prefers headings.
