@@ -64,7 +64,7 @@ def current_stream(device: str) -> Stream | None:
     None
     """
     if not isinstance(device, str):
-        raise TypeError(f"current_stream: device: expected a str, got {type_of(device)}")
+        raise TypeError(f'current_stream: expected a device\'s name, as in "cpu" or "sim:0", got {type_of(device)}')
     return _core.current_stream(device)
 
 
