@@ -42,7 +42,7 @@ ORDER: list[tuple[Callable[[Any], object], str]] = [
     (lambda n: fanin.InputBuffer(1).add(G, 0), "slot: .*numpy.ndarray: the slot comes first, as in add(slot, grad"),
     (lambda n: fanin.InputBuffer(1).add(np.array(0), G), "slot: .*numpy.ndarray: the slot comes first"),
     (lambda n: fanin.InputBuffer(1).add_many([G], [0]), "slot: .*the slot comes first, as in add_many(slots, grad"),
-    (lambda n: fanin.InputBuffer(1).take(0), "stream: .*got 0: for the sum of one slot, take(slot=0)"),
+    (lambda n: fanin.InputBuffer(1).take(0), "stream: .*got the number 0: .*for the sum of one slot, take(slot=0)"),
     (lambda n: fanin.InputBuffer(1).take([G]), "stream: .*got a list: for arrays to sum into, take(out=..)"),
     (lambda n: fanin.InputBuffer(1).take(slot=np.array(0)), "slot: expected an integer, got a numpy.ndarray"),
     (lambda n: fanin.InputBuffer(1).add(0, G, key=G), "key: expected an integer, got a numpy.ndarray"),

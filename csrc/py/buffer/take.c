@@ -158,10 +158,10 @@ static void refuse_stream(PyObject *o)
     PyErr_Clear();
     if (is_slot)
         fan_refuse(PyExc_TypeError,
-                   "stream: expected a stream or None, got %R: for the sum of one slot, "
-                   "take(slot=%R); for a "
-                   "stream, fanin.Stream(device, handle)",
-                   o, o);
+                   "stream: expected a stream or None, got the number %R: pass "
+                   "fanin.Stream(device, %R), or, for the sum "
+                   "of one slot, take(slot=%R)",
+                   o, o, o);
     else
         fan_refuse(
             PyExc_TypeError,

@@ -372,13 +372,13 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
         Py_CLEAR(result);
     int bad = result ? 0 : -1;
     if (result && ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) &&
-        result != Py_None)
+        result != Py_None) {
         gradients[0] = result; /* the usual case */
-    else if (result)
-        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0 ||
-                      warn_undefined(&self->node, fn, gradients, ngradients) < 0
-                  ? -1
-                  : 0;
+    } else if (result) {
+        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+        if (!bad)
+            bad = warn_undefined(&self->node, fn, gradients, ngradients);
+    }
     Py_DECREF(fn);
     return bad;
 }
