@@ -19,7 +19,7 @@ from .._array import ints
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
-from .._trace.recording import active
+from .._trace.recording import active, begin_names, end_names
 from .._words import counted, type_of
 from ..slots import Sparse
 
@@ -192,6 +192,7 @@ class Machine(_core.Machine):
         self._failed = []
         self._turns = {}
         self._here = threading.local()
+        self._names = {}
         if not check:
             self._check(False)
         return self
@@ -205,6 +206,7 @@ class Machine(_core.Machine):
     _dead = False  # its host threads ended in a deadlock, or early: it cannot continue
     _stuck_after = math.inf  # seconds after which a thread that does not return from its step is reported
     _here: threading.local  # .thread: the machine's thread that runs here
+    _names: dict[tuple[int, int], str]  # of streams, by device and handle
 
     def __repr__(self) -> str:
         held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}"
@@ -217,6 +219,7 @@ class Machine(_core.Machine):
 
     def __enter__(self) -> Self:
         self._enter()
+        begin_names(self._names)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
@@ -230,6 +233,7 @@ class Machine(_core.Machine):
         else:
             self._drop()
         finally:
+            end_names(self._names)
             self._leave()
 
     def _drop(self) -> None:
@@ -258,12 +262,19 @@ class Machine(_core.Machine):
             )
         return device
 
-    def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
+    def stream(self, device: int = 0, *, blocking: bool = False, name: str | None = None) -> _core.Stream:
         """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces and
+        their pictures show the `name`.
         """
-        return self._stream(self._numbered(device), blocking)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
+        device = self._numbered(device)
+        made = self._stream(device, blocking)
+        if name is not None:
+            self._names[device, made.handle] = name
+        return made
 
     def event(self, device: int = 0) -> _core.Event:
         """Make a new event, to be recorded on streams of `device`."""
