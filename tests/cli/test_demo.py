@@ -51,8 +51,9 @@ def test_it_learns_and_shows_what_it_did(words: list[str], accuracy: int, tmp_pa
     assert {"X", "s", "f", "M"} <= phases, "work, arrows, names"
     assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
     picture = Read((tmp_path / "fanin-demo.svg").read_bytes())
-    assert outside(picture) == [] and "device 1, micro-batch b" in picture.texts("lanes")
-    assert "Framed: the critical path" in picture.notes() and ", 0 races." in picture.notes()
+    assert outside(picture) == [] and "micro-batch b stream" in picture.texts("lanes")
+    assert picture.texts("message") == ["Two streams meet here: the sum waits for both."]
+    assert "sum add" in picture.texts("words") and "fanin-demo.json has all of it" in picture.notes()
 
 
 class Terminal(io.StringIO):

@@ -20,7 +20,7 @@ from .._checks import flag, integer, number
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
-from .._trace.recording import active
+from .._trace.recording import active, begin_names, end_names
 from .._words import counted, names_nearest, type_of
 from ..slots import Sparse
 
@@ -195,6 +195,7 @@ class Machine(_core.Machine):
         self._failed = []
         self._turns = {}
         self._here = threading.local()
+        self._names = {}
         if not flag("Machine: check", check):
             self._check(False)
         return self
@@ -208,6 +209,7 @@ class Machine(_core.Machine):
     _dead = False  # its host threads ended in a deadlock, or early: it cannot continue
     _stuck_after = math.inf  # seconds after which a thread that does not return from its step is reported
     _here: threading.local  # .thread: the machine's thread that runs here
+    _names: dict[tuple[int, int], str]  # of streams, by device and handle
 
     def __repr__(self) -> str:
         held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}"
@@ -220,6 +222,7 @@ class Machine(_core.Machine):
 
     def __enter__(self) -> Self:
         self._enter()
+        begin_names(self._names)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
@@ -233,6 +236,7 @@ class Machine(_core.Machine):
         else:
             self._drop()
         finally:
+            end_names(self._names)
             self._leave()
 
     def _drop(self) -> None:
@@ -261,12 +265,19 @@ class Machine(_core.Machine):
             )
         return device
 
-    def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
+    def stream(self, device: int = 0, *, blocking: bool = False, name: str | None = None) -> _core.Stream:
         """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces and
+        their pictures show the `name`.
         """
-        return self._stream(self._numbered(device), flag("stream: blocking", blocking))
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
+        device = self._numbered(device)
+        made = self._stream(device, flag("stream: blocking", blocking))
+        if name is not None:
+            self._names[device, made.handle] = name
+        return made
 
     def event(self, device: int = 0) -> _core.Event:
         """Make a new event, to be recorded on streams of `device`."""
