@@ -78,6 +78,16 @@ static inline int fan_shape_tuple(PyObject *o, int64_t *shape)
 {
     return fan_dims_tuple("a shape", o, shape);
 }
+/* fan_value_set_dense: makes `out`, which has its array, the value of `object`, of which it takes a
+ * reference; `device` is that of the array. */
+void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object);
+/* fan_arrays_call: calls a function of the module _interop.arrays with a tuple, as Py_BuildValue
+ * formats it; new reference; NULL with an exception. */
+PyObject *fan_arrays_call(const char *name, const char *format, ...);
+static inline PyObject *fan_py_bool(bool value) /* borrowed */
+{
+    return value ? Py_True : Py_False;
+}
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be
