@@ -569,17 +569,19 @@ static int import_record(PyObject *o, PyObject *record, bool has_combine, fan_va
 
 PyObject *fan_arrays_call(const char *name, const char *format, ...)
 {
-    PyObject *arrays = fan_arrays();
-    PyObject *function = arrays ? PyObject_GetAttrString(arrays, name) : NULL;
-    if (!function)
-        return NULL;
+    PyObject *function = NULL;
+    PyObject *result = NULL;
     va_list values;
     va_start(values, format);
-    PyObject *args = Py_VaBuildValue(format, values);
+    PyObject *args = Py_VaBuildValue(format, values); /* first: it takes the references of "N" */
     va_end(values);
-    PyObject *result = args ? PyObject_Call(function, args, NULL) : NULL;
+    PyObject *arrays = args ? fan_arrays() : NULL;
+    if (arrays)
+        function = PyObject_GetAttrString(arrays, name);
+    if (function)
+        result = PyObject_Call(function, args, NULL);
+    Py_XDECREF(function);
     Py_XDECREF(args);
-    Py_DECREF(function);
     return result;
 }
 
@@ -587,12 +589,9 @@ PyObject *fan_arrays_call(const char *name, const char *format, ...)
 static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     fan_stream *ready = fan_error_context_stream();
-    PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
-    if (!on)
-        return -1;
-    PyObject *record = fan_arrays_call("describe", "(OOOO)", o, fan_py_bool(recording),
-                                       fan_py_bool(has_combine), on);
-    Py_DECREF(on);
+    PyObject *record =
+        fan_arrays_call("describe", "(OOON)", o, fan_py_bool(recording), fan_py_bool(has_combine),
+                        ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None));
     if (!record)
         return -1;
     int result = import_record(o, record, has_combine, out);
