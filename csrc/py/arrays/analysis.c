@@ -148,12 +148,16 @@ static int snapshot_copy(copied *self)
         regions[i] = was->items[i].region;
         other_threads |= is_long(&regions[i]);
     }
-    PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
+    PyThreadState *left = NULL;
+    if (other_threads)
+        left = PyEval_SaveThread();
     fan_status status = fan_snapshot_new(regions, was->n, &self->snapshot, &err);
     if (left)
         PyEval_RestoreThread(left);
     fan_free(regions);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    return 0;
 }
 
 /* snapshot_record: copies the arrays, and returns the capsule with a tuple of them. */
@@ -190,11 +194,11 @@ static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
     return made;
 }
 
-/* snapshot_index: the number of an array; -1 with IndexError. */
+/* snapshot_index: the number of an array; -1 with an exception, such as that of self NULL. */
 static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *call)
 {
     int64_t i;
-    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
+    if (!self || fan_index(o, call, PyExc_IndexError, &i) < 0)
         return -1;
     if ((uint64_t)i < self->was.n)
         return (Py_ssize_t)i;
@@ -225,7 +229,9 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *
             Py_CLEAR(found);
             break;
         }
-        PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
+        PyThreadState *left = NULL;
+        if (other_threads)
+            left = PyEval_SaveThread();
         bool changed = fan_snapshot_changed(self->snapshot, (size_t)i);
         if (left)
             PyEval_RestoreThread(left);
@@ -239,7 +245,7 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *
 static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const copied *self = snapshot_of(a[0]);
-    Py_ssize_t i = self ? snapshot_index(self, a[1], "Snapshot.restore") : -1;
+    Py_ssize_t i = snapshot_index(self, a[1], "Snapshot.restore");
     if (i < 0)
         return NULL;
     uint64_t data = fan_snapshot_data(self->snapshot, (size_t)i);
@@ -256,7 +262,7 @@ static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *
 static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const copied *self = snapshot_of(a[0]);
-    Py_ssize_t i = self ? snapshot_index(self, a[1], "Snapshot.data") : -1;
+    Py_ssize_t i = snapshot_index(self, a[1], "Snapshot.data");
     if (i < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(fan_snapshot_data(self->snapshot, (size_t)i));

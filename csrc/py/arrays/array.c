@@ -109,7 +109,9 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     bool on_cpu = array_on_cpu(o);
     if (on_cpu && fan_recording_here())
         return fan_raise(FAN_ERR_CAPTURE, &reads);
-    PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
+    if (fan_array_usable(a) < 0)
+        return NULL;
+    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
     if (!descr)
         return NULL;
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape,
@@ -135,7 +137,9 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
         return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
     int bad = FAN_CHECK_UNLOCKED(fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err));
     fan_stream_drop(s);
-    return bad ? NULL : Py_NewRef(Py_None);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 /* To other libraries (dlpack.h) */

@@ -100,7 +100,9 @@ fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*rel
     if (d->backend->has_streams)
         return fan_memory_wrap(d, NULL, release, ctx, out, err);
     *out = fan_storage_wrap(NULL, 0, host, ctx);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (!*out)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    return FAN_OK;
 }
 
 /* device_words: "CUDA device 1", for messages. */
@@ -297,6 +299,13 @@ static const fan_dl_tensor *tensor_of(const void *managed, bool versioned)
     return NULL;
 }
 
+static bool deleter_is_set(const void *managed, bool versioned)
+{
+    if (versioned)
+        return ((const fan_dl_versioned *)managed)->deleter != NULL;
+    return ((const fan_dl_managed *)managed)->deleter != NULL;
+}
+
 /* may_write: whether the memory of a capsule's content may be written. */
 static bool may_write(const void *managed, bool versioned, fan_dl_writes writes)
 {
@@ -311,8 +320,7 @@ static bool may_write(const void *managed, bool versioned, fan_dl_writes writes)
 int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
                      fan_dl_writes writes, fan_device *d, fan_array **out)
 {
-    bool has_deleter = versioned ? ((const fan_dl_versioned *)managed)->deleter != NULL
-                                 : ((const fan_dl_managed *)managed)->deleter != NULL;
+    bool has_deleter = deleter_is_set(managed, versioned);
     fan_storage *st = NULL;
     fan_error err = {0};
     const fan_dl_tensor *tensor = tensor_of(managed, versioned);
@@ -330,7 +338,9 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
         fan_free(t);
         goto refuse;
     }
-    *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
+    *t = (taken){.managed = managed, .versioned = versioned};
+    if (!has_deleter)
+        t->producer = Py_XNewRef(producer);
     /* From here on the storage's release calls the deleter. */
     fan_status status = fan_dl_view(tensor, writable, st, d, out, &err);
     fan_storage_drop(st);
@@ -423,5 +433,7 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     fan_storage_drop(st);
     if (status == FAN_OK)
         status = keep_if_inside(out, d, &err);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    return 0;
 }

@@ -214,7 +214,9 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
                           "waiting) or a handle",
                           o);
     *out = fan_backend_stream(d, (uint64_t)n);
-    return *out ? 0 : -1;
+    if (!*out)
+        return -1;
+    return 0;
 }
 
 /* await_users: `s` waits for the work that was queued on the streams that used the memory, and is
@@ -227,7 +229,8 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
         status = fan_dl_order(s, user, err);
         fan_stream_drop(user);
     }
-    return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
+    FAN_TRY(status);
+    return fan_memory_record_stream(a->storage, s, err);
 }
 
 /* device_copy: another array on d; its copy is queued on s after the work that made `a`. */
@@ -337,7 +340,8 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
     fan_stream_drop(s);
     if (bad)
         return NULL;
-    PyObject *capsule = dlpack_offer(copied ? copied : a, at, q.major >= 1, copied != NULL);
+    bool is_copy = copied != NULL;
+    PyObject *capsule = dlpack_offer(is_copy ? copied : a, at, q.major >= 1, is_copy);
     fan_array_drop(copied);
     return capsule;
 }
@@ -352,8 +356,10 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     size_t item = fan_dtype_size(a->dtype);
     snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
     fan_stream *s = fan_stream_current(d);
-    int bad = FAN_CHECK_UNLOCKED(s ? await_users(a, s, &err) : FAN_ERR_NOMEM);
-    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    if (!s)
+        return fan_raise(FAN_ERR_NOMEM, NULL);
+    unsigned long long handle = s->handle;
+    int bad = FAN_CHECK_UNLOCKED(await_users(a, s, &err));
     fan_stream_drop(s);
     if (bad)
         return NULL;

@@ -185,8 +185,10 @@ static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (a[2] == Py_True)
         origin += FAN_ASKS_VALUE;
     PyObject *reading = PyLong_FromLongLong(origin);
-    int bad = reading ? PyDict_SetItem(st->table_types, type, reading) : -1;
-    Py_XDECREF(reading);
+    if (!reading)
+        return NULL;
+    int bad = PyDict_SetItem(st->table_types, type, reading);
+    Py_DECREF(reading);
     if (bad)
         return NULL;
     Py_RETURN_NONE;

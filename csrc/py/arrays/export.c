@@ -7,9 +7,12 @@
 
 #include <string.h>
 
-/* export_part: an array for _interop.arrays: as fanin's device array, or as an exporter. */
+/* export_part: an array for _interop.arrays: as fanin's device array, or as an exporter; None of
+ * NULL. */
 static PyObject *export_part(fan_array *a, fan_device *d)
 {
+    if (!a)
+        Py_RETURN_NONE;
     if (d && d->backend->has_streams)
         return fan_array_wrap(a, d);
     return fan_exporter_new(a);
@@ -22,7 +25,9 @@ static PyObject *library_array(const fan_value *v)
         return NULL;
     const fan_dl_api *api = fan_state_get()->tables[v->origin];
     const fan_array *a = v->array;
-    PyObject *o = api ? fan_memory_wrapped(a->storage, fan_release_library_array) : NULL;
+    if (!api)
+        return NULL;
+    PyObject *o = fan_memory_wrapped(a->storage, fan_release_library_array);
     if (!o)
         return NULL;
     fan_dl_tensor tensor;
@@ -68,19 +73,21 @@ static PyObject *export_dense(const fan_value *v)
     if (!scalar || v->origin == FAN_FROM_NUMPY_SCALAR)
         return scalar;
     /* NumPy's own scalars have a Python twin; those of ml_dtypes are floats. */
-    PyObject *number = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar)
-                                                       : PyObject_CallMethod(scalar, "item", NULL);
+    if (fan_dtype_kind(v->dtype) == 'f')
+        nd = PyNumber_Float(scalar);
+    else
+        nd = PyObject_CallMethod(scalar, "item", NULL);
     Py_DECREF(scalar);
-    return number;
+    return nd;
 }
 
 static PyObject *export_sparse(const fan_value *v)
 {
     const fan_sparse *s = v->sparse;
-    PyObject *pointers = s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
     return fan_arrays_call("export_sparse", "(isNNNNO)", (int)v->origin, fan_format_name(s->format),
                            fan_ints(s->ndim, s->shape), export_part(s->indices, v->device),
-                           pointers, export_part(s->values, v->device), fan_py_bool(s->coalesced));
+                           export_part(s->pointers, v->device), export_part(s->values, v->device),
+                           fan_py_bool(s->coalesced));
 }
 
 static PyObject *export_zero(const fan_value *v)

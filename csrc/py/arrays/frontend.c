@@ -99,6 +99,7 @@ static PyObject *export_term(const fan_value *v)
 static fan_status combine_result(PyObject *record, fan_value *out, fan_error *err)
 {
     PyObject *first = PyTuple_GET_ITEM(record, 0);
+    fan_status refused = FAN_ERR_TYPE;
     if (PyTuple_GET_SIZE(record) == 1) {
         if (fan_import_object(first, out) < 0)
             return fan_from_python(err);
@@ -107,7 +108,9 @@ static fan_status combine_result(PyObject *record, fan_value *out, fan_error *er
     const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(record, 1));
     if (!text)
         return fan_from_python(err);
-    return fan_fail(err, first == PyExc_ValueError ? FAN_ERR_VALUE : FAN_ERR_TYPE, "%s", text);
+    if (first == PyExc_ValueError)
+        refused = FAN_ERR_VALUE;
+    return fan_fail(err, refused, "%s", text);
 }
 
 static fan_status combine(void *function, const fan_value *old, const fan_value *new_,
@@ -123,7 +126,11 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
         b = export_term(new_);
     if (b)
         sum = fan_arrays_call("combine", "(OOO)", function ? (PyObject *)function : Py_None, a, b);
-    fan_status status = sum ? combine_result(sum, out, err) : fan_from_python(err);
+    fan_status status;
+    if (sum)
+        status = combine_result(sum, out, err);
+    else
+        status = fan_from_python(err);
     Py_XDECREF(sum);
     Py_XDECREF(a);
     Py_XDECREF(b);

@@ -59,7 +59,8 @@ static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin,
         return fan_dtype_refuse(PyArray_DESCR(a), is_scalar ? "the scalar" : "the array");
     if (fan_view_ndarray(a, dtype, writable, &out->array) < 0)
         return -1;
-    out->rank = is_scalar ? RANK_NUMPY_SCALAR : RANK_ARRAY;
+    if (is_scalar)
+        out->rank = RANK_NUMPY_SCALAR;
     fan_value_set_dense(out, origin, fan_cpu(), object);
     return 0;
 }
@@ -575,13 +576,15 @@ PyObject *fan_arrays_call(const char *name, const char *format, ...)
     va_start(values, format);
     PyObject *args = Py_VaBuildValue(format, values); /* first: it takes the references of "N" */
     va_end(values);
-    PyObject *arrays = args ? fan_arrays() : NULL;
+    if (!args)
+        return NULL;
+    PyObject *arrays = fan_arrays();
     if (arrays)
         function = PyObject_GetAttrString(arrays, name);
     if (function)
         result = PyObject_Call(function, args, NULL);
     Py_XDECREF(function);
-    Py_XDECREF(args);
+    Py_DECREF(args);
     return result;
 }
 

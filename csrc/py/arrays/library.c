@@ -24,13 +24,17 @@ static long reads_by_table(PyObject *o)
 {
     PyObject *types = fan_state_get()->table_types;
     PyObject *reading = types ? PyDict_GetItem(types, (PyObject *)Py_TYPE(o)) : NULL;
-    return reading ? PyLong_AsLong(reading) : -1;
+    if (!reading)
+        return -1;
+    return PyLong_AsLong(reading);
 }
 
 /* table_of: the table of what reads_by_table returned; NULL: none is known. */
 static const fan_dl_api *table_of(long reading)
 {
-    return reading < 0 ? NULL : fan_state_get()->tables[reading % FAN_ASKS_VALUE];
+    if (reading < 0)
+        return NULL;
+    return fan_state_get()->tables[reading % FAN_ASKS_VALUE];
 }
 
 /* is_false: whether a new reference, which it takes, is False. */
@@ -71,9 +75,11 @@ bool fan_tensor_has(PyObject *o, const fan_array *a)
  * exception. */
 static int64_t int_of(PyObject *o, const char *method)
 {
-    PyObject *n = o ? PyObject_CallMethod(o, method, NULL) : NULL;
-    int64_t value = n ? PyLong_AsLongLong(n) : -1;
-    Py_XDECREF(n);
+    PyObject *n = PyObject_CallMethod(o, method, NULL);
+    if (!n)
+        return -1;
+    int64_t value = PyLong_AsLongLong(n);
+    Py_DECREF(n);
     return value;
 }
 
@@ -82,9 +88,11 @@ static int64_t int_of(PyObject *o, const char *method)
 static bool is_inside_storage(PyObject *o, const fan_dl_tensor *tensor)
 {
     PyObject *storage = PyObject_CallMethod(o, "untyped_storage", NULL);
+    if (!storage)
+        return false;
     int64_t bytes = int_of(storage, "nbytes");
+    Py_DECREF(storage);
     int64_t last = int_of(o, "storage_offset");
-    Py_XDECREF(storage);
     if (bytes <= 0 || last < 0)
         return false;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -108,13 +116,16 @@ static PyObject *host_view(PyObject *o)
         return NULL;
     if (!tensor.data || (tensor.ndim && !tensor.strides))
         return NULL;
-    return is_inside_storage(o, &tensor) ? PyObject_CallMethod(o, "detach", NULL) : NULL;
+    if (!is_inside_storage(o, &tensor))
+        return NULL;
+    return PyObject_CallMethod(o, "detach", NULL);
 }
 
-/* backend_of: the backend of a tensor; NULL: there is none, or the tensor has no address. */
+/* backend_of: the backend of a tensor, which may be NULL; NULL: there is none, or the tensor has no
+ * address. */
 static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
 {
-    if (made->major != FAN_DL_MAJOR)
+    if (!made || made->major != FAN_DL_MAJOR)
         return NULL;
     if (!made->tensor.data || made->tensor.device.id < 0)
         return NULL;
@@ -124,22 +135,22 @@ static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
 /* tensor_by_table: an array of a CUDA device, or (`host`, its host_view) a torch tensor on the CPU,
  * by its library's exchange table; the caller's to adopt. NULL: not by this way, without an
  * exception. */
-static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, long reading,
-                                         fan_device **device)
+static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_dl_api *api,
+                                         bool asks_value, fan_device **device)
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
     if (fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o))
         return NULL;
-    if (reading >= FAN_ASKS_VALUE && !has_own_value(o)) {
+    if (asks_value && !has_own_value(o)) {
         PyErr_Clear();
         return NULL;
     }
-    if (table_of(reading)->take(host ? host : o, &made) != 0) {
+    if (api->take(host ? host : o, &made) != 0) {
         made = NULL;
         fan_tensor_threw();
     }
-    const fan_backend_entry *entry = made ? backend_of(made) : NULL;
+    const fan_backend_entry *entry = backend_of(made);
     if (entry && host) {
         *device = fan_cpu();
         return made;
@@ -158,18 +169,19 @@ int fan_import_by_table(PyObject *o, fan_value *out)
     long reading = reads_by_table(o);
     const fan_dl_device said = {-1, 0};
     fan_device *device = NULL;
-    if (!table_of(reading))
+    const fan_dl_api *api = table_of(reading);
+    if (!api)
         return 0;
+    bool asks_value = reading >= FAN_ASKS_VALUE;
     PyObject *host = host_view(o);
     PyErr_Clear();
-    fan_dl_versioned *tensor = tensor_by_table(o, host, reading, &device);
+    fan_dl_versioned *tensor = tensor_by_table(o, host, api, asks_value, &device);
     Py_XDECREF(host);
     if (!tensor)
         return 0;
-    bool checked = reading >= FAN_ASKS_VALUE;
-    int result =
-        fan_dlpack_adopt(tensor, true, o, &said,
-                         checked ? FAN_DL_WRITE : FAN_DL_WRITABLE_IF_FLAGGED, device, &out->array);
+    int result = fan_dlpack_adopt(tensor, true, o, &said,
+                                  asks_value ? FAN_DL_WRITE : FAN_DL_WRITABLE_IF_FLAGGED, device,
+                                  &out->array);
     fan_device_drop(device); /* its memory holds it */
     if (result < 0)
         return -1;
@@ -198,7 +210,9 @@ static int current_handle(PyObject *o, const fan_device *d, uint64_t *out)
     if (has_one)
         *out = PyLong_AsUnsignedLongLong(current);
     Py_DECREF(current);
-    return PyErr_Occurred() ? -1 : has_one;
+    if (PyErr_Occurred())
+        return -1;
+    return has_one;
 }
 
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
@@ -217,9 +231,13 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
     int has_one = current_handle(v->object, d, &handle);
     if (has_one <= 0)
         return has_one;
-    bool same = last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY);
-    *out = same ? fan_stream_hold(last) : fan_backend_stream(d, handle);
-    return *out ? 0 : -1;
+    if (last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY))
+        *out = fan_stream_hold(last);
+    else
+        *out = fan_backend_stream(d, handle);
+    if (!*out)
+        return -1;
+    return 0;
 }
 
 /* ---- arrays of a library's allocator ---- */
@@ -356,8 +374,10 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
 {
     const fan_state *state = fan_state_get();
     *out = NULL;
-    const fan_dl_api *api = state ? state->tables[origin] : NULL;
-    if (!api || !on)
+    if (!state || !on)
+        return FAN_OK;
+    const fan_dl_api *api = state->tables[origin];
+    if (!api)
         return FAN_OK;
     if (origin < FAN_FROM_FOREIGN || !fan_is_shared(d))
         return FAN_OK;
@@ -393,7 +413,9 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
 static void add_stream(PyObject **streams, fan_stream *user)
 {
     PyObject *s = fan_stream_wrap(user);
-    int known = s ? PySequence_Contains(*streams, s) : -1;
+    int known = -1;
+    if (s)
+        known = PySequence_Contains(*streams, s);
     if (known < 0)
         Py_CLEAR(*streams);
     if (known == 0)

@@ -96,7 +96,9 @@ void fan_object_drop(void *object)
     }
     if (!fan_gil_enter(&gil))
         return;
-    PyObject *live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    PyObject *live = NULL;
+    if (PyErr_Occurred())
+        live = fan_exception_take();
     Py_DECREF((PyObject *)object);
     if (live)
         fan_exception_put(live);

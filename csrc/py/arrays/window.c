@@ -231,7 +231,10 @@ static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *cons
         fan_status status = fan_window_merge_packed(self->sum, PyArray_DATA(message),
                                                     (size_t)PyArray_SIZE(message), &used, &err);
         window_threads_end(left);
-        result = status == FAN_OK ? PyLong_FromSize_t(used) : fan_raise(status, &err);
+        if (status == FAN_OK)
+            result = PyLong_FromSize_t(used);
+        else
+            fan_raise(status, &err);
     }
     window_leave(self);
     return result;
