@@ -10,7 +10,7 @@ FANIN_JOBS=n sets how many compilers run at once (default: the processors at han
 FANIN_NVCC=1 embeds machine code of the CUDA kernels for five architectures, which takes nvcc minutes, and fails without
 nvcc. Without machine code NVRTC or nvcc compiles them for the device in use, when it is first used (fanin._kernels).
 FANIN_URL, the repository's address, which a hosted release sets: links of README.md become absolute, and the package
-has project URLs.
+has project URLs. Default: that of the sdist, or of the clone's remote `origin`, if it is on the web.
 The build prints which flags the compiler refuses, and leaves them out.
 """
 
@@ -28,7 +28,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
@@ -42,7 +41,32 @@ DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
 SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
 BUILD = SANITIZE or ("dev" if DEV else "release")
 NVCC = os.environ.get("FANIN_NVCC", "") not in ("", "0")
-URL = os.environ.get("FANIN_URL", "").rstrip("/")
+
+
+def web_address(remote: str) -> str:
+    """The https address of a remote of git, without user and password; "" of one that is not on the web."""
+    found = re.fullmatch(
+        r"(?:https://|(?:ssh://)?git@)(?:[^/@]*@)?([\w.-]+\.\w+)(?::\d+)?[/:](\S+?)(?:\.git)?/*", remote
+    )
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def repository() -> str:
+    """The address of the repository: FANIN_URL, that of the sdist, or that of the clone; "" if there is none."""
+    if "FANIN_URL" in os.environ:
+        return os.environ["FANIN_URL"].rstrip("/")
+    if (ROOT / "PKG-INFO").is_file():
+        found = re.search(
+            r"^Project-URL: Source, (\S+)$", (ROOT / "PKG-INFO").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        return found[1] if found else ""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        return ""
+    asked = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
+    return web_address(asked.stdout.strip())
+
+
+URL = repository()
 
 MACROS = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_25_API_VERSION"),
@@ -302,10 +326,6 @@ if not sys.platform.startswith(("linux", "darwin")):
         "its C core uses POSIX threads and a GCC-like compiler."
     )
 
-# Old setuptools reject pyproject's `license = "..."`, new ones deprecate the table: so it is said here.
-major = int(setuptools.__version__.split(".")[0])
-license_words = {"license_expression" if major >= 77 else "license": "BSD-3-Clause AND CC-BY-4.0"}  # the digits
-
 
 def readme() -> str:
     """README.md; with an address, its links hold on a package index, too."""
@@ -326,6 +346,9 @@ def urls() -> dict[str, str]:
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
+    # Old setuptools reject pyproject's `license = "..."`, and `pip show` of pip 24 shows no license_expression.
+    license="BSD-3-Clause AND CC-BY-4.0",  # the digits
+    url=URL or None,
     project_urls=urls(),
     ext_modules=[
         Extension(
@@ -338,5 +361,4 @@ setup(
         ),
     ],
     cmdclass={"build_ext": BuildCore, "sdist": SameSdist},
-    **license_words,
 )

@@ -66,13 +66,17 @@ def torch_question(tensors: list[Any]) -> Callable[[], Any] | None:
 def beside_torch(name: str, n: int, ratio: float, quick: bool, where: str) -> Result:
     views = CUTS[name](n)
     torch = peer("torch")
-    work: dict[str, Any] = {"ndarrays": lambda: fanin.overlaps(views).indices, "tensors": None, "torch, tensors": None}
+    work: dict[str, Any] = {
+        "ndarrays": lambda: fanin.sharing.overlaps(views).indices,
+        "tensors": None,
+        "torch, tensors": None,
+    }
     if torch is not None:
         base = torch.from_numpy(views[0].base)
         tensors = [
             base.as_strided(v.shape, [s // v.itemsize for s in v.strides], offset(v) // v.itemsize) for v in views
         ]
-        work |= {"tensors": lambda: fanin.overlaps(tensors).indices, "torch, tensors": torch_question(tensors)}
+        work |= {"tensors": lambda: fanin.sharing.overlaps(tensors).indices, "torch, tensors": torch_question(tensors)}
     return measure(
         f"which of {n} {name} share memory, core {where}", work, base="ndarrays", unit="us", rounds=3 if quick else 15,
         targets=[] if quick else [at_least(ratio, "tensors", "torch, tensors")],
@@ -88,7 +92,7 @@ def by_position(quick: bool, where: str) -> Iterator[Result]:
     which = list(range(len(views)))
     for kind, given in kinds.items():
         work: Work = {
-            "overlaps(arrays).indices": lambda given=given: fanin.overlaps(given).indices,
+            "overlaps(arrays).indices": lambda given=given: fanin.sharing.overlaps(given).indices,
             "compute_overlapping_inputs(arrays, indices)": lambda given=given: compute_overlapping_inputs(given, which),
         }
         base, named = work
@@ -110,7 +114,8 @@ def growth(name: str, quick: bool, where: str) -> Result:
     sizes = (100, 1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     lists = [CUTS[name](n) for n in sizes]
     work: Work = {
-        f"{n}": lambda views=views: fanin.overlaps(views).components for n, views in zip(sizes, lists, strict=True)
+        f"{n}": lambda views=views: fanin.sharing.overlaps(views).components
+        for n, views in zip(sizes, lists, strict=True)
     }
     first, _, last = work
     return measure(
@@ -217,7 +222,7 @@ def guard(quick: bool, where: str) -> Result:
     }
     if torch is not None:
         tensors = [*torch.zeros(50, 20), *torch.zeros(20, 50).T]
-        fanin.overlaps(tensors)
+        fanin.sharing.overlaps(tensors)
         recorded = Layout(tensors)
         work["100 tensors"] = lambda: recorded.check(tensors)
     return measure(

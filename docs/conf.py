@@ -1,6 +1,7 @@
 """The documentation site: `python -m sphinx -W docs build/site` makes build/site/index.html.
 
-Pages are Markdown. API pages are made from the table API and the docstrings, pictures by running the tutorial.
+Pages are Markdown. API pages and their index are made from the table API and the docstrings, pictures by running the
+tutorial. The site links the repository that FANIN_URL or the remote `origin` names, if there is one.
 Docstrings are plain text in which `names` are code, indented lines are an example, a table is drawn with bars, and
 parameters, results and errors are in numpydoc sections. `read` converts all but the sections, and napoleon those.
 In every page a number of a rule or a decision (S12, D7) becomes a link to it, and so does code that is a public name.
@@ -8,30 +9,59 @@ In every page a number of a rule or a decision (S12, D7) becomes a link to it, a
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+DOCS = Path(__file__).parent
+
+
+def repository(urls: list[str]) -> str:
+    """The repository's page, of the package's project URLs; "" if it has none."""
+    return next((url.removeprefix("Source, ") for url in urls if url.startswith("Source, ")), "")
+
+
+def project_urls() -> list[str]:
+    """Those of the installed package; none in a tree that is not installed."""
+    try:
+        return metadata.metadata("fanin").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return []
+
 
 project = "fanin"
 author = "the authors of fanin"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+release = version = runpy.run_path(str(DOCS.parent / "python/fanin/_version.py"))["__version__"]
 myst_heading_anchors = 4
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 html_theme = "pydata_sphinx_theme"
-html_title = "fanin"
+html_title = f"fanin {version}"
+html_favicon = "icon.svg"
+html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_show_sourcelink = False
 html_theme_options = {
-    "logo": {"text": "fanin"},
+    "logo": {"text": f"fanin {version}"},
+    "icon_links": [
+        {"name": "Repository", "url": url, "icon": "fa-solid fa-code-branch"}
+        for url in [repository(project_urls())]
+        if url
+    ],
     "navigation_with_keys": False,
     "show_toc_level": 2,
     "footer_start": [],
     "footer_end": [],
 }
 html_static_path = ["site.css"]
-html_sidebars = {"index": [], "tutorial": []}  # these have no pages below them
+html_sidebars = {"index": [], "ten-things": [], "tutorial": []}  # these have no pages below them
 html_css_files = ["site.css"]
 python_maximum_signature_line_length = 80  # a longer signature has a line for each parameter
 toc_object_entries_show_parents = "hide"
@@ -40,29 +70,30 @@ highlight_language = "none"  # of blocks that name no language
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["torch"]  # fanin.torch can be read without it
 
-DOCS = Path(__file__).parent
-
 #: The API pages: file, title, and of the package the names that the page has, of another module its name.
 API = {
-    "buffer": ("The buffer", "InputBuffer add_n Slot Sparse Zero Stats global_norm clip_norm counters Counters trim"),
-    "nodes": ("The engine", "Node Leaf backward grad walk free draw get_include"),
+    "buffer": (
+        "Sums of gradients",
+        "InputBuffer add_n Slot Sparse Zero Stats global_norm clip_norm counters Counters trim",
+    ),
+    "nodes": ("Nodes, leaves, passes", "Node Leaf backward grad walk free draw get_include"),
     "streams": (
         "Streams, options, traces",
         "Stream Event stream current_stream devices info set_options trace",
     ),
-    "sharing": ("Shared memory", "overlap overlaps overlaps_itself Overlaps Verdict"),
+    "sharing": ("Shared memory", "overlap fanin.sharing"),
     "errors": (
         "Errors and warnings",
         "CaptureError DTypeError DeviceError DeviceOutOfMemoryError PeerError RaceError StreamMismatchWarning",
     ),
     "sim": ("Simulated machines", "fanin.sim"),
-    "graph": ("Graph trees", "GraphTree fanin.graph"),
-    "dist": ("Ranks", "fanin.dist"),
+    "graph": ("Record and replay", "GraphTree fanin.graph"),
+    "dist": ("Sums over ranks", "fanin.dist"),
     "tape": ("Differentiable operations", "fanin.tape"),
     "torch": ("With torch", "fanin.torch"),
-    "analysis": ("Writes and aliases", "fanin.analysis"),
-    "descriptors": ("The meaning of slots", "fanin.descriptors"),
-    "testing": ("For tests", "fanin.testing"),
+    "analysis": ("What a function writes and shares", "fanin.analysis"),
+    "descriptors": ("The meaning of a graph's slots", "fanin.descriptors"),
+    "testing": ("Tests of your own code", "fanin.testing"),
 }
 
 
@@ -83,6 +114,43 @@ def api_page(title: str, names: list[str]) -> str:
     return "\n".join([*lines, "```", ""])
 
 
+def summary(o: object) -> str:
+    """The first sentence of a docstring, as Markdown."""
+    first = " ".join((inspect.getdoc(o) or "").partition("\n\n")[0].split())
+    return re.sub(r"(?<![.\s]\w)(\. (?=[A-Z`]).*|:$)", ".", first).replace("*", "\\*")
+
+
+def members(name: str, o: Any) -> Iterator[tuple[str, Any]]:
+    """The public names of a module or a class that its page shows, with what they name."""
+    names = getattr(o, "__all__", None) if inspect.ismodule(o) else vars(o)
+    for member in names or [k for k, v in vars(o).items() if getattr(v, "__module__", None) == name]:
+        value = getattr(o, member)
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, type)):
+            yield f"{name}.{member}", value
+
+
+def api_index() -> str:
+    """What the page of the API has below its first words: a list for each page, with a line for each name."""
+    from sphinx.ext.autodoc.mock import _MockObject, mock
+
+    import fanin
+
+    _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # `torch.Tensor | None`, without torch
+    lines = []
+    for file, (title, names) in API.items():
+        lines += ["", f"## {title}", "", f"[The whole page](api/{file}.md)", ""]
+        for name in names.split():
+            if name.startswith("fanin."):
+                with mock(autodoc_mock_imports):
+                    module = importlib.import_module(name)
+                rows = [(name, module), *((n, o) for n, o in members(name, module) if not n.endswith(".GraphTree"))]
+            else:
+                o = getattr(fanin, name)
+                rows = [(f"fanin.{name}", o), *(members(name, o) if isinstance(o, type) else [])]
+            lines += [f"- `{n}`: {summary(o)}" for n, o in rows]
+    return "\n".join([*lines, ""])
+
+
 def write(path: Path, text: str) -> None:
     """Write a page if it is new, so that a second build reads only what changed."""
     if not path.exists() or path.read_text() != text:
@@ -91,7 +159,8 @@ def write(path: Path, text: str) -> None:
 
 
 def make_pages(app: Any) -> None:
-    """Write the API pages, and run the tutorial in the folder of its pictures."""
+    """Write the API pages and what api.md includes, and run the tutorial in the folder of its pictures."""
+    write(DOCS / "api" / "index.txt", api_index())
     for file, (title, names) in API.items():
         write(DOCS / "api" / f"{file}.md", api_page(title, names.split()))
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -225,9 +294,6 @@ def read(app: Any, what: str, name: str, o: Any, options: Any, lines: list[str])
 
 
 def setup(app: Any) -> None:
-    from sphinx.ext.autodoc.mock import _MockObject
-
-    _MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # `torch.Tensor | None`, without torch
     app.connect("builder-inited", make_pages)
     app.connect("doctree-read", add_anchors)
     app.connect("doctree-resolved", add_links)

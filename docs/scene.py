@@ -14,11 +14,17 @@ import fanin
 from fanin._trace.recording import Trace
 
 LANES = ("stream 1, a producer", "stream 2, a producer", "stream 3, the consumer")
-LEFT, SCALE, LANE, BAR = 170, 15.5, 74, 30  # pixels: where lanes begin, of a microsecond, of a lane, of a bar
+LEFT, SCALE, LANE, BAR, HEAD = (
+    10,
+    13,
+    96,
+    30,
+    24,
+)  # pixels: where lanes begin, of a microsecond, of a lane, of a bar, of its name
 
 # A blue that colour-blind readers see; the wait that was left out is dashed, too. A dark page has its own colours.
 STYLE = """
-text{font:14px sans-serif;fill:#222}
+text{font:16px sans-serif;fill:#222}
 .page{fill:#fff} .lane{fill:#f3f3f3} .work{fill:#d5d5d5} .sum{fill:#0072b2} .bar{fill:#fff;text-anchor:middle}
 .dark{text-anchor:middle} .wait,.out{fill:none;stroke-width:2} .wait{stroke:#0072b2}
 .out{stroke:#888;stroke-dasharray:5 4} .head{fill:#0072b2} .faint{fill:#888} text.faint{fill:#666}
@@ -68,7 +74,7 @@ def draw(trace: Trace) -> str:
         elif line.kind in ("wait", "elided"):
             waits.append(("wait" if line.kind == "wait" else "out", *event[line.event], i))
         elif line.kind == "kernel":
-            name, top = line.label.split()[0], y(i) + (LANE - BAR) / 2
+            name, top = line.label.split()[0], middle_of(y(i)) - BAR / 2
             middle = (x(line.start_us) + x(line.end_us)) / 2
             for n, (how, source, work, at, target) in enumerate([w for w in waits if w[-1] == i]):
                 out += arrow(how, x(at), y(source), x(line.start_us) + 8 + 14 * n, y(target), work)
@@ -76,13 +82,13 @@ def draw(trace: Trace) -> str:
             box = f'x="{x(line.start_us):.0f}" y="{top:.0f}" width="{SCALE * (line.end_us - line.start_us):.0f}"'
             out.append(f'<rect class="{"sum" if name == "sum" else "work"}" {box} height="{BAR}" rx="4"/>')
             out.append(
-                f'<text class="{"bar" if name == "sum" else "dark"}" x="{middle:.0f}" y="{top + 20:.0f}">{name}</text>'
+                f'<text class="{"bar" if name == "sum" else "dark"}" x="{middle:.0f}" y="{top + 21:.0f}">{name}</text>'
             )
             end[line.stream] = name, line.end_us
     width, height = int(x(max(at for _, at in end.values())) + 70), int(y(len(lane)) + 8)
     lanes = [
         f'<rect class="lane" x="0" y="{y(i) + 2:.0f}" width="{width}" height="{LANE - 4}"/>'
-        f'<text x="10" y="{y(i) + LANE / 2 + 5:.0f}">{name}</text>'
+        f'<text x="{LEFT}" y="{y(i) + HEAD - 3:.0f}">{name}</text>'
         for i, name in enumerate(LANES)
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
@@ -100,9 +106,14 @@ def draw(trace: Trace) -> str:
     )
 
 
+def middle_of(lane: float) -> float:
+    """The middle of the bars of a lane, below its name."""
+    return lane + HEAD + (LANE - HEAD) / 2
+
+
 def arrow(how: str, x: float, y: float, to_x: float, to_y: float, work: str) -> list[str]:
     """A wait, from the end of some work down to what waits for it, and its name; one left out runs below the bars."""
-    middle, bottom = y + LANE / 2, to_y + (LANE - BAR) / 2
+    middle, bottom = middle_of(y), middle_of(to_y) - BAR / 2
     if how == "wait":
         path, words = f"M{x:.0f} {middle:.0f}H{to_x:.0f}V{bottom - 7:.0f}", f"waits for {work}"
         place, faint = f'class="name" x="{to_x + 9:.0f}" y="{middle + 5:.0f}"', ""

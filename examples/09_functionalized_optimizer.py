@@ -6,8 +6,8 @@ import io
 
 import numpy as np
 
-from fanin import overlaps
 from fanin.analysis import alias_dot, alias_plot, create_graph_signature, functionalize
+from fanin.sharing import overlaps
 
 # All parameters lie in one buffer. The step is given the parameters, the buffer (for weight decay), a momentum for
 # each, and gradients.

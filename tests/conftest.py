@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import math
 import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +45,9 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    if call.excinfo:  # reports of this suite show the frames of fanin
+        for name in [name for name in sys.modules if name.partition(".")[0] == "fanin"]:
+            sys.modules[name].__dict__.pop("__tracebackhide__", None)
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or not report.passed
     return report
@@ -116,7 +121,7 @@ def searches_without_a_limit() -> None:
     from fanin.sim import search
 
     for function in (search.explore, search.replay):
-        function.__kwdefaults__["stuck_after"] = math.inf
+        inspect.unwrap(function).__kwdefaults__["stuck_after"] = math.inf
 
 
 def pytest_report_header(config: pytest.Config) -> str:

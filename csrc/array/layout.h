@@ -3,7 +3,7 @@
  *
  * Decisions that follow from a layout (which arrays share memory, and where each begins in it) hold
  * for every call with the same layout, wherever the memory is. Recorded are dtype, device, shape,
- * strides, writability, the component (array/overlap_list.h), and where each array begins in its
+ * strides, writability, the component (array/overlap.h), and where each array begins in its
  * component. Strides along axes of extent 1, and all strides of an empty array, are ignored. */
 #ifndef FAN_ARRAY_LAYOUT_H
 #define FAN_ARRAY_LAYOUT_H

@@ -127,9 +127,10 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan_device *d = e->device;
     if (s->device != d) {
         char mine[24], theirs[24];
-        return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s",
+        return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s%s",
                         fan_device_text(d, mine, sizeof mine),
-                        fan_device_text(s->device, theirs, sizeof theirs));
+                        fan_device_text(s->device, theirs, sizeof theirs),
+                        fan_device_of_another(s->device, d));
     }
     fan_clock clock;
     uint64_t first, capture;

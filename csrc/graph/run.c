@@ -253,11 +253,14 @@ static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const 
             snprintf(o->reason, sizeof o->reason,
                      "operand %zu lay elsewhere more than %u times, and %s, so it cannot be "
                      "copied: keep the array where it "
-                     "is, or give the operand the role copy",
+                     "is%s",
                      p->which, r->tree->options.limit,
                      r->signature->shown[p->which]     ? "the function returns a view of it"
                      : r->signature->written[p->which] ? "the function writes into it"
-                                                       : "foreign kernels may write into it");
+                                                       : "foreign kernels may write into it",
+                     r->signature->shown[p->which] || r->signature->written[p->which]
+                         ? ""
+                         : ", or give the operand the role copy");
     }
     if (plan->outcome == FAN_TREE_WARM)
         snprintf(o->reason, sizeof o->reason, "%s",

@@ -437,7 +437,7 @@ class Node:
         self,
         fn: Callable[..., object],
         inputs: int = 1,
-        edges: Iterable[Edge] = (),
+        edges: Iterable[Edge] | None = (),
         *,
         slots: Iterable[object] | None = None,
         release: Callable[[], object] | None = None,
@@ -1306,9 +1306,10 @@ class Machine:
         writes: tuple[Array, ...],
         name: str,
         us: float,
+        stacklevel: int,
         /,
     ) -> None:  # step
-        """Queue a kernel."""
+        """Queue a kernel; messages name the line of the stacklevel-th frame outside fanin."""
     def _synchronize(self) -> None:  # step
         """Run all queued work."""
     def _step(self) -> bool:  # step

@@ -10,6 +10,12 @@ exactly the stream waits that are needed.
 >>> buf.add(0, np.array([0.5, 0.5]))
 >>> buf.take()
 [array([1.5, 2.5]), None]
+
+In a shell, `fanin demo` trains a network on simulated streams, and `fanin info` shows what is installed. The tutorial
+and the reference are in the folder `docs` of the sources, whose address `pip show fanin` prints. Modules:
+`fanin.sharing` (shared memory), `fanin.torch`, `fanin.dist` (ranks), `fanin.sim` (simulated machines), `fanin.graph`
+(graph trees), `fanin.tape` (differentiable operations), `fanin.analysis` and `fanin.descriptors` (writes and aliases),
+`fanin.testing` (a pytest plugin), `fanin.conformance` (laws for other engines).
 """
 
 from __future__ import annotations
@@ -23,7 +29,6 @@ from . import _engine as _engine
 from ._core import InputBuffer, Leaf, Node, add_n, backward, grad, trim, walk
 from ._files import get_include
 from ._graphs import draw, free
-from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import (
@@ -36,12 +41,15 @@ from .errors import (
     StreamMismatchWarning,
 )
 from .options import Counters, counters, set_options
+from .sharing import overlap
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
 
 if TYPE_CHECKING:
     from . import sim
     from .graph import GraphTree
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = [
     "CaptureError",
@@ -54,7 +62,6 @@ __all__ = [
     "InputBuffer",
     "Leaf",
     "Node",
-    "Overlaps",
     "PeerError",
     "RaceError",
     "Slot",
@@ -62,7 +69,6 @@ __all__ = [
     "Stats",
     "Stream",
     "StreamMismatchWarning",
-    "Verdict",
     "Zero",
     "__version__",
     "add_n",
@@ -78,8 +84,6 @@ __all__ = [
     "grad",
     "info",
     "overlap",
-    "overlaps",
-    "overlaps_itself",
     "set_options",
     "sim",
     "stream",
@@ -90,7 +94,9 @@ __all__ = [
 
 #: Houses: parts of the package that the rest does without. A copy of fanin may lack their folders.
 HOUSES = ("analysis", "graph", "sim")
-_LATER = (*HOUSES, "descriptors", "dist", "tape", "torch")  # modules that are imported at their first use
+#: Modules that are imported at their first use.
+_LATER = (*HOUSES, "conformance", "descriptors", "dist", "tape", "testing", "torch")
+_MOVED = dict.fromkeys(("Overlaps", "Verdict", "overlaps", "overlaps_itself"), "fanin.sharing")
 _OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
 
@@ -103,6 +109,8 @@ def _need(house: str, name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is {_MOVED[name]}.{name}")
     if name not in _LATER and name not in _OF_HOUSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     house = _OF_HOUSES.get(name, name)
@@ -116,5 +124,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     needs = {name: f"{__name__}.{_OF_HOUSES.get(name, name)}" for name in (*_LATER, *_OF_HOUSES)} | {"torch": "torch"}
-    every = {*__all__, *_LATER}
+    every = {*__all__, *_LATER, "sharing"}
     return sorted(name for name in every if name not in needs or importlib.util.find_spec(needs[name]))

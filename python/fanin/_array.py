@@ -17,22 +17,27 @@ import numpy.typing as npt
 
 from . import _core
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 NDArray = npt.NDArray[np.generic]
 
 
-def ints(o: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """The integers of a shape or of axes: of a sequence, or one."""
+def ints(o: SupportsIndex | Iterable[SupportsIndex], what: str = "") -> tuple[int, ...]:
+    """The integers of a shape or of axes: of a sequence, or one. what: begins the messages, "empty: shape: "."""
+    is_one = hasattr(type(o), "__index__") and not (isinstance(o, np.ndarray) and o.ndim)
     try:
-        items = (o,) if hasattr(type(o), "__index__") else tuple(cast(Iterable[object], o))
+        items = (o,) if is_one else tuple(cast(Iterable[object], o))
     except TypeError:
-        raise TypeError(f"expected an integer or a sequence of integers, got {type(o).__name__}") from None
+        raise TypeError(f"{what}expected an integer or a sequence of integers, got {type(o).__name__}") from None
     if len(items) > 64:
-        raise ValueError(f"at most 64 dimensions are supported, not {len(items)}")
+        raise ValueError(f"{what}at most 64 dimensions are supported, not {len(items)}")
     for i in items:
         if isinstance(i, bool) or not hasattr(type(i), "__index__"):
-            raise TypeError(f"expected an integer, got {type(i).__name__}")
+            raise TypeError(f"{what}expected an integer, got {type(i).__name__}")
         if abs(operator.index(cast(SupportsIndex, i))) >= 1 << 63:
-            raise ValueError(f"cannot fit {i!r} into 64 bits")
+            raise ValueError(f"{what}cannot fit {i!r} into 64 bits")
+        if what and operator.index(cast(SupportsIndex, i)) < 0:
+            raise ValueError(f"{what}expected non-negative extents, got {i!r}")
     return tuple(operator.index(cast(SupportsIndex, i)) for i in items)
 
 

@@ -15,6 +15,8 @@ from .slots import Slot
 if TYPE_CHECKING:
     from ._core import Edge, Leaf, Node, Stream
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @final
 class Edges:

@@ -13,6 +13,8 @@ from ._words import type_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def get_include() -> str:
     """Return the folder of `fanin.h`, for extensions in C with nodes that run without the interpreter (docs/c-api.md).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ._checks import sequence
 from ._core import Leaf, Node
 from ._words import note
 
@@ -12,13 +13,15 @@ if TYPE_CHECKING:  # pictures are imported when one is drawn
     from ._layers import Arrow, Box
     from ._svg import Svg
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
     """The nodes and leaves that the roots reach, each once, producers before consumers where edges allow it."""
     if isinstance(roots, (Node, Leaf)):
         raise TypeError(f"{call}: roots: expected a sequence, got a single one: pass [root]")
     waiting: list[Node | Leaf] = []
-    for i, root in enumerate(roots):
+    for i, root in enumerate(sequence(f"{call}: roots", roots, "nodes")):
         node = root[0] if isinstance(root, tuple) and root else root
         if not isinstance(node, Node | Leaf):
             raise TypeError(f"{call}: root {i}: expected a fanin.Node, a fanin.Leaf or (node, slot), got {node!r}")

@@ -22,6 +22,8 @@ from typing import Protocol
 from . import _core, _nvcc
 from .errors import DeviceError
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__: list[str] = []
 
 #: NVRTC has no C library; these are the names of it that the kernels use.

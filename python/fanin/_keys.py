@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 PLAIN = frozenset({int, bool, str, bytes, type(None)})
 DEEPEST = 30  # levels of values in values that are taken apart
 

@@ -28,6 +28,8 @@ from ._svg import (
     text_width,
 )
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # In pixels
 LABEL, HEIGHT, LAYER, GAP = 240, 28, 76, 22  # a label at most; of a box; from layer to layer; between boxes
 PASSING = 14  # the room of an arrow that passes a layer

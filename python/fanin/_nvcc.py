@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__: list[str] = []
 
 #: Results are promised bit by bit: the compiler contracts and flushes nothing. NVRTC gets the same flags.

@@ -1,21 +1,25 @@
 """The SVG writer of every picture: shapes, text as text, the width of a text, colours, an axis.
 
-It needs no library. A picture of the same data has the same bytes, lies on a white ground of its own, and opens in any
-browser.
+It needs no library. A picture of the same data has the same bytes, lies on a ground of its own, and opens in any
+browser: white with dark letters, dark with light ones where the reader prefers that, and never wider than its page.
 """
 
 from __future__ import annotations
 
+import colorsys
 import functools
 import itertools
 import math
 import os
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from ._files import path_text, write_whole
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 INK = "#333333"
 PALE = "#888888"
@@ -34,12 +38,12 @@ Point = tuple[float, float]
 
 
 class Svg(str):
-    """A picture as SVG text. A notebook shows it, never wider than its cell."""
+    """A picture as SVG text, which a notebook shows."""
 
     __slots__ = ()
 
     def _repr_svg_(self) -> str:
-        return self.replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
+        return str(self)
 
 
 # Files
@@ -251,15 +255,32 @@ class Canvas:
         """The whole picture. `title` is for readers that show no picture."""
         width, height = math.ceil(width), math.ceil(height)
         head: dict[str, float | str] = {"width": width, "height": height, "viewBox": f"0 0 {width} {height}"}
+        head |= {"style": "max-width: 100%; height: auto", "kind": "fanin"}
         font: dict[str, float | str] = {"font-family": "sans-serif", "font-size": TEXT, "fill": INK, "role": "img"}
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg"{written(head | font)}>',
             f"<title>{escaped(title)}</title>",
             f'<rect width="{width}" height="{height}" fill="{WHITE}"/>',
             *self.parts,
+            dark_style(self.parts),
             "</svg>\n",
         ]
         return Svg("\n".join(lines))
+
+
+def dark_style(parts: Sequence[str]) -> str:
+    """The style of a picture where the reader prefers dark pages: each of its colours is replaced."""
+    used = re.findall(r' (fill|stroke)="(#[0-9a-f]{6})"', "".join([*parts, f' fill="{WHITE}"']))
+    rules = [f'.fanin [{how}="{colour}"]{{{how}:{in_the_dark(colour)}}}' for how, colour in dict.fromkeys(used)]
+    return f"<style>@media (prefers-color-scheme:dark){{.fanin{{fill:{in_the_dark(INK)}}}{''.join(rules)}}}</style>"
+
+
+def in_the_dark(colour: str) -> str:
+    """The colour of the same hue on a dark page: what is light becomes dark, and the reverse."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
+    made = colorsys.hls_to_rgb(hue, 0.09 + 0.82 * (1 - light), saturation)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in made)
 
 
 # Parts of pictures

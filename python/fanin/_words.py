@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 #: Arguments of other libraries, and ours of the same meaning.
 ELSEWHERE = {"retain_graph": "keep_graph"}
 S_RULES = 22  # the first bits of a set of rules are S, the rest A
@@ -71,6 +80,28 @@ def too_many_arguments(call: str, names: tuple[str, ...], by_place: int, given: 
     """The message for more arguments by position than a call of the core takes."""
     if not by_place:
         return f"{call}() takes {'arguments by name only' if names else 'no arguments'}, got {given} by position"
+    if names[0] == "arrays" and by_place == 1:
+        return f"{call}() takes its arrays as one sequence, got {given} arguments by position: {call}([a, b])"
     first = " and ".join(filter(None, [", ".join(names[: by_place - 1]), names[by_place - 1]]))
     rest = ", and the rest by name" if len(names) > by_place else ""
     return f"{call}() takes {first} by position{rest}; got {given} by position"
+
+
+def names_nearest(f: Callable[P, R]) -> Callable[P, R]:
+    """Name the nearest parameter in the error for an argument that `f` does not have, as calls of the core do.
+
+    For functions with options that are called once a pass, or less often.
+    """
+    code = f.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    known = frozenset(names[code.co_posonlyargcount :])
+    call = f.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
+
+    @wraps(f)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        for name in named:
+            if name not in known:
+                raise TypeError(unknown_argument(call, tuple(sorted(known - {"self", "cls"})), 0, name))
+        return f(*args, **named)
+
+    return checked

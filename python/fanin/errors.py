@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from ._core import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 __all__ = [
     "CaptureError",
     "DTypeError",

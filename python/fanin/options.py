@@ -7,7 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from . import _core
+from ._checks import flag
 from ._interop import streams
+from ._words import names_nearest
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = ["Counters", "counters", "set_options"]
 
@@ -99,6 +103,7 @@ class Restore:
             streams.raw_addresses = self._raw
 
 
+@names_nearest
 def set_options(
     *,
     debug: bool | None = None,
@@ -120,7 +125,8 @@ def set_options(
     debug : bool
         Hash each array when it is added and again when it is summed; a change between them is a RuntimeError that names
         the contribution. `fanin.tape` does so with what its derivatives read. Memory that is kept for later results is
-        filled with a pattern, and a write to it ends the process. Default: False.
+        filled with a pattern, and a write to it ends the process. A function of a node that returns None for every
+        gradient, though all are needed, gets a RuntimeWarning, once: it may lack a `return`. Default: False.
     budget : int, float or "auto"
         Bytes that may wait in a buffer without a budget of its own, for buffers made from now on (see
         `fanin.InputBuffer`). Default: "auto".
@@ -158,8 +164,10 @@ def set_options(
     ...     fanin.add_n([np.ones(2), np.ones(2)])
     array([2., 2.])
     """
-    if threads == 0:
+    if type(threads) is int and threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
+    if raw_addresses is not None:
+        raw_addresses = flag("set_options: raw_addresses", raw_addresses)
     given: dict[str, Any] = {
         "debug": debug,
         "warn_stream_mismatch": warn_stream_mismatch,
@@ -173,6 +181,6 @@ def set_options(
     old = _set(list(given.values()))
     raw = streams.raw_addresses  # in the same step of a thread of `Machine.spawn`
     if raw_addresses is not None:
-        streams.raw_addresses = bool(raw_addresses)
+        streams.raw_addresses = raw_addresses
     before = [None if x is None else old[name] for name, x in given.items()]
     return Restore(before, None if raw_addresses is None else raw)

@@ -12,8 +12,10 @@ import numpy as np
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._overlap import overlaps
 from ._words import counted, type_of
+from .sharing import overlaps
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
@@ -159,7 +161,7 @@ class Sparse:
         def __init__(self, format: str, parts: Sequence[object], shape: Shape) -> None: ...
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
+        if not isinstance(self.format, str) or self.format not in FORMATS:
             raise ValueError(f"Sparse: expected a format among {', '.join(FORMATS)}, got {self.format!r}")
         if not isinstance(self.parts, Sequence):
             raise TypeError(f"Sparse: expected the parts as a tuple, got {type_of(self.parts)}")
@@ -343,6 +345,8 @@ def clip_norm(
     _buffer("clip_norm", buf)
     if not (isinstance(max_norm, (int, float, np.floating, np.integer)) and max_norm >= 0):
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
+    if not hasattr(type(sums), "__len__"):
+        raise TypeError(f"clip_norm: sums: expected the list that take() returned, got {type_of(sums)}")
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
     if out is None and not isinstance(sums, list):

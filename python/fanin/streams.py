@@ -21,7 +21,9 @@ from . import _core
 from ._interop.protocols import StreamLike
 from ._interop.streams import foreign
 from ._version import __version__
-from ._words import counted
+from ._words import counted, type_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = ["Event", "Info", "Stream", "current_stream", "devices", "info", "stream"]
 
@@ -61,6 +63,8 @@ def current_stream(device: str) -> Stream | None:
     >>> print(fanin.current_stream("cpu"))
     None
     """
+    if not isinstance(device, str):
+        raise TypeError(f'current_stream: expected a device\'s name, as in "cpu" or "sim:0", got {type_of(device)}')
     return _core.current_stream(device)
 
 
@@ -79,9 +83,13 @@ def devices() -> list[str]:
 
 
 class Info(dict[str, Any]):
-    """The result of `info`: a dict of data, ready for JSON, that prints as a table of 80 columns."""
+    """The result of `info`: a dict of data, ready for JSON, that prints as a table.
+
+    The table is as wide as `COLUMNS` or the terminal says, else 80 columns.
+    """
 
     def __str__(self) -> str:
+        from shutil import get_terminal_size
         from textwrap import TextWrapper
 
         cuda, kernels, pool = self["backends"]["cuda"], self["kernels"], self["pool"]
@@ -106,7 +114,8 @@ class Info(dict[str, Any]):
         }
         del words["implementation"]
         width = max(map(len, words))
-        wrap = TextWrapper(80, subsequent_indent=" " * (width + 2), break_on_hyphens=False, break_long_words=False)
+        columns = max(get_terminal_size().columns, 2 * width)
+        wrap = TextWrapper(columns, subsequent_indent=" " * (width + 2), break_on_hyphens=False, break_long_words=False)
         return "\n".join(wrap.fill(f"{key:<{width}}  {value}") for key, value in words.items())
 
     __repr__ = __str__

@@ -47,8 +47,12 @@ import numpy.typing as npt
 
 import fanin
 from fanin import _array, _core, options
+from fanin._checks import flag, function, integer, number, sequence
 from fanin._interop.protocols import DType, NDArray
-from fanin._words import counted, type_of
+from fanin._words import counted, names_nearest, type_of
+from fanin.sharing import overlaps
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 #: Whether a function of a graph tree is running; never without fanin.graph.
 _in_graph_tree: Callable[[], bool] = getattr(_core, "cpu_wants_handles", lambda: False)
@@ -288,6 +292,7 @@ class Var:
         """
         if self.edge is None:
             raise TypeError(f"{self!r} is a constant: no gradient gets here")
+        function("register_hook: fn", fn)
         self.edge[0].register_hook(fn, self.edge[1])
 
     def __repr__(self) -> str:
@@ -327,6 +332,8 @@ class Var:
 
     def reshape(self, *shape: int) -> Var:
         """Return it in another shape with as many elements."""
+        for n in shape:
+            integer("reshape: shape", n)
         return reshape(self, shape)
 
     def sum(self, axis: Axis = None) -> Var:
@@ -344,8 +351,14 @@ class Var:
 
 def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
     """A constant: a copy of an ndarray on a device."""
+    return put_on("array", value, device)
+
+
+def put_on(call: str, value: npt.ArrayLike, device: Device) -> Var:
+    """A copy of the numbers of a call on a device."""
+    check_device(call, device)
     if not isinstance(value, _core.Array):
-        checked = numbers("array", value)
+        checked = numbers(call, value)
         if not _in_graph_tree():  # which reads the value as it was given
             value = checked
     return Var(device.put(value), device)
@@ -353,9 +366,31 @@ def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
 
 def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter") -> Var:
     """Make a value whose gradients are summed into its `.grad`, on the stream that is current now."""
-    var = array(value, device)
+    if not isinstance(name, str):
+        raise TypeError(f"parameter: name: expected a str, got {type_of(name)}")
+    var = put_on("parameter", value, device)
+    if var.dtype.kind in "iub":
+        raise ValueError(f"parameter: value: expected real or complex floats, got {var.dtype}: x.astype(float)")
     var.edge = fanin.Leaf(var.data, name=name, stream=device.current()), 0
     return var
+
+
+def check_device(call: str, device: object) -> None:
+    """Check that an argument is a device of this module."""
+    if not isinstance(device, Device):
+        raise TypeError(f"{call}: device: expected a fanin.tape.Device, got {type_of(device)}")
+
+
+def check_value(call: str, what: str, x: object) -> None:
+    """Check that an argument has a shape, as a Var and an array have."""
+    if not hasattr(x, "shape"):
+        raise TypeError(f"{call}: {what}: expected a Var or an array, got {type_of(x)}")
+
+
+def check_var(call: str, what: str, x: object) -> None:
+    """Check that an argument is a Var."""
+    if not isinstance(x, Var):
+        raise TypeError(f"{call}: {what}: expected a Var, got {type_of(x)}")
 
 
 def numbers(name: str, x: object) -> NDArray:
@@ -871,7 +906,8 @@ rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded
 
 def transpose(a: Var, axes: Sequence[int] | None = None) -> Var:
     """Permute the axes (default: reverse them)."""
-    return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes_of(a, axes))
+    check_value("transpose", "a", a)
+    return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes_of(a, axes, "transpose: axes"))
 
 
 padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(x)), *[(0, 0)] * (x.ndim - 1)]),
@@ -881,8 +917,10 @@ padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(
 
 def split(a: Var, parts: int) -> list[Var]:
     """Equal parts along the first axis: one node with several slots, some of which may get no gradient (S2)."""
-    if parts < 1 or a.shape[0] % parts:
-        raise ValueError(f"split: {a.shape[0]} rows cannot be cut into {parts} equal parts")
+    check_var("split", "a", a)
+    integer("split: parts", parts)
+    if parts < 1 or not a.shape or a.shape[0] % parts:
+        raise ValueError(f"split: {a.shape[0] if a.shape else 'no'} rows cannot be cut into {parts} equal parts")
     n = a.shape[0] // parts
 
     def back(grads: Sequence[object], need: Sequence[bool]) -> list[object]:
@@ -895,10 +933,12 @@ def split(a: Var, parts: int) -> list[Var]:
 Axis = int | Sequence[int] | None
 
 
-def axes_of(a: Var | Array, axis: Axis) -> Shape:
+def axes_of(a: Var | Array, axis: Axis, what: str = "axis") -> Shape:
     """Return the axes as non-negative numbers (None: all)."""
     n = len(a.shape)
-    given = range(n) if axis is None else np.atleast_1d(axis).tolist()
+    is_one = hasattr(type(axis), "__index__") and not isinstance(axis, np.ndarray)
+    listed = [axis] if is_one else [*range(n)] if axis is None else sequence(what, axis, "integers")
+    given = [integer(what, i) for i in listed]
     axes = tuple(i + n if i < 0 else i for i in given)
     if any(not 0 <= i < n for i in axes) or len(set(axes)) < len(axes):
         raise ValueError(f"axis {axis}: expected axes of a value of shape {tuple(a.shape)}, each of them once")
@@ -933,6 +973,8 @@ summed = Op("sum", add_up, spread,
 
 def total(a: Var | Array, axis: Axis = None, scale: float = 1) -> Var:
     """The sum over some axes (default: all), times a number."""
+    check_value("total", "a", a)
+    number("total: scale", scale)
     return summed(a, axes_of(a, axis), scale)
 
 
@@ -1038,16 +1080,20 @@ def embedding(table: Var, index: object) -> Var:
     """Rows of a table, by their numbers from 0. The table's gradient is sparse, if it is a parameter, or a copy of
     one.
     """
+    check_value("embedding", "table", table)
     return looked_up(table, integers("embedding", index))
 
 
 def gathered(table: Var, index: object) -> Var:
     """`embedding` with a dense gradient, as a recorded step needs (6): the size of a sparse sum depends on values."""
+    check_value("gathered", "table", table)
     return densely_looked_up(table, integers("gathered", index))
 
 
 def log_softmax(z: NDArray) -> NDArray:
     """Return the logarithm of the softmax of each row."""
+    if np.ndim(z) != 2:
+        raise ValueError(f"softmax: expected rows, an array of two axes, got one of {np.ndim(z)}")
     if not z.size:  # rows of nothing have no maximum
         return z.copy()
     z = z - z.max(1, keepdims=True)
@@ -1093,6 +1139,9 @@ def cross_entropy(logits: Var, labels: object, count: int | None = None) -> Var:
     """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it. Of no rows it is
     NaN.
     """
+    check_value("cross_entropy", "logits", logits)
+    if count is not None:
+        integer("cross_entropy: count", count)
     given = integers("cross_entropy", labels)
     if len(logits.shape) != 2 or given.shape != logits.shape[:1]:
         raise ValueError(f"cross_entropy: expected a label for each row, got {given.shape} for {logits.shape}")
@@ -1125,12 +1174,13 @@ def roots_of(
     losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool
 ) -> list[tuple[fanin.Node | fanin.Leaf, int, object]]:
     """(node, slot, gradient) of each value to begin with."""
-    values = [losses] if isinstance(losses, Var) else list(losses)
-    given = [None] * len(values) if gradients is None else list(gradients)
+    values = [losses] if isinstance(losses, Var) else sequence("backward: losses", losses, "values")
+    given = [None] * len(values) if gradients is None else sequence("backward: gradients", gradients, "gradients")
     if len(given) != len(values):
         raise ValueError(f"backward: expected {counted(len(values), 'gradient')} to begin with, got {len(given)}")
     roots = []
     for x, g in zip(values, given, strict=True):
+        check_var("backward", "losses", x)
         if x.edge is None:
             raise TypeError(f"backward: {x!r} depends on no parameter")
         with at(x.device, "seed", x.device.current()):
@@ -1172,6 +1222,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     reducer : fanin.dist.Reducer
         Sums the gradients of its parameters over ranks.
     """
+    create_graph = flag("backward: create_graph", create_graph)
     fanin.backward(
         roots_of(losses, gradients, create_graph),
         keep_graph=True,
@@ -1206,6 +1257,7 @@ R = TypeVar("R")  # the result of a step
 _at_once: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
 
 
+@names_nearest
 def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), memory: int = 1 << 30, limit: int = 8,
              verify: int = 0) -> Compiled[R]:  # fmt: skip
     """Make a step that is recorded on the CPU, and from then on replayed: its kernels run again, without nodes, buffers
@@ -1242,7 +1294,9 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), me
         differences that cannot be detected otherwise: a number that changes, a branch, hooks added later.
     """
     fanin._need("graph", "tape.compiled")
-    return Compiled(step, list(static), memory, limit, verify)
+    function("compiled: step", step)
+    given = sequence("compiled: static", static, "values and arrays")
+    return Compiled(step, given, integer("compiled: memory", memory), integer("compiled: limit", limit), verify)
 
 
 class _Call:

@@ -43,7 +43,10 @@ from ._interop.torch_leaves import (
     word,
 )
 from ._interop.torch_ranks import ReduceScatter, ddp_hook
+from ._words import names_nearest
 from .slots import Slot
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = ["ReduceScatter", "accumulate", "backward", "ddp_hook"]
 
@@ -138,6 +141,7 @@ class accumulate(_core.Block):
     ...         model(x).square().mean().backward()
     """
 
+    @names_nearest
     def __init__(
         self,
         parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
@@ -153,7 +157,7 @@ class accumulate(_core.Block):
         self._active = self._began = self._dropped = self._again = False
         _blocks.add(self)
         self._collecting: dist.reducer._Collecting | None = None
-        if into not in ("grad", "main_grad"):
+        if not isinstance(into, str) or into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = leaves_of("accumulate", parameters)

@@ -210,7 +210,7 @@ def check_the_pure_function_refuses_what_does_not_fit() -> None:
 def check_bad_options_are_refused() -> None:
     for options, words in [
         ({"guard": "maybe"}, "expected guard among specialise, error; got 'maybe'"),
-        ({"layouts": 0}, "layouts: expected an integer from 1 on, got 0"),
+        ({"layouts": 0}, "layouts: expected an integer of at least 1, got 0"),
     ]:
         with pytest.raises(ValueError, match=words):
             F.functionalize(lambda: None, **options)

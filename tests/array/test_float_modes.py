@@ -374,4 +374,5 @@ def test_a_job_in_the_modes_of_its_thread_is_found(plant: Callable[[str], None])
         assert run() == {mine}
     plant("FLOAT_MODE_OF_JOB")
     with modes("down") as mine:
-        assert run() != {mine}
+        # a thread that the pool starts now, as the other is not back yet, has the modes of this one
+        assert any(run() != {mine} for _ in range(100))

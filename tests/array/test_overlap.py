@@ -120,7 +120,7 @@ def test_an_array_overlaps_itself_where_two_elements_share_a_byte(count: int) ->
         x = as_strided(
             np.frombuffer(memory, f"V{item}", 1, 2000), rng.integers(1, 5, axes), rng.integers(-50, 51, axes)
         )
-        v = fanin.overlaps_itself(x)
+        v = fanin.sharing.overlaps_itself(x)
         at = elements(x)
         assert bool(v) == any(b - a < item for a, b in itertools.pairwise(at)), (x.shape, x.strides, item)
         if v:
@@ -197,9 +197,9 @@ def test_a_pair_that_defeats_a_search_is_decided_within_the_budget_and_unknown_b
     v = fanin.overlap(x, y, budget=2**20)
     assert v.kind == "unknown" and v and v.witness is None and "budget" in v.reason
     assert "unknown: too hard" in repr(v)
-    found = fanin.overlaps([x, np.zeros(3), y], budget=0)
+    found = fanin.sharing.overlaps([x, np.zeros(3), y], budget=0)
     assert found.pairs == found.unknown == ((0, 2),) and found.components == ((0, 2),)
-    found = fanin.overlaps([x, np.zeros(3), y])
+    found = fanin.sharing.overlaps([x, np.zeros(3), y])
     assert found.pairs == found.unknown == found.components == ()
 
 
@@ -226,9 +226,9 @@ def test_what_reaches_too_far_to_be_counted_is_unknown(stride: int) -> None:
     x = as_strided(np.zeros(1, "u1"), (300,), (stride,))
     v = fanin.overlap(x, M)
     assert v.kind == "unknown" and v and "farther" in v.reason
-    assert fanin.overlaps_itself(x).kind == "unknown"
+    assert fanin.sharing.overlaps_itself(x).kind == "unknown"
     assert not fanin.overlap(x, np.zeros(0))
-    assert fanin.overlaps([x, M, F]).components == ((0, 1, 2),)
+    assert fanin.sharing.overlaps([x, M, F]).components == ((0, 1, 2),)
 
 
 # ---------------------------------------------------------------- verdicts as values
@@ -237,14 +237,17 @@ def test_what_reaches_too_far_to_be_counted_is_unknown(stride: int) -> None:
 def test_verdicts_are_values() -> None:
     v, w, d = fanin.overlap(M, M), fanin.overlap(M, M), fanin.overlap(M, F)
     assert v == w and hash(v) == hash(w) and v != d and v != 1 and d is fanin.overlap(F, M)
-    assert repr(v) == "<fanin.Verdict: overlap, at (0, 0) and (0, 0)>" and repr(d) == "<fanin.Verdict: disjoint>"
+    assert (
+        repr(v) == "<fanin.sharing.Verdict: overlap, at (0, 0) and (0, 0)>"
+        and repr(d) == "<fanin.sharing.Verdict: disjoint>"
+    )
     with pytest.raises(AttributeError):
         v.kind = "disjoint"  # type: ignore[misc]
     with pytest.raises(TypeError):
         type(v)()
     assert pickle.loads(pickle.dumps(v)) == v
     with pytest.raises(TypeError):
-        fanin.Overlaps()
+        fanin.sharing.Overlaps()
 
 
 # ---------------------------------------------------------------- lists
@@ -260,9 +263,9 @@ def joined(pairs: Any, n: int) -> list[tuple[int, ...]]:
     return sorted({tuple(sorted(c)) for c in near.values() if len(c) > 1})
 
 
-def agree(views: list[Array]) -> fanin.Overlaps:
+def agree(views: list[Array]) -> fanin.sharing.Overlaps:
     """A list's answers, held against those of its pairs."""
-    found = fanin.overlaps(views)
+    found = fanin.sharing.overlaps(views)
     pairs = [(i, j) for i, j in itertools.combinations(range(len(views)), 2) if np.shares_memory(views[i], views[j])]
     assert list(found.pairs) == pairs
     assert list(found.components) == joined(pairs, len(views))
@@ -371,7 +374,7 @@ def test_columns_beside_pieces_of_rows_are_what_their_pairs_say(name: str) -> No
 def test_columns_beside_pieces_of_rows_need_no_question_for_each_pair(name: str) -> None:
     """Of 20 000 arrays: `exact` says that the questions for components did not run out, a twentieth of the pairs."""
     views = beside_rows(20_000, HALVES[name](20_000, np.random.default_rng(SEED)))
-    found = fanin.overlaps(views)
+    found = fanin.sharing.overlaps(views)
     assert found.exact and len(found.components) >= 4
     assert {i % 4 for c in found.components for i in c[:1]} == {0, 1, 2, 3}
 
@@ -380,7 +383,7 @@ def test_components_are_inexact_where_their_questions_run_out() -> None:
     """Two combs of unlike steps: no order of them shows that the even and the odd ones share nothing."""
     flat = np.zeros(400_000, "i1")
     views = [flat[i % 2 :: 2 * (50 + i)] for i in range(6000)]
-    few, all_of_them = fanin.overlaps(views), fanin.overlaps(views, budget=math.inf)
+    few, all_of_them = fanin.sharing.overlaps(views), fanin.sharing.overlaps(views, budget=math.inf)
     assert (few.exact, all_of_them.exact) == (False, True)
     assert "at most" in repr(few) and "at most" not in repr(all_of_them)
     assert [len(c) for c in all_of_them.components] == [3000, 3000]
@@ -391,17 +394,17 @@ def test_components_are_inexact_where_their_questions_run_out() -> None:
 def test_thousands_of_pieces_are_one_call(name: str) -> None:
     """All pairs would be a hundred million and more."""
     views = CUTS[name](5000)
-    assert fanin.overlaps(views).indices == ()
-    assert fanin.overlaps(views).pairs == ()
-    assert len(fanin.overlaps([*views, views[0].base]).pairs) == len(views)
-    assert fanin.overlaps([views[0].base, *views]).components == (tuple(range(len(views) + 1)),)
+    assert fanin.sharing.overlaps(views).indices == ()
+    assert fanin.sharing.overlaps(views).pairs == ()
+    assert len(fanin.sharing.overlaps([*views, views[0].base]).pairs) == len(views)
+    assert fanin.sharing.overlaps([views[0].base, *views]).components == (tuple(range(len(views) + 1)),)
 
 
 def test_components_do_not_need_the_pairs() -> None:
     """20 000 windows that all meet, 20 000 times the same array."""
     windows = list(sliding_window_view(np.zeros(40_000), 20_001))
-    assert fanin.overlaps(windows).components == (tuple(range(20_000)),)
-    assert fanin.overlaps([M] * 20_000).components == (tuple(range(20_000)),)
+    assert fanin.sharing.overlaps(windows).components == (tuple(range(20_000)),)
+    assert fanin.sharing.overlaps([M] * 20_000).components == (tuple(range(20_000)),)
 
 
 def test_a_list_answers_for_each_pair_and_holds_no_array() -> None:
@@ -410,12 +413,12 @@ def test_a_list_answers_for_each_pair_and_holds_no_array() -> None:
 
     x = np.zeros((3, 4)).view(Kept)
     gone = weakref.ref(x)
-    found = fanin.overlaps([x, x[1]])
+    found = fanin.sharing.overlaps([x, x[1]])
     del x
     assert gone() is None
     assert found.pairs == ((0, 1),)
     assert found.verdict(0, 1).witness == ((1, 0), (0,))
-    assert repr(found) == "<fanin.Overlaps of 2 arrays: 2 share memory, in 1 component>"
+    assert repr(found) == "<fanin.sharing.Overlaps of 2 arrays: 2 share memory, in 1 component>"
     for bad in ((0, 2), (2, 0), (-1, 0)):
         with pytest.raises(IndexError, match="verdict"):
             found.verdict(*bad)
@@ -457,7 +460,7 @@ def test_arrays_of_a_simulated_device_are_compared_by_their_addresses() -> None:
         with pytest.raises(
             ValueError, match=r"^overlaps: array 2 is on sim:1, array 0 on sim:0: expected arrays of one device"
         ):
-            fanin.overlaps([x, y, there])
+            fanin.sharing.overlaps([x, y, there])
         with pytest.raises(ValueError, match=r"^overlap: array 1 is on the host, array 0 on sim:0"):
             fanin.overlap(x, np.zeros(3))
 
@@ -486,7 +489,7 @@ def test_a_dlpack_capsule_is_taken_and_given_back() -> None:
     d = Dlpack(x)
     assert fanin.overlap(d, x[2:]).witness == ((2, 0), (0, 0))
     assert not fanin.overlap(Dlpack(x[:, 1:2]), x[:, 2:])
-    assert fanin.overlaps([d, x, d]).components == ((0, 1, 2),)
+    assert fanin.sharing.overlaps([d, x, d]).components == ((0, 1, 2),)
     assert d.given == 3
     gone = weakref.ref(x)
     del x, d
@@ -516,17 +519,17 @@ def test_what_is_no_single_array_is_refused_by_its_place(name: str) -> None:
         fanin.overlap(M, bad)
     assert words in str(e.value)
     with pytest.raises(TypeError, match=r"^overlaps: array 2: ") as e:
-        fanin.overlaps([M, F, bad])
+        fanin.sharing.overlaps([M, F, bad])
     assert words in str(e.value)
     with pytest.raises(TypeError, match=r"^overlaps_itself: ") as e:
-        fanin.overlaps_itself(bad)
+        fanin.sharing.overlaps_itself(bad)
     assert words in str(e.value)
 
 
 @pytest.mark.parametrize("bad", [3, M, "ab", b"ab", None], ids=repr)
 def test_what_is_no_sequence_of_arrays_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"^overlaps: expected a sequence of arrays, got "):
-        fanin.overlaps(bad)
+        fanin.sharing.overlaps(bad)
 
 
 def test_the_arguments_are_checked() -> None:
@@ -535,10 +538,10 @@ def test_the_arguments_are_checked() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'exact'"):
         fanin.overlap(M, M, exact=True)  # type: ignore[call-arg]
     for bad, kind in ((-1, ValueError), (0.5, ValueError), ("1", TypeError), (True, TypeError)):
-        for call in (lambda b: fanin.overlap(M, M, budget=b), lambda b: fanin.overlaps([], budget=b)):
+        for call in (lambda b: fanin.overlap(M, M, budget=b), lambda b: fanin.sharing.overlaps([], budget=b)):
             with pytest.raises(kind, match="budget"):
                 call(bad)
-    assert fanin.overlaps(iter([M, M])).pairs == ((0, 1),)
+    assert fanin.sharing.overlaps(iter([M, M])).pairs == ((0, 1),)
 
 
 class Liar:
@@ -613,7 +616,7 @@ def test_tensors_on_another_device_are_compared_with_each_other_alone() -> None:
     with once(one, two):
         assert fanin.overlap(one, two).witness == ((2, 0), (0, 0))
     with once(three):
-        assert fanin.overlaps([there(0x7000_0000_0000), three]).pairs == ()
+        assert fanin.sharing.overlaps([there(0x7000_0000_0000), three]).pairs == ()
     with pytest.raises(
         ValueError,
         match=(
@@ -639,7 +642,7 @@ def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
             return super().__dlpack__(**how)
 
     given[1] = Meddler(x)
-    found = fanin.overlaps(given)
+    found = fanin.sharing.overlaps(given)
     assert found.pairs == ((0, 1),) and len(found.verdict(0, 1).witness[0]) == 2
 
 
@@ -667,7 +670,7 @@ def test_work_is_bounded_as_memory_is() -> None:
     hard = [far_apart(seed, 1 << 24) for seed in range(16)]
     verdict = fanin.overlap(hard[0], hard[1])
     assert verdict.kind == "unknown" and "memory and time" in str(verdict.reason)
-    found = fanin.overlaps(hard)
+    found = fanin.sharing.overlaps(hard)
     assert found.components == (tuple(range(16)),) and len(found.unknown) == len(found.pairs) == 120
     assert not found.exact
     assert fanin.overlap(far_apart(0, 1 << 13), far_apart(1, 1 << 13)).kind == "overlap"
@@ -678,10 +681,10 @@ def test_work_is_bounded_as_memory_is() -> None:
 
 def test_no_pair_is_made_to_know_that_none_is_undecided_where_all_arrays_have_one_step() -> None:
     x = np.zeros((400, 500), "f4")
-    found = fanin.overlaps([*x, *x.T, x[:100, 10:20], x])
+    found = fanin.sharing.overlaps([*x, *x.T, x[:100, 10:20], x])
     assert found.unknown == () and "_made" not in vars(found)
     assert len(found.pairs) == 400 * 500 + 900 + 1 + 100 + 10
-    two_steps = fanin.overlaps([*x, *x.T, x[:, ::2]])
+    two_steps = fanin.sharing.overlaps([*x, *x.T, x[:, ::2]])
     assert two_steps.unknown == () and "_made" in vars(two_steps)
 
 
@@ -694,7 +697,7 @@ def test_where_no_pair_is_looked_at_none_is_undecided() -> None:
         pieces += [np.asarray(Placed((1 << 40) + draw.randrange(64), (draw.randrange(1, 9),), (step,)))]
         if draw.random() < 0.1:
             pieces.append(np.asarray(Placed(1 << 40, (2,), (1 << 62,))))  # farther than can be counted
-        found = fanin.overlaps(pieces, budget=0)
+        found = fanin.sharing.overlaps(pieces, budget=0)
         looked_at = found._pairs()[1]
         assert found.unknown == looked_at
         easy[found._easy] += 1
@@ -711,25 +714,25 @@ def test_many_arrays_in_any_order_have_the_pairs_of_the_sorted_ones(apart: int) 
     draw.shuffle(order)
     meet = [i for i in range(n - 1) if starts[i] + pieces[i].size > starts[i + 1]]
     assert len(meet) > n // 8
-    found = fanin.overlaps([pieces[i] for i in order])
+    found = fanin.sharing.overlaps([pieces[i] for i in order])
     place = {i: k for k, i in enumerate(order)}
     assert found.pairs == tuple(sorted(tuple(sorted((place[i], place[i + 1]))) for i in meet))
-    assert fanin.overlaps(pieces).pairs == tuple((i, i + 1) for i in meet)
+    assert fanin.sharing.overlaps(pieces).pairs == tuple((i, i + 1) for i in meet)
 
 
 def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:
     x = np.zeros(10)
-    found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
+    found = fanin.sharing.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
     assert [(i, j) for i, j in found] == list(found) == list(found.pairs) == [(0, 1), (1, 3), (2, 3)]
     assert len(found) == 4 and (1, 3) in found and (0, 3) not in found
-    assert list(fanin.overlaps([])) == list(fanin.overlaps([x, np.zeros(3)])) == []
+    assert list(fanin.sharing.overlaps([])) == list(fanin.sharing.overlaps([x, np.zeros(3)])) == []
 
 
 @pytest.mark.threads
 def test_threads_that_ask_for_the_pairs_at_once_get_one_list() -> None:
     store, seen = np.zeros(2000), 0
     for _ in range(5):
-        found, start = fanin.overlaps([store[i : i + 500] for i in range(500)]), threading.Barrier(3)
+        found, start = fanin.sharing.overlaps([store[i : i + 500] for i in range(500)]), threading.Barrier(3)
 
         def ask(found: Any = found, start: threading.Barrier = start) -> Any:
             start.wait()

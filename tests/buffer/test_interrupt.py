@@ -80,11 +80,12 @@ CASES = {
     "which of many arrays share memory": """
 flat = np.zeros(100_000, "i1")
 views = [flat[i % 2 :: 2 * (50 + i % 15_000)] for i in range(15_000)]
-interrupted(lambda: fanin.overlaps(views, budget=float("inf")))
-few = fanin.overlaps(views[:1000])
+interrupted(lambda: fanin.sharing.overlaps(views, budget=float("inf")))
+few = fanin.sharing.overlaps(views[:1000])
 assert few.exact and len(few.components) == 2
 m = np.zeros((2, 40_000), "i1")
-found = fanin.overlaps([m[:, i] for i in range(0, 40_000, 2)] + [m[0, i % 997 * 2 + 1 :: 2] for i in range(20_000)])
+pieces = [m[0, i % 997 * 2 + 1 :: 2] for i in range(20_000)]
+found = fanin.sharing.overlaps([m[:, i] for i in range(0, 40_000, 2)] + pieces)
 interrupted(lambda: found.pairs)
 assert found.exact
 """,

@@ -136,6 +136,17 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 # info
 
 
+@pytest.mark.parametrize("columns", [50, 80, 130])
+def test_info_is_as_wide_as_columns_says(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["info"]) == 0
+    lines = said(capsys).splitlines()
+    longest = max(len(line) for line in lines if len(line.split()) > 2)  # a path is not broken
+    assert columns - 25 < longest <= columns
+
+
 def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     text = said(capsys)

@@ -51,8 +51,9 @@ def test_it_learns_and_shows_what_it_did(words: list[str], accuracy: int, tmp_pa
     assert {"X", "s", "f", "M"} <= phases, "work, arrows, names"
     assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
     picture = Read((tmp_path / "fanin-demo.svg").read_bytes())
-    assert outside(picture) == [] and "device 1, micro-batch b" in picture.texts("lanes")
-    assert "Framed: the critical path" in picture.notes() and ", 0 races." in picture.notes()
+    assert outside(picture) == [] and "micro-batch b stream" in picture.texts("lanes")
+    assert picture.texts("message") == ["Two streams meet here: the sum waits for both."]
+    assert "sum add" in picture.texts("words") and "fanin-demo.json has all of it" in picture.notes()
 
 
 class Terminal(io.StringIO):
@@ -205,7 +206,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert re.fullmatch(r"fanin: \[Errno \d+\] .*fanin-demo\.json'\n", said.err)
+    assert re.fullmatch(r"fanin demo: --out .*file: \[Errno \d+\] .*fanin-demo\.json'\n", said.err)
     (tmp_path / "fanin-demo.svg").mkdir()
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
@@ -224,7 +225,7 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_nothing_else(
     assert status == 2
     assert figure(text, "races") == 0, "the table is there"
     for name in ("fanin-demo.json", "fanin-demo.svg"):
-        assert re.search(rf"^fanin demo: \[Errno 28\].*{name}'$", text, re.MULTILINE)
+        assert re.search(rf"^fanin demo: --out .*: \[Errno 28\].*{name}'$", text, re.MULTILINE)
 
 
 def test_a_race_in_training_is_told_in_a_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import sys
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ import pytest
 from fanin import _layers, _svg
 from fanin._layers import Arrow, Box
 from fanin._svg import Canvas, Svg, number, printable, shortened, svg_path, text_width, wrapped
+from fanin._trace import plot
 from kit.pictures import Read, left_and_right, outside
 from kit.prepared import NUMPY, run_prepared
 from kit.sample import sizes
@@ -61,13 +63,47 @@ def test_numbers_are_short_and_equal_ones_are_written_alike() -> None:
     ]
 
 
-def test_a_picture_has_a_white_ground_and_a_notebook_shows_it_no_wider_than_its_cell() -> None:
+def test_a_picture_has_a_ground_and_is_no_wider_than_its_page() -> None:
     made = Canvas().finish(10.2, 5, "nothing")
     picture = Read(made)
     assert (picture.width, picture.height) == (11, 5)
     assert picture.root[1].attrib == {"width": "11", "height": "5", "fill": "#ffffff"}
-    assert Read(made._repr_svg_()).root.attrib["style"] == "max-width: 100%; height: auto"
+    assert picture.root.attrib["style"] == "max-width: 100%; height: auto"
+    assert picture.root.attrib["viewBox"] == "0 0 11 5" and made._repr_svg_() == made
     assert isinstance(made, Svg) and str(made) == made
+
+
+def brightness(colour: str) -> float:
+    """The relative luminance of sRGB, by WCAG 2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, bright = sorted((brightness(one), brightness(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_letters_are_legible_on_light_and_on_dark_pages() -> None:
+    """WCAG 2 asks for a contrast of 4.5."""
+    pairs = [(_svg.INK, plot.GROUND), (_svg.INK, _svg.GREY), (_svg.INK, plot.SUM), (_svg.INK, plot.BUCKET)]
+    pairs += [(plot.FAINT, plot.GROUND), (plot.FAINT, _svg.WHITE), (plot.MEETING, _svg.WHITE), (_svg.RED, _svg.WHITE)]
+    for letters, ground in pairs:
+        assert contrast(letters, ground) >= 4.5, (letters, ground)
+        dark = contrast(_svg.in_the_dark(letters), _svg.in_the_dark(ground))
+        assert dark >= 4.5, (letters, ground, dark)
+    assert contrast("#777777", "#999999") < 4.5
+
+
+def test_on_a_dark_page_each_colour_of_a_picture_is_replaced_and_of_no_other_picture() -> None:
+    canvas = Canvas()
+    canvas.rect(0, 0, 5, 5, fill="#0072b2", stroke="#ff0000")
+    style = Read(canvas.finish(9, 9, "")).root.findtext("{http://www.w3.org/2000/svg}style") or ""
+    assert style.startswith("@media (prefers-color-scheme:dark){.fanin{fill:")
+    rules = re.findall(r"\.fanin \[(\w+)=\"(#\w+)\"\]\{\1:(#\w+)\}", style)
+    assert [rule[:2] for rule in rules] == [("fill", "#0072b2"), ("stroke", "#ff0000"), ("fill", "#ffffff")]
+    assert brightness(_svg.in_the_dark("#ffffff")) < 0.02 and brightness(_svg.in_the_dark("#000000")) > 0.7
 
 
 def test_a_group_of_nothing_is_left_out() -> None:

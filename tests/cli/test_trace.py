@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import re
 import stat
 import threading
@@ -17,10 +18,13 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._svg import COLOURS, apart
+from fanin._svg import apart, text_width
+from fanin._trace import plot
 from fanin._trace.chrome import chrome
 from fanin._trace.line import Line
-from fanin._trace.picture import Lane, place
+from fanin._trace.part import follows_of
+from fanin._trace.picture import Lane, Neighbours, place
+from fanin._trace.plot import Sheet, placed
 from fanin._trace.recording import Trace
 from fanin._words import type_of
 from fanin.sim import Machine
@@ -355,7 +359,7 @@ def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path) -> None
     for trace in (t, late, primed_pass(), primed_pass("S12.wait"), fanin.trace()):
         picture = drawn_by(trace, tmp_path / "pass.svg")
         assert outside(picture) == []
-        assert len(picture.shapes("bars")) == len(trace.picture().slices)
+        assert len(picture.shapes("bars")) == len(trace.picture().slices), "these have room"
 
 
 def test_a_shape_outside_of_its_picture_is_found() -> None:
@@ -391,34 +395,87 @@ def primed_pass(leave_out: str = "") -> Trace:
     return t
 
 
-def test_a_picture_explains_itself(tmp_path: Path) -> None:
-    t = primed_pass()
-    waits, elided = (sum(line.kind == kind for line in t.lines) for kind in ("wait", "elided"))
-    assert waits > 1 and elided > 0
-    picture = drawn_by(t, tmp_path / "a.svg")
+def test_a_picture_has_one_message_names_in_its_bars_and_says_where_the_times_are(tmp_path: Path) -> None:
+    picture = drawn_by(primed_pass(), tmp_path / "a.svg")
+    assert picture.texts("message") == ["Two streams meet here: the sum waits for both."]
+    assert sorted(picture.texts("words")) == ["matmul'", "multiply'", "reshape'", "sum w"]
+    assert "waits" in picture.texts()
     said = picture.notes()
-    assert said.startswith("us, simulated"), "the word that the critical path and every table use"
-    assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
-    assert "A colour: one sum" in said and "An arrow: waits for." in said
-    assert f" {waits} waits, {elided} left out (they already held), 0 races." in said
-    assert "matmul'" in picture.texts("words"), "a name that has room"
-    listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("does not fit: ")[2]))
-    assert set(listed.values()) == {"multiply'", "reshape'"}
-    numbers = picture.texts("numbers") + picture.texts("words")
-    assert set(listed) <= set(numbers), "a number that is explained is seen"
-    assert picture.texts("legend") == ["1 sum w", "producers and others"] and "1" in numbers
+    assert "A prime, as in multiply', marks the backward step" in said and "not to scale" in said
+    assert 'trace.save("pass.json") has the times, for https://ui.perfetto.dev.' in said and "Left out" not in said
     assert any(tip.startswith("multiply': 1.0 us") for tip in picture.tips("bars"))
 
 
-def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
-    assert ", 1 race." in drawn_by(primed_pass("S12.wait"), tmp_path / "a.svg").notes()
+def test_a_picture_without_work_says_so(tmp_path: Path) -> None:
+    picture = drawn_by(fanin.trace(), tmp_path / "a.svg")
+    assert picture.texts() == ["No work was recorded."] and outside(picture) == []
 
 
-def test_a_race_has_a_rim_a_cross_and_its_message(tmp_path: Path) -> None:
+def test_a_race_has_a_rim_and_its_message_and_is_the_only_message(tmp_path: Path) -> None:
     picture = drawn_by(primed_pass("S12.wait"), tmp_path / "a.svg")
-    rims = [e for e in picture.shapes("races") if e.attrib["fill"] == "none"]
-    assert len(rims) == 1 and rims[0].attrib["stroke"] == "#d00000"
-    assert "".join(picture.texts("races")).startswith("race on") and len(picture.shapes("races", "path")) == 4
+    [rim] = picture.shapes("races")
+    assert rim.attrib["fill"] == "none" and rim.attrib["stroke"] == "#d00000"
+    assert "".join(picture.texts("races")).startswith("race on") and picture.texts("message") == []
+
+
+def test_a_sum_has_the_place_of_each_thing_that_it_adds(t: Trace) -> None:
+    picture = t.picture()
+    assert [one.work.name for one in picture.sums] == ["sum w1", "sum w2"]
+    for one in picture.sums:
+        made = [Neighbours(picture).before(lane, when) for lane, when in one.terms]
+        assert [work.name for work in made if work] == [f"backward {one.work.buffer}.{key}" for key in range(3)]
+        assert len(one.producers) == 3
+    assert [len(one.producers) for one in primed_pass().picture().sums] == [2], "two of three came from one stream"
+
+
+@pytest.mark.parametrize("producers", [5, 6, 9])
+def test_a_picture_has_six_lanes_at_most_and_says_how_many_it_leaves_out(producers: int, tmp_path: Path) -> None:
+    t = one_pass(producers=producers)
+    picture = drawn_by(t, tmp_path / "a.svg")
+    lanes, bars = len(t.picture().lanes), len(t.picture().slices)
+    assert len(picture.texts("lanes")) == 6 and lanes == producers + 1 and outside(picture) == []
+    missing = bars - len(picture.shapes("bars"))
+    left = re.search(r"Left out: (?:(\d+) lanes? and )?(\d+) bars\.", picture.notes())
+    assert [int(n or 0) for n in left.groups()] == [lanes - 6, missing] if left else (lanes, missing) == (6, 0)
+    assert "sum w1" in picture.texts("words")
+
+
+def test_a_lane_has_the_name_of_its_stream_or_is_called_by_its_work(tmp_path: Path) -> None:
+    with fanin.trace() as t, Machine(1) as m:
+        consumer, first, second = m.stream(name="main"), m.stream(name="a copy stream"), m.stream()
+        for s in (consumer, first, second):
+            m.launch(s, lambda: None, name="scale")
+    assert drawn_by(t, tmp_path / "a.svg").texts("lanes") == ["main stream", "a copy stream", "stream of scale"]
+    again = drawn_by(t, tmp_path / "a.svg", names={(0, first.handle): "copies"})
+    assert again.texts("lanes") == ["copies stream", "main stream", "stream of scale"], "given names come first"
+    t.save(tmp_path / "a.json")
+    assert "(main)" in (tmp_path / "a.json").read_text()
+
+
+def test_a_trace_that_begins_later_has_the_names_of_its_machine_and_no_other(tmp_path: Path) -> None:
+    with Machine(1) as other:
+        other.stream(name="of another machine")
+    with Machine(1) as m, m:
+        with m:
+            one, two = m.stream(name="one"), m.stream()
+        with fanin.trace() as t:
+            for s in (one, two):
+                m.launch(s, lambda: None, name="work")
+    assert t.picture().names == {(0, one.handle): "one"}
+    with pytest.raises(TypeError, match="stream: name: expected a str, got an int"):
+        m.stream(name=3)  # type: ignore[arg-type]
+
+
+def test_streams_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    with fanin.trace() as t, Machine(1) as m:
+        for s in (m.stream(), m.stream()):
+            m.launch(s, lambda: None, name="scale")
+        m.launch(fanin.current_stream("sim:0"), lambda: None, name="seed")
+    assert drawn_by(t, tmp_path / "a.svg").texts("lanes") == [
+        "default stream",
+        "stream of scale (2)",
+        "stream of scale (3)",
+    ]
 
 
 def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
@@ -431,7 +488,7 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
     index = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == 0}
     assert index[4] < index[2] < index[3]
     picture = drawn_by(t, tmp_path / "a.svg", names={second: "b"})
-    assert picture.texts("lanes") == ["device 0, b", "stream 4", "device 0, stream 3", "device 0, stream 2"]
+    assert picture.texts("lanes") == ["b stream", "stream of multiply'", "stream of w"]
     with fanin.trace() as both, Machine(2) as m:
         for device in (1, 0):
             g = m.empty(4, device=device)
@@ -439,34 +496,70 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path) -> None:
     assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
 
 
-def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(tmp_path: Path) -> None:
+def test_arrows_run_behind_the_bars_and_lead_to_the_sum(tmp_path: Path) -> None:
     picture = drawn_by(primed_pass(), tmp_path / "a.svg")
-    assert picture.shapes("wires", "path") and picture.shapes("bars")
+    assert len(picture.shapes("wires", "path")) == len(picture.shapes("heads", "path")) == 2
     assert picture.at("wires") < picture.at("bars") < picture.at("heads")
-    sums = [e for e in picture.shapes("bars") if e.attrib["fill"] == COLOURS[0]]
-    assert sums and all(float(e.attrib["width"]) >= 3 for e in sums)
 
 
-@pytest.mark.parametrize(("works", "numbered"), sizes((400, 0), (3000, 11)))
-def test_a_picture_of_thousands_of_works_is_whole(works: int, numbered: int, tmp_path: Path) -> None:
-    """On many streams, with names that have no room: each bar is there, and numbers are those that have room."""
-    rng = np.random.default_rng(3)
+def out_of_order(sheet: Sheet) -> list[str]:
+    """What a picture shows wrongly: bars of a lane that meet, work left of what it waits for, names without room."""
+    wrong = []
+    for bars in sheet.part.rows.values():
+        for one, next_ in itertools.pairwise(sheet.bars[id(work)] for work in bars):
+            if one.right > next_.x:
+                wrong.append(f"{one.name} and {next_.name} meet")
+    for f in follows_of(sheet.picture):
+        source, target = sheet.bars.get(id(f.source)), sheet.bars.get(id(f.target))
+        if f.is_wait and source and target and source.right > target.x:
+            wrong.append(f"{target.name} is left of {source.name}")
+    for bar in sheet.bars.values():
+        if text_width(bar.name, plot.NAME) > bar.width:
+            wrong.append(f"{bar.name} has no room")
+    return wrong
+
+
+def waiting(works: int, streams: int, seed: int) -> Trace:
+    """Work on streams that wait for each other at random, with names of several lengths."""
+    draw = random.Random(seed)
     with fanin.trace(capacity=1 << 20) as t, Machine(1) as m:
-        streams = [m.stream() for _ in range(40)]
+        queues = [m.stream() for _ in range(streams)]
         for i in range(works):
-            name = f"an operation with a long name, the {i}th <&> \x07\n"
-            m.launch(streams[rng.integers(40)], lambda: None, name=name, us=float(rng.exponential(20)))
-            one, other = rng.integers(0, 40, 2)
-            streams[one].wait(streams[other].record())
+            name = draw.choice(["add", "matmul", f"an operation with a long name, the {i}th <&> \x07\n"])
+            m.launch(draw.choice(queues), lambda: None, name=name, us=draw.expovariate(0.05))
+            if draw.random() < 0.5:
+                one, other = draw.sample(queues, 2)
+                one.wait(other.record())
+    return t
+
+
+@pytest.mark.parametrize("traces", sizes(30, 100))
+def test_in_any_picture_bars_lie_in_the_order_that_waits_enforce(traces: int) -> None:
+    whole = arrows = 0
+    for seed in range(traces):
+        t = waiting(4 + seed % 30, 2 + seed % 9, seed)
+        sheet = Sheet(t.picture(), {})
+        assert out_of_order(sheet) == [], seed
+        assert outside(Read(plot.draw(t.picture()))) == [], seed
+        assert len(sheet.lanes) <= 6
+        whole += sheet.part.left_out == (0, 0)
+        arrows += len(sheet.wires)
+    assert whole > 3 and arrows > traces
+
+
+def test_a_picture_in_a_wrong_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "placed", lambda rows, follows, focus=None: placed(rows, [], focus))
+    found = out_of_order(Sheet(primed_pass().picture(), {}))
+    assert sorted(found) == ["sum w is left of matmul'", "sum w is left of reshape'"]
+
+
+@pytest.mark.parametrize("works", sizes((400,), (3000,)))
+def test_of_thousands_of_works_a_picture_shows_the_first_that_have_room(works: int, tmp_path: Path) -> None:
+    t = waiting(works, 40, 3)
     picture = drawn_by(t, tmp_path / "a.svg")
-    assert outside(picture) == []
-    assert len(picture.shapes("bars")) == works and len(picture.shapes("wires", "path")) > works // 3
-    assert any("\\x07\\n" in tip for tip in picture.tips("bars"))
-    numbers = picture.texts("numbers")
-    listed = re.findall(r"(\d+) an operation", picture.notes().partition("does not fit: ")[2])
-    assert numbered <= len(set(numbers)) <= len(listed) == 60
-    assert set(numbers) <= set(listed), "each number is explained"
-    assert f"{works - 60} more names: in a browser, under the pointer." in picture.notes()
+    shown = len(picture.shapes("bars"))
+    assert outside(picture) == [] and 6 <= shown <= 60
+    assert f"Left out: 34 lanes and {works - shown} bars." in picture.notes()
 
 
 def test_numbers_are_moved_apart_and_no_further() -> None:

@@ -275,7 +275,7 @@ def test_a_record_without_a_stream_is_on_the_current_one() -> None:
 def test_streams_of_two_machines_do_not_meet() -> None:
     with Machine() as m, Machine() as other:
         x = m.empty(2)
-        with pytest.raises(ValueError, match="no stream of this machine"):
+        with pytest.raises(ValueError, match="expected a stream of this machine, got"):
             m.launch(other.stream(), lambda x: None, reads=[x])
         with pytest.raises(ValueError, match="another machine"):
             other.launch(other.stream(), lambda x: None, reads=[x])

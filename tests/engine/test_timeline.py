@@ -282,16 +282,13 @@ def test_the_picture_of_two_workers_has_their_lanes_the_arrows_between_them_and_
     nodes = [timed("top", 3, 0, 10), timed("a", 2, 11, 20), timed("b", 1, 12, 50, 2), timed("low", 0, 60, 70)]
     lines = sorted([*nodes, arrow(3, 2, 9), arrow(3, 1, 9), arrow(2, 0, 19), arrow(1, 0, 49)], key=lambda x: x.host_ns)
     p = add_passes(place(lines), lines)
-    sheet = Sheet(p, p.in_order({}), {})
-    assert [(bar.name, bar.row) for bar in sheet.bars] == [("top", 0), ("a", 0), ("low", 0), ("b", 1)]
-    assert sorted((w.row, w.to, w.bold) for w in sheet.given) == [
-        (0, 1, True),
-        (1, 0, True),
-    ]  # a and low are neighbours
-    assert sheet.critical == {id(n) for n in p.nodes if n.name != "a"}
+    sheet = Sheet(p, {})
+    assert [[work.name for work in bars] for bars in sheet.part.rows.values()] == [["top", "a", "low"], ["b"]]
+    assert sorted((w.source.name, w.target.name) for w in sheet.wires) == [("b", "low"), ("top", "b")], "between lanes"
     on_workers, on_devices = Read(draw(two_workers().picture())), Read(draw(on_streams(20).picture()))
-    assert "cpu, worker 1" in on_workers.texts("lanes") and "a lane for each worker" in on_workers.notes()
-    assert on_devices.shapes("nodes", "path") and "A line below: the work of one node." in on_devices.notes()
+    assert on_workers.texts("lanes") == ["cpu", "cpu, worker 1"]
+    assert " ".join(on_workers.texts("message")).startswith("critical path: ")
+    assert on_devices.texts("message") == ["Two streams meet here: the sum waits for both."]
     assert outside(on_workers) == outside(on_devices) == []
 
 

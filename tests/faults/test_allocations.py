@@ -176,8 +176,8 @@ def one_overlap() -> Any:
 def overlapping() -> Any:
     m = np.zeros((8, 9))
     strided = [m[i : i + 3, j : j + 2] for i in range(4) for j in range(8)]
-    yield lambda: (lambda found: (found.components, found.indices, found.pairs))(fanin.overlaps(strided))
-    found = fanin.overlaps(strided)
+    yield lambda: (lambda found: (found.components, found.indices, found.pairs))(fanin.sharing.overlaps(strided))
+    found = fanin.sharing.overlaps(strided)
     yield lambda: found.pairs
 
 

@@ -329,3 +329,164 @@ class Tinygrad:
 
     def grad(self, leaf: Any) -> Any:
         return None if leaf.grad is None else leaf.grad.numpy()
+
+
+class Paddle:
+    """PaddlePaddle, by a PyLayer. As for torch, an array of the suite is one tensor, which shares its memory."""
+
+    lacks: Mapping[str, str] = {"streams": HOST, "arrays": "paddle.from_dlpack takes no read-only arrays"}
+
+    def __init__(self) -> None:
+        import paddle
+
+        self.paddle, self.tensors = paddle, dict[int, tuple[Any, Any]]()
+        engine = self
+
+        class Operation(paddle.autograd.PyLayer):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any, value: Any, pullback: Pullback) -> Any:
+                ctx.pullback = pullback
+                return paddle.to_tensor(value)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                own = g.detach()
+                array = np.from_dlpack(own)
+                engine.tensors[id(array)] = (array, own)
+                parts = [None if p is None else engine.tensor(p) for p in ctx.pullback(array)]
+                return parts[0] if len(parts) == 1 else tuple(parts)
+
+        self.operation = Operation
+
+    def tensor(self, array: Any) -> Any:
+        return self.tensors.setdefault(id(array), (array, self.paddle.from_dlpack(array)))[1]
+
+    def leaf(self, array: Any) -> Any:
+        return self.paddle.to_tensor(array, stop_gradient=False)
+
+    def op(self, value: Any, pullback: Pullback, inputs: Sequence[Any]) -> Any:
+        with self.paddle.enable_grad():
+            return self.operation.apply(*inputs, value=value, pullback=pullback)
+
+    def backward(self, root: Any, gradient: Any) -> None:
+        root.backward(self.tensor(gradient))
+
+    def grad(self, leaf: Any) -> Any:
+        return None if leaf.grad is None else leaf.grad.numpy()
+
+
+class DeZero:
+    """DeZero, by a Function. Its gradients are variables. It needs np.int, which NumPy has no more."""
+
+    lacks: Mapping[str, str] = {"threads": "written for one thread: a switch of the module", "streams": HOST}
+
+    def __init__(self) -> None:
+        if not hasattr(np, "int"):
+            np.int = int  # type: ignore[attr-defined]
+        from dezero.core import Function, Variable
+
+        class Operation(Function):  # type: ignore[misc]
+            def __init__(self, value: Any, pullback: Pullback) -> None:
+                self.value, self.pullback = value, pullback
+
+            def forward(self, *arrays: Any) -> Any:
+                return np.array(self.value)
+
+            def backward(self, g: Any) -> Any:
+                return tuple(None if p is None else Variable(p) for p in self.pullback(g.data))
+
+        self.variable, self.operation, self.alive = Variable, Operation, list[Any]()
+
+    def leaf(self, array: Any) -> Any:
+        return self.variable(array)
+
+    def op(self, value: Any, pullback: Pullback, inputs: Sequence[Any]) -> Any:
+        from dezero.core import using_config
+
+        with using_config("enable_backprop", True):
+            self.alive.append(self.operation(value, pullback)(*inputs))  # a function refers to its result weakly
+        return self.alive[-1]
+
+    def backward(self, root: Any, gradient: Any) -> None:
+        root.grad = self.variable(gradient)
+        root.backward()
+
+    def grad(self, leaf: Any) -> Any:
+        return None if leaf.grad is None else leaf.grad.data
+
+
+class SmallPebble:
+    """SmallPebble, by a function for each input of an operation: the first call runs the pullback. It has no leaves,
+    and begins with 1: an operation above the root gives the gradient.
+    """
+
+    lacks: Mapping[str, str] = {
+        "accumulate": "it returns gradients and keeps none",
+        "undefined": "each of its functions returns an array",
+        "streams": HOST,
+    }
+
+    def __init__(self) -> None:
+        import smallpebble
+
+        self.pebble, self.kept = smallpebble, dict[Any, Any]()
+
+    def leaf(self, array: Any) -> Any:
+        return self.pebble.Variable(array)
+
+    def op(self, value: Any, pullback: Pullback, inputs: Sequence[Any]) -> Any:
+        parts: list[Any] = []
+
+        def part(index: int) -> Callable[[Any], Any]:
+            def function(g: Any) -> Any:
+                if index == 0:
+                    parts[:] = pullback(g)
+                return parts[index]
+
+            return function
+
+        return self.pebble.Variable(value, [(x, part(i)) for i, x in enumerate(inputs)])
+
+    def backward(self, root: Any, gradient: Any) -> None:
+        self.kept |= self.pebble.get_gradients(self.op(root.array, lambda g: (gradient,), [root]))
+
+    def grad(self, leaf: Any) -> Any:
+        return self.kept.get(leaf)
+
+
+class Edugrad:
+    """edugrad, by an Operation. It begins at a scalar: an operation above the root gives the gradient. A gradient that
+    is zero counts as none, because that is what each value begins with.
+    """
+
+    lacks: Mapping[str, str] = {
+        "threads": "no lock protects its +=",
+        "undefined": "each of its gradients is an array",
+        "streams": HOST,
+    }
+
+    def __init__(self) -> None:
+        from edugrad import tensor
+
+        self.module = tensor
+
+    def leaf(self, array: Any) -> Any:
+        return self.module.Tensor(array)
+
+    def op(self, value: Any, pullback: Pullback, inputs: Sequence[Any]) -> Any:
+        class Operation(self.module.Operation):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, *arrays: Any) -> Any:
+                return value
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return pullback(g)
+
+        return self.module.tensor_op(Operation)(*inputs)
+
+    def backward(self, root: Any, gradient: Any) -> None:
+        self.op(np.float64(0), lambda g: (gradient,), [root]).backward()
+
+    def grad(self, leaf: Any) -> Any:
+        return leaf.grad if leaf.grad.any() else None

@@ -47,7 +47,7 @@ from kit import world
 from kit.core_names import BUILT
 from kit.core_names import public as PUBLIC
 
-MODULES: tuple[ModuleType, ...] = (fanin, fanin.sim)
+MODULES: tuple[ModuleType, ...] = (fanin, fanin.sharing, fanin.sim)
 #: Programs of so many calls, so many things of a type in a pool.
 PROGRAM, KEPT = 250, 8
 
@@ -358,7 +358,7 @@ class Program:
         self.put(node.register_hook(lambda g: None))
         self.put(fanin.walk([(node, 0, np.ones(3))]))
         self.put(fanin.overlap(np.ones(3), np.ones(3)))
-        self.put(fanin.overlaps([np.ones(3)] * 2))
+        self.put(fanin.sharing.overlaps([np.ones(3)] * 2))
         self.put(fanin.sim.explore(lambda m: 1))
         for x in (
             fanin.Slot((3,), "float64"),

@@ -329,7 +329,7 @@ def rewritten(x: Any, y: Any, seen: Counter[str]) -> None:
     """
     if x.dtype.kind in "SU" and x.dtype != y.dtype:
         return
-    if y.size == 1 or not fanin.overlaps_itself(x):
+    if y.size == 1 or not fanin.sharing.overlaps_itself(x):
         x[...] = y
         seen["write: another's"] += 1
 

@@ -5,9 +5,16 @@ the suite finds.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -390,7 +397,8 @@ def test_each_law_has_a_fault_that_it_finds() -> None:
 
 def table(kind: str) -> dict[str, dict[str, str]]:
     """The cells of docs/conformance.md by subject and law."""
-    lines = (ROOT / "docs" / "conformance.md").read_text().split(f"## {kind.title()}s", 1)[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "conformance.md").read_text()
+    lines = re.split(r"^##", text.split(f"### Laws of {kind}s", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     head, _, *rows = [[c.strip() for c in x.strip("|").split("|")] for x in lines.splitlines() if x.startswith("|")]
     return {subject: {row[0]: row[i] for row in rows} for i, subject in enumerate(head) if i}
 
@@ -405,7 +413,7 @@ def test_the_page_has_every_law_and_every_subject() -> None:
 
 def compared(kind: str, title: str) -> None:
     [subject] = [s for s in page.SUBJECTS[kind] if s.title == title]
-    found = page.outcomes(kind, subject.factory)
+    found = (page.measured if subject.package else page.outcomes)(kind, subject.factory)
     assert {page.sentence(law): outcome for law, (outcome, _) in found.items()} == table(kind)[title]
 
 
@@ -429,7 +437,55 @@ def test_the_handle_of_an_input_buffer_holds_every_law() -> None:
 
 
 @pytest.mark.partners
-@pytest.mark.parametrize("title", ["torch", "HIPS autograd", "micrograd", "MyGrad"])
-def test_the_page_has_what_the_suite_finds_of_others(title: str) -> None:
-    pytest.importorskip({"HIPS autograd": "autograd"}.get(title, title.lower()), reason=f"{title} is not installed")
-    compared("engine", title)
+@pytest.mark.parametrize("subject", [s for s in page.SUBJECTS["engine"] if s.package], ids=lambda s: s.title)
+def test_the_page_has_what_the_suite_finds_of_others(subject: Any) -> None:
+    """Of those that are installed, in the version of the page."""
+    try:
+        found = importlib.metadata.version(subject.package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{subject.title} is not installed")
+    [versions] = re.findall(r"^Versions: (.*)\.$", (ROOT / "docs" / "conformance.md").read_text(), re.MULTILINE)
+    if f"{subject.title} {found.partition('+')[0]}" not in versions.split(", "):
+        pytest.skip(f"{subject.title} {found} is installed, which is not the page's version")
+    compared("engine", subject.title)
+
+
+class Dies(Dict):
+    """The process ends in one law: it begins a second pass over a graph."""
+
+    def backward(self, root: Value, gradient: Any) -> None:
+        if root.grad is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        root.grad = gradient
+        super().backward(root, gradient)
+
+
+def test_a_law_in_which_the_process_dies_is_a_no_and_the_others_are_found() -> None:
+    found = page.measured("engine", "package.test_conformance:Dies")
+    law = "a_second_pass_over_a_graph_is_right_or_refused"
+    assert [one for one, outcome in found.items() if outcome == page.DIED] == [law] and found[law][0] == "no"
+    assert found["a_chain_composes_its_pullbacks"][0] == "yes" and list(found) == laws(test_engine)
+
+
+def test_an_engine_that_cannot_be_made_is_an_error_of_the_page() -> None:
+    with pytest.raises(RuntimeError, match="the suite did not run"):
+        page.measured("engine", "package.test_conformance")
+
+
+def test_each_law_has_its_cost_and_its_reason_on_the_page() -> None:
+    for kind, module in (("buffer", test_buffer), ("engine", test_engine)):
+        assert list(page.REASONS[kind]) == laws(module)
+        assert page.reasons_table(kind) in (ROOT / "docs" / "conformance.md").read_text()
+
+
+def test_the_example_of_the_page_keeps_each_law_for_which_it_has_a_call(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "conformance.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    [command] = re.findall(r"^python (-m pytest .* my_engine:Engine .*)$", text, re.MULTILINE)
+    assert code == page.EXAMPLE and sum(map(bool, code.splitlines())) <= 35
+    (tmp_path / "my_engine.py").write_text(code)
+    words = [*command.split(), "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    counted = re.search(r"^(\d+) passed, (\d+) skipped", done.stdout, re.MULTILINE)
+    assert counted and int(counted[1]) >= 33 and int(counted[2]) == 8, "threads and streams alone are skipped"

@@ -16,7 +16,7 @@ import pytest
 
 import fanin
 from kit.sentences import one_a_line
-from kit.support import CSRC, ROOT, TESTS
+from kit.support import CSRC, ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.tools
 
@@ -103,6 +103,67 @@ def test_the_api_pages_show_every_public_module_and_name() -> None:
     assert sorted(shown) == sorted({*fanin.__all__, *public} - {"__version__", "sim"})
     listed = re.findall(r"^api/(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
     assert listed == list(pages)
+
+
+def test_the_index_of_the_api_has_a_line_for_each_name_under_the_title_of_its_page() -> None:
+    """In a process of its own: the modules are imported without torch."""
+    pytest.importorskip("sphinx", reason="sphinx is not installed: the extra docs")
+    code = f"import runpy; print(runpy.run_path({str(ROOT / 'docs/conf.py')!r})['api_index']())"
+    index = run_python(code).stdout
+    sections = dict(part.split("\n", 1) for part in index.split("\n## ")[1:])
+    assert list(sections) == [title for title, _ in site()["API"].values()]
+    named = dict(re.findall(r"^- `([\w.]+)`: (.+)$", index, re.MULTILINE))
+    assert {f"fanin.{name}" for name in fanin.__all__} - {"fanin.__version__"} <= set(named)
+    assert named["InputBuffer.add"] == "Add one gradient to a slot."
+    assert "fanin.torch.accumulate" in named and "fanin.sim.Machine" in named
+
+
+def test_a_summary_is_the_first_sentence() -> None:
+    def documented() -> None:
+        """Sum `a` and
+        b*. Raise nothing.
+
+        More.
+        """
+
+    assert site()["summary"](documented) == "Sum `a` and b\\*."
+
+
+def twice(labels: list[str]) -> list[str]:
+    """Labels of the navigation that a reader takes for one another."""
+    plain = [label.lower().removeprefix("the ") for label in labels]
+    return sorted({label for label in plain if plain.count(label) > 1})
+
+
+def test_the_navigation_has_no_two_entries_of_one_name() -> None:
+    trees = [re.findall(r"^(.+?) <[\w-]+>$", page.read_text(), re.MULTILINE) for page in (ROOT / "docs").glob("*.md")]
+    labels = [*itertools.chain(*trees), *(title for title, _ in site()["API"].values())]
+    assert "Engine" in labels and twice(labels) == []
+    assert twice(["Engine", "The engine", "API"]) == ["engine"]
+
+
+def test_the_site_links_the_repository_of_the_installed_package() -> None:
+    repository = site()["repository"]
+    urls = ["Homepage, https://host.example/home", "Source, https://host.example/group/name"]
+    assert repository(urls) == "https://host.example/group/name" and repository([]) == ""
+
+
+#: Words that newcomers search the site for, and the page that answers; the search prefers headings.
+SEARCHED = {
+    "broadcast": "broadcasting",
+    "unbroadcast": "broadcasting",
+    "double backward": "double-backward",
+    "optimizer": "optimizer",
+    "accumulate": "accumulation",
+    "checkpoint": "checkpointing",
+    "debug": "debugging",
+}
+
+
+@pytest.mark.parametrize(("words", "page"), SEARCHED.items())
+def test_words_that_newcomers_search_for_are_in_a_heading_of_the_page_that_answers(words: str, page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert any(words in heading.lower() for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
 
 
 def test_a_number_in_running_text_is_a_link() -> None:

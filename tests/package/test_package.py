@@ -95,11 +95,14 @@ def test_the_version_is_that_of_the_changelog_and_is_no_release_before_its_day()
     assert version_errors("9.9", changelog, citation)[0] == "the changelog begins with another version"
 
 
-def metadata(folder: Path, url: str) -> str:
-    """What the package index shows: the metadata of a build with FANIN_URL."""
+def metadata(folder: Path, url: str | None, **env: str) -> str:
+    """What the package index shows: the metadata of a build with FANIN_URL; None: without."""
     pytest.importorskip("setuptools")
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=emptied({"FANIN_URL": url}))
+    env = emptied(env if url is None else {**env, "FANIN_URL": url})
+    if url is None:
+        env.pop("FANIN_URL", None)
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=env)
     return (folder / "fanin.egg-info" / "PKG-INFO").read_text()
 
 
@@ -115,7 +118,30 @@ def test_links_of_the_readme_hold_on_the_package_index(tmp_path: Path) -> None:
 @pytest.mark.tools
 def test_a_build_without_an_address_names_none(tmp_path: Path) -> None:
     text = metadata(tmp_path, "")
-    assert "Project-URL" not in text and "](docs/tutorial.md)" in text
+    assert "Project-URL" not in text and "Home-page" not in text and "](docs/tutorial.md)" in text
+
+
+REMOTES = {
+    "https://github.invalid/a/fanin.git": "https://github.invalid/a/fanin",
+    "https://user:secret@github.invalid/a/fanin/": "https://github.invalid/a/fanin",
+    "git@github.invalid:a/fanin.git": "https://github.invalid/a/fanin",
+    "ssh://git@gitlab.invalid:22/a/b/fanin.git": "https://gitlab.invalid/a/b/fanin",
+    "/srv/fanin.git": None,
+}
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("remote", REMOTES)
+def test_a_build_of_a_clone_has_the_address_of_its_remote_without_user_and_password(
+    remote: str, tmp_path: Path
+) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no clone")
+    of_git = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "remote.origin.url", "GIT_CONFIG_VALUE_0": remote}
+    text = metadata(tmp_path, None, **of_git)
+    found = re.search(r"^Home-page: (.*)$", text, re.MULTILINE)
+    assert (found[1] if found else None) == REMOTES[remote]
+    assert "secret" not in text and "\nLicense: BSD-3-Clause AND CC-BY-4.0\n" in text, "as pip show reads them"
 
 
 def quietly(*words: str, cwd: Path, **env: str) -> str:

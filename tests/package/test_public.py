@@ -20,7 +20,8 @@ from kit.prepared import NUMPY, run_prepared
 pytestmark = pytest.mark.core
 
 #: The modules that users import, and those in which the names of `fanin` are made.
-PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sim", "tape", "testing", "torch"}
+PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sharing", "sim", "tape"}
+PUBLIC |= {"testing", "torch"}
 NOUNS = {"errors", "options", "slots", "streams"}
 
 
@@ -75,6 +76,29 @@ def test_a_pickle_names_public_modules_alone(value: Any, module: str) -> None:
     text = pickle.dumps(value, 0)
     assert f"{module}\n".encode() in text and b"fanin._" not in text
     assert pickle.loads(text) == value
+
+
+@pytest.mark.parametrize("name", ["Overlaps", "Verdict", "overlaps", "overlaps_itself"])
+def test_a_name_that_moved_is_no_attribute_and_its_error_has_the_new_place(name: str) -> None:
+    assert not hasattr(fanin, name) and name not in dir(fanin)
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is fanin\.sharing\.{name}$"):
+        getattr(fanin, name)
+    assert name in fanin.sharing.__all__ and fanin.overlap is fanin.sharing.overlap
+
+
+def test_help_leads_to_the_demo_the_docs_and_every_public_module() -> None:
+    text = inspect.getdoc(fanin) or ""
+    assert all(word in text for word in ("`fanin demo`", "`docs`", *(f"`fanin.{name}`" for name in PUBLIC - {"cli"})))
+
+
+def test_every_public_module_is_an_attribute_that_is_imported_at_its_first_use() -> None:
+    names = sorted(PUBLIC - {"cli", "torch"})
+    code = (
+        "import sys, fanin; print([n for n in ('testing', 'conformance') if f'fanin.{n}' in sys.modules],"
+        f" [getattr(fanin, n).__name__ for n in {names}] == [f'fanin.{{n}}' for n in {names}],"
+        f" {{*{names}}} <= {{*dir(fanin)}})"
+    )
+    assert run_prepared(code, imports=NUMPY).stdout.strip() == "[] True True"
 
 
 def test_importing_fanin_imports_no_library_but_numpy_and_draws_nothing() -> None:

@@ -5,6 +5,7 @@ test command.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -61,9 +62,64 @@ def matches(expected: str, got: str) -> bool:
 BLOCKS = python_blocks(README.read_text())
 
 
+def prose(text: str) -> list[str]:
+    """The words of a page, without its code, the words in the place of pictures, and the addresses of links."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->|!\[.*?\]\(.*?\)|(?<=\])\(.*?\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"[^\s|`*#-][^\s|]*", text)
+
+
 @pytest.mark.tools
 def test_the_readme_shows_code_and_takes_three_minutes_to_read() -> None:
-    assert BLOCKS and README.read_text().count("\n") <= 90
+    """At 270 words a minute."""
+    assert BLOCKS and len(prose(README.read_text())) <= 3 * 270
+
+
+@pytest.mark.tools
+def test_words_of_prose_are_counted() -> None:
+    text = "# One\n![no](a.svg) [two](b.md), `three`\n```\nno\n```\n| four | - |\n<!-- no -->\n"
+    assert prose(text) == ["One", "[two],", "three`", "four"]
+
+
+def broken_laws(page: str) -> list[str]:
+    """The laws for buffers that a dict of += breaks, in the tables of docs/conformance.md."""
+    lines = page.partition("## Buffers")[2].partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [row[0] for row in rows if row[rows[0].index("dict of +=")] == "no"]
+
+
+@pytest.mark.tools
+def test_the_readme_names_each_law_that_a_dict_breaks() -> None:
+    broken = broken_laws((ROOT / "docs" / "conformance.md").read_text())
+    without = README.read_text().partition("## Without it")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (.*?) \| .+ \|$", without, re.MULTILINE)[1:] == broken
+    assert len(broken) == 9 and "It breaks nine [laws]" in without
+
+
+@pytest.mark.tools
+def test_the_laws_that_a_dict_breaks_are_found_in_a_table() -> None:
+    page = "## Buffers\n| law | fanin | dict of += |\n|---|---|---|\n| a | yes | no |\n| b | no | yes |\n## Engines\n"
+    assert broken_laws(page) == ["a"]
+
+
+@pytest.mark.tools
+def test_the_readme_says_how_fast_the_newest_benchmarks_are() -> None:
+    run = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    median = {(row["title"], name): times[1] for row in run["results"] for name, times in row["rows"].items()}
+
+    def times_as_fast(title: str, ours: str, peer: str) -> str:
+        ratio = median[title, peer] / median[title, ours]
+        return f"{ratio:.2g}"
+
+    adds, chain = (
+        "{} adds of 16 float32 and the take, core 1",
+        "a chain of 100000 nodes of 16 float32, for each node, core 1",
+    )
+    eight, two = (times_as_fast(adds.format(n), "buf.add, N times, buf.take", "a + b, then +=") for n in (8, 2))
+    text = README.read_text()
+    assert f"eight small gradients are summed {eight} times as fast as by `+=` (two: {two} times)" in text
+    torch = times_as_fast(chain, "fanin.grad", "torch, Python functions")
+    assert f"100,000 nodes whose functions are in Python is {torch} times as fast as torch's engine" in text
+    assert f"{run['cpu'].partition('(')[0]} " in text and f", {run['date'][:10]};" in text
 
 
 @pytest.mark.parametrize("at", range(len(BLOCKS)), ids=[f"line{line}" for line, _, _ in BLOCKS])
@@ -108,18 +164,44 @@ def test_a_broken_link_is_found() -> None:
     assert broken_links(README, '![e](pictures/e.svg) t.plot("e.svg")') == []
 
 
-def output_of(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+MARK = "-- block --\n"
+Blocks = list[tuple[int, str, str | None]]
+
+
+def differing(blocks: Blocks, said: str) -> list[str]:
+    """What blocks printed, where that is not what the page shows. A mark divides the outputs."""
+    return [
+        f"line {line}: {got}"
+        for (line, _, expected), got in zip(blocks, said.split(MARK), strict=True)
+        if expected is not None and not matches(expected, got)
+    ]
+
+
+def output_of(blocks: Blocks, folder: Path) -> list[str]:
     """What blocks that go on from each other print, where that is not what the page shows. The first use of the fake
     driver compiles it.
     """
-    mark = "-- block --"
-    code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
-    said = run_prepared(code, cwd=folder).stdout.split(mark + "\n")
-    return [
-        f"line {line}: {got}"
-        for (line, _, expected), got in zip(blocks, said, strict=True)
-        if expected is not None and not matches(expected, got)
-    ]
+    code = f"print({MARK!r}, end='')\n".join(code + "\n" for _, code, _ in blocks)
+    return differing(blocks, run_prepared(code, cwd=folder).stdout)
+
+
+#: A program: each block is pasted into the interpreter's plain prompt, where an empty line ends a statement, and ended
+#: by Enter. Its errors go to stderr.
+PROMPT = """
+import code
+console = code.InteractiveConsole({{"__name__": "__main__"}})
+for at, block in enumerate({blocks!r}):
+    print({mark!r} if at else "", end="")
+    for line in [*block.splitlines(), ""]:
+        console.push(line)
+"""
+
+
+def pasted(blocks: Blocks, folder: Path) -> list[str]:
+    """Errors at the prompt of blocks that are pasted there, and outputs that are not what the page shows."""
+    program = PROMPT.format(blocks=[code for _, code, _ in blocks], mark=MARK)
+    done = run_prepared(program, cwd=folder)
+    return [*filter(None, [done.stderr]), *differing(blocks, done.stdout)]
 
 
 #: Pages whose blocks are fragments.
@@ -127,21 +209,56 @@ FRAGMENTS = {"ranks.md"}
 SHOWING = [page for page in PAGES if page.parent == ROOT / "docs" and python_blocks(page.read_text())]
 
 
+def runnable(page: Path) -> Blocks:
+    """The blocks of a page; where torch is not installed, those that do without."""
+    blocks = python_blocks(page.read_text())
+    return blocks if importlib.util.find_spec("torch") else [b for b in blocks if "import torch" not in b[1]]
+
+
 @pytest.mark.parametrize("page", [p for p in SHOWING if p.name not in FRAGMENTS], ids=lambda p: p.stem)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     """The blocks of a page go on from each other."""
-    blocks = python_blocks(page.read_text())
-    if importlib.util.find_spec("torch") is None:
-        blocks = [block for block in blocks if "import torch" not in block[1]]
-    assert output_of(blocks, tmp_path) == []
+    assert output_of(runnable(page), tmp_path) == []
+
+
+#: Pages that a newcomer pastes into a prompt.
+NEWCOMERS = (
+    "ten-things",
+    "tutorial",
+    "broadcasting",
+    "double-backward",
+    "optimizer",
+    "accumulation",
+    "checkpointing",
+    "debugging",
+)
+PASTED = [README, *(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS)]
+
+
+@pytest.mark.parametrize("page", PASTED, ids=lambda p: p.stem)
+def test_a_page_for_newcomers_can_be_pasted_into_a_prompt(page: Path, tmp_path: Path) -> None:
+    assert pasted(runnable(page), tmp_path) == []
+
+
+def test_a_block_that_a_prompt_refuses_is_found(tmp_path: Path) -> None:
+    def found(code: str, expected: str | None = None) -> str:
+        return "".join(pasted([(1, code, expected)], tmp_path))
+
+    assert found("class A:\n    x = 1\n    y = 2\n\nprint(A.y)\n", "2") == ""
+    assert "IndentationError" in found("class A:\n    x = 1\n\n    y = 2\n")
+    assert "SyntaxError" in found("for i in range(2):\n    x = i\nprint(x)\n")
+    assert "NameError" in found("print(undefined)\n")
+    assert found("print(1)\n", "2") == "line 1: 1\n"
 
 
 @pytest.mark.tools
-def test_the_tutorial_has_eight_steps_that_print() -> None:
+def test_the_tutorial_has_eight_steps_that_print_and_the_length_that_it_says() -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     steps = re.split(r"^## \d\. ", text, flags=re.MULTILINE)[1:]
     assert len(steps) == 8
     assert all(any(expected for _, _, expected in python_blocks(step)) for step in steps)
+    lines = [sum(map(bool, code.split("\n"))) for _, code, _ in python_blocks(text)]
+    assert f"in about {round(sum(lines), -1)} lines of Python; the block with the whole engine has {lines[2]}" in text
 
 
 def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_an_array_of_a_device_is_gone_through_by_its_first_axis() -> None:
         for call in (
             lambda: fanin.add_n(x),
             lambda: InputBuffer(x),
-            lambda: fanin.overlaps(x),
+            lambda: fanin.sharing.overlaps(x),
             lambda: m.launch(m.stream(), len, reads=x),
         ):
             with pytest.raises(TypeError, match="sequence"):

@@ -38,7 +38,7 @@ def exactly(tensors: list[Any]) -> set[int]:
 
 
 def ours(tensors: list[Any]) -> set[int]:
-    return set(fanin.overlaps(tensors).indices)
+    return set(fanin.sharing.overlaps(tensors).indices)
 
 
 def blocks(rng: Any, n: int) -> list[Any]:
@@ -111,7 +111,7 @@ def test_tensors_and_ndarrays_of_one_memory_are_compared() -> None:
     t = torch.from_numpy(x)
     assert fanin.overlap(t[2:], x[:, 1]).witness == ((1, 1), (3,))
     assert not fanin.overlap(t[:, 0], x[:, 1])
-    assert fanin.overlaps([t[:, i] for i in range(5)] + [x[1]]).components == ((0, 1, 2, 3, 4, 5),)
+    assert fanin.sharing.overlaps([t[:, i] for i in range(5)] + [x[1]]).components == ((0, 1, 2, 3, 4, 5),)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
@@ -128,9 +128,9 @@ def test_whatever_a_tensors_memory_stands_for_it_is_that_memory() -> None:
         torch.zeros(()),
     ):
         first = x if x.ndim == 0 else x[:1]
-        assert fanin.overlap(x, first) and fanin.overlaps_itself(x).kind == "disjoint", x
+        assert fanin.overlap(x, first) and fanin.sharing.overlaps_itself(x).kind == "disjoint", x
         assert x.ndim == 0 or not fanin.overlap(x[1:], first), x
-    assert fanin.overlaps_itself(torch.zeros(3).expand(2, 3)).witness == ((1, 0), (0, 0))
+    assert fanin.sharing.overlaps_itself(torch.zeros(3).expand(2, 3)).witness == ((1, 0), (0, 0))
     assert not fanin.overlap(torch.zeros(0), torch.zeros(0))
 
 
@@ -161,13 +161,13 @@ NO_ARRAYS = {
 def test_what_is_no_single_tensor_in_memory_is_refused_by_its_place(name: str) -> None:
     make, words = NO_ARRAYS[name]
     with pytest.raises(TypeError, match=rf"^overlaps: array 1: .*{words}"):
-        fanin.overlaps([torch.zeros(3), make()])
+        fanin.sharing.overlaps([torch.zeros(3), make()])
 
 
 def test_a_tensor_of_a_transform_is_refused() -> None:
     def inside(x: Any) -> Any:
         with pytest.raises(TypeError, match=r"^overlaps_itself: "):
-            fanin.overlaps_itself(x)
+            fanin.sharing.overlaps_itself(x)
         return x
 
     torch.vmap(inside)(torch.zeros(3, 2))

@@ -819,7 +819,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: compiled_pass(one() * 2), RuntimeError, "compiled autograd is enabled"),
     (lambda: BACKWARD(one(), [None, None]), ValueError, "expected 1 gradient"),
     (lambda: BACKWARD(one(), torch.ones(7, 2)), ValueError, r"gradient 0: expected shape \(1,\), got \(7, 2\)"),
-    (lambda: BACKWARD(one(), "x"), TypeError, "expected a tensor"),
+    (lambda: BACKWARD(one(), "x"), TypeError, "gradients: expected a sequence of tensors, got a str"),
     (lambda: BACKWARD(one(), inputs=[one() * 2]), ValueError, "input 0 is no leaf"),
     (lambda: BACKWARD(one(), inputs=[]), ValueError, "inputs is empty"),
     (lambda: BACKWARD(one(dtype=torch.complex64) * 2), ValueError, "complex and has no gradient"),

@@ -316,15 +316,14 @@ STILL = {
 }
 #: The rest of the package's public names. Types of data, modules and errors are no calls; of the others each reads what
 #: never changes, or what is the calling thread's own, or is made of calls that are turns.
-NO_CALLS = {"Counters", "Event", "GraphTree", "InputBuffer", "Leaf", "Node", "Overlaps", "Slot", "Sparse", "Stats"} | {
+NO_CALLS = {"Counters", "Event", "GraphTree", "InputBuffer", "Leaf", "Node", "Slot", "Sparse", "Stats"} | {
     "Stream",
-    "Verdict",
     "Zero",
     "__version__",
     "sim",
 }
 OWN_THREAD = {"current_stream", "stream", "trace"}
-UNCHANGING = {"devices", "get_include", "overlap", "overlaps", "overlaps_itself"}
+UNCHANGING = {"devices", "get_include", "overlap"}
 
 
 def public(kind: type) -> set[str]:

@@ -8,9 +8,8 @@
 #include "py/engine/c_function.h"
 #include "py/arrays/dlpack.h"
 
-_Static_assert(sizeof(fanin_tensor) == sizeof(fan_dl_tensor) &&
-                   sizeof(fanin_managed) == sizeof(fan_dl_versioned),
-               "fanin.h declares DLPack's structs as dlpack.h of this folder does");
+_Static_assert(sizeof(fanin_tensor) == sizeof(fan_dl_tensor), "as DLTensor in dlpack.h");
+_Static_assert(sizeof(fanin_managed) == sizeof(fan_dl_versioned), "as the managed one there");
 static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t)
 {
     return (const void *)t;
@@ -18,8 +17,8 @@ static inline const fan_dl_tensor *fan_api_tensor(const fanin_tensor *t)
 
 /* ---- value.c ---- */
 
-/* fan_api_device_of: where a value lies; not held. fan_api_show: an array on `d`, which takes its
- * hold; NULL: undefined. */
+/* fan_api_device_of: the device of a value; not held. fan_api_show: fills in a value of an array on
+ * `d`, and takes its hold; NULL: undefined. */
 fan_device *fan_api_device_of(const fanin_value *v);
 void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out);
 /* fan_api_device: a device by DLPack's numbers, or FANIN_DEVICE_SIM; a hold. fan_api_stream: a
@@ -29,13 +28,13 @@ fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error 
 fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out,
                           fan_error *err);
 /* fan_api_view: memory of the CPU that the caller keeps, as an array; `lent`: until the sum is
- * taken (fan_frontend.lent), else until the array goes. FAN_ERR_BUFFER: it is on a device. */
+ * taken (fan_frontend.lent), else until the array is freed. FAN_ERR_BUFFER: it is on a device. */
 fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err);
 bool fan_api_is_lent(const fan_array *a);
 /* fan_api_out: memory of the caller's to write into, `what` in messages. FAN_ERR_BUFFER: two
  * elements share bytes. */
 fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out, fan_error *err);
-/* fan_api_lend: lent memory, of which all is known. */
+/* fan_api_lend: lent memory as an array; the caller has checked it. */
 fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, fan_array **out, fan_error *err);
 

@@ -1,13 +1,15 @@
 /* buffer: the buffer of the C API: csrc/buffer with a frontend that needs no interpreter, or an
  * InputBuffer of Python.
  *
- * An object of this frontend is an array of the core, as in unboxed.h, or LENT: memory that stays
- * the caller's, of which the entry's address is all that is kept. A small add is a plain entry
+ * An object of this frontend is an unboxed array (objects.h), or LENT: memory that stays the
+ * caller's, of which the entry keeps the address alone. A small add is a plain entry
  * (buffer/plain.h), so it allocates nothing.
  *
  * The lock of an InputBuffer is the interpreter's, which each call takes. It gets values of the
- * core alone: a view is copied at once, because Python's frontend has no
- * LENT. */
+ * core alone: a view is copied at once, because Python's frontend has no LENT.
+ *
+ * In this order: the frontend; the begin and the end of a call; new and free; add; add_many; take;
+ * target; the rest. */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 #include "py/buffer/buffer_object.h"
@@ -60,21 +62,27 @@ static bool api_unshared(void *object)
 
 static bool api_alone(void *object, const fan_value *v)
 {
-    const fan_array *a = object == LENT ? NULL : fan_unboxed_array(object);
     (void)v;
-    return a && atomic_load_explicit(&a->refs, memory_order_relaxed) == 1 &&
+    if (object == LENT)
+        return false;
+    const fan_array *a = fan_unboxed_array(object);
+    return atomic_load_explicit(&a->refs, memory_order_relaxed) == 1 &&
            atomic_load_explicit(&a->storage->refs, memory_order_relaxed) == 1;
 }
 
 static bool api_lent(const void *object, const fan_value *v)
 {
-    return v ? v->form == FAN_FORM_DENSE && fan_api_is_lent(v->array) : object == LENT;
+    if (!v)
+        return object == LENT;
+    return v->form == FAN_FORM_DENSE && fan_api_is_lent(v->array);
 }
 
 static bool api_is_unchanged(void *object, const fan_plain_kind *kind, const char *data)
 {
-    (void)object, (void)kind, (void)data;
-    return true; /* what an array shows does not change */
+    (void)object;
+    (void)kind;
+    (void)data;
+    return true; /* an array of the core does not change */
 }
 
 static bool api_writable(void *object, const fan_plain_kind *kind)
@@ -87,17 +95,17 @@ static bool api_writable(void *object, const fan_plain_kind *kind)
 static void *api_fresh(void *like, const fan_plain_kind *kind, char **data)
 {
     int64_t strides[FAN_PLAIN_NDIM], shape[FAN_PLAIN_NDIM];
-    fan_array order = {.dtype = kind->dtype,
-                       .ndim = kind->ndim,
-                       .shape = shape,
-                       .strides = strides},
-              *a;
+    fan_array layout = {
+        .dtype = kind->dtype, .ndim = kind->ndim, .shape = shape, .strides = strides};
+    const fan_array *order = NULL;
+    fan_array *a;
     (void)like;
     memcpy(shape, kind->shape, sizeof shape);
-    if (kind->order)
+    if (kind->order) {
         fan_plain_strides(kind, (int64_t)fan_dtype_size(kind->dtype), strides);
-    if (fan_array_new(kind->dtype, kind->ndim, shape, kind->order ? &order : NULL, &a, NULL) !=
-        FAN_OK)
+        order = &layout;
+    }
+    if (fan_array_new(kind->dtype, kind->ndim, shape, order, &a, NULL) != FAN_OK)
         return NULL;
     *data = a->data;
     return fan_unboxed(a);
@@ -177,8 +185,10 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
             fan_sched_leave();
         return fan_fail(err, FAN_ERR_STATE, "the interpreter of this InputBuffer has ended");
     }
-    call->was =
-        b->python ? fan_api_releases_begin() : fan_api_enter(&b->lock, fan_api_this_thread());
+    if (b->python)
+        call->was = fan_api_releases_begin();
+    else
+        call->was = fan_api_enter(&b->lock, fan_api_this_thread());
     if (!call->turn)
         return FAN_OK;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
@@ -186,23 +196,32 @@ static fan_status call_begin(fanin_buffer *b, size_t slot, fan_sched_mode mode, 
     return FAN_OK;
 }
 
+/* exception_to_text: takes the live exception off a thread that had no interpreter, and so cannot
+ * keep it: the caller gets its text. */
+static void exception_to_text(fan_error *err)
+{
+    PyObject *e = fan_exception_take();
+    if (!e)
+        return;
+    PyObject *text = PyObject_Str(e);
+    const char *utf8 = NULL;
+    if (text)
+        utf8 = PyUnicode_AsUTF8(text);
+    if (!utf8)
+        utf8 = "its text cannot be read";
+    (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name, utf8);
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_DECREF(e);
+}
+
 static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_error *err)
 {
     if (!b->python) {
         fan_api_exit(&b->lock, fan_api_this_thread(), call->was);
     } else {
-        PyObject *e = status == FAN_ERR_EXTERN && call->gil.taken ? fan_exception_take() : NULL;
-        /* a thread that had no interpreter cannot keep an exception: its text is all that is
-         * returned */
-        if (e) {
-            PyObject *text = PyObject_Str(e);
-            const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-            (void)fan_fail(err, FAN_ERR_EXTERN, "%s: %s", Py_TYPE(e)->tp_name,
-                           utf8 ? utf8 : "its text cannot be read");
-            PyErr_Clear();
-            Py_XDECREF(text);
-            Py_DECREF(e);
-        }
+        if (status == FAN_ERR_EXTERN && call->gil.taken)
+            exception_to_text(err);
         fan_api_here.place = call->was; /* as fan_gil_enter found it */
         fan_gil_leave(&call->gil);
     }
@@ -213,48 +232,49 @@ static void call_end(fanin_buffer *b, api_call *call, fan_status status, fan_err
 
 /* ---- new, free ---- */
 
-/* dtype_of: a dtype that a struct of the caller's names. */
+/* dtype_of: the dtype in a struct of the caller's. */
 static fan_status dtype_of(fanin_dtype d, const char *what, fan_dtype *out, fan_error *err)
 {
     *out = (fan_dtype)d;
-    return (unsigned)d < FAN_DT_COUNT
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_TYPE, "%s: there is no dtype %d", what, (int)d);
+    if ((unsigned)d >= FAN_DT_COUNT)
+        return fan_fail(err, FAN_ERR_TYPE, "%s: there is no dtype %d", what, (int)d);
+    return FAN_OK;
 }
 
 #define SLOT_FLAGS                                                                     \
     (FANIN_SLOT_SHAPE | FANIN_SLOT_DTYPE | FANIN_SLOT_DEVICE | FANIN_SLOT_ACCUMULATE | \
      FANIN_SLOT_EXACT)
 
-/* slot_spec: reads what a slot declares; the device is a hold of the caller's. */
+/* slot_spec: reads the declaration of a slot; the caller drops the device. */
 static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_error *err)
 {
-    fanin_slot s;
+    fanin_slot slot;
     int64_t size;
     *out = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
-    FAN_TRY(fan_api_options(given, sizeof s, sizeof s, "fanin_slot", &s, err));
-    FAN_TRY(fan_api_flags(s.declares, SLOT_FLAGS, "fanin_slot", err));
-    if ((s.declares & FANIN_SLOT_SHAPE) && s.ndim > 0 && !s.shape)
-        return fan_fail(err, FAN_ERR_VALUE, "fanin_slot: expected a shape of %d extents, got NULL",
-                        (int)s.ndim);
-    out->name = s.name;
-    out->has_shape = s.declares & FANIN_SLOT_SHAPE;
-    out->exact = s.declares & FANIN_SLOT_EXACT;
+    FAN_TRY(fan_api_options(given, sizeof slot, sizeof slot, "fanin_slot", &slot, err));
+    FAN_TRY(fan_api_flags(slot.declares, SLOT_FLAGS, "fanin_slot", err));
+    out->name = slot.name;
+    out->has_shape = slot.declares & FANIN_SLOT_SHAPE;
+    out->exact = slot.declares & FANIN_SLOT_EXACT;
+    bool has_accumulate = slot.declares & FANIN_SLOT_ACCUMULATE;
     if (out->has_shape) {
-        out->ndim = s.ndim;
-        out->shape = s.shape;
-        FAN_TRY(fan_shape_check(s.ndim, s.shape, 16, &size, err));
+        if (slot.ndim > 0 && !slot.shape)
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "fanin_slot: expected a shape of %d extents, got NULL", (int)slot.ndim);
+        out->ndim = slot.ndim;
+        out->shape = slot.shape;
+        FAN_TRY(fan_shape_check(slot.ndim, slot.shape, 16, &size, err));
     }
-    if (s.declares & FANIN_SLOT_DTYPE)
-        FAN_TRY(dtype_of(s.dtype, "fanin_slot", &out->dtype, err));
-    if (out->exact && (s.declares & FANIN_SLOT_ACCUMULATE))
+    if (slot.declares & FANIN_SLOT_DTYPE)
+        FAN_TRY(dtype_of(slot.dtype, "fanin_slot", &out->dtype, err));
+    if (out->exact && has_accumulate)
         return fan_fail(err, FAN_ERR_VALUE,
                         "fanin_slot: expected one of accumulate and exact, got both");
-    if (s.declares & FANIN_SLOT_ACCUMULATE)
-        FAN_TRY(dtype_of(s.accumulate, "fanin_slot", &out->accumulate, err));
-    return s.declares & FANIN_SLOT_DEVICE
-               ? fan_api_device(s.device_type, s.device_id, &out->device, err)
-               : FAN_OK;
+    if (has_accumulate)
+        FAN_TRY(dtype_of(slot.accumulate, "fanin_slot", &out->accumulate, err));
+    if (slot.declares & FANIN_SLOT_DEVICE)
+        FAN_TRY(fan_api_device(slot.device_type, slot.device_id, &out->device, err));
+    return FAN_OK;
 }
 
 /* More than a slot takes: the product with their number cannot wrap */
@@ -264,62 +284,86 @@ static fan_status slot_spec(const fanin_slot *given, fan_slot_spec *out, fan_err
 
 static fan_status buffer_config(const fanin_buffer_options *o, fan_buffer_config *c, fan_error *err)
 {
+    bool has_accumulate = o->flags & FANIN_BUFFER_ACCUMULATE;
     FAN_TRY(fan_api_flags(o->flags, BUFFER_FLAGS, "fanin_buffer_options", err));
     c->name = o->name;
-    c->budget = o->budget == FANIN_BUDGET_AUTO    ? FAN_BUDGET_AUTO
-                : o->budget == FANIN_BUDGET_EAGER ? 0
-                                                  : o->budget;
+    c->budget = o->budget;
+    if (o->budget == FANIN_BUDGET_AUTO)
+        c->budget = FAN_BUDGET_AUTO;
+    else if (o->budget == FANIN_BUDGET_EAGER)
+        c->budget = 0;
     c->leaf = o->flags & FANIN_BUFFER_LEAF;
     c->stats = o->flags & FANIN_BUFFER_STATS;
     c->exact = o->flags & FANIN_BUFFER_EXACT;
-    if (c->exact && (o->flags & FANIN_BUFFER_ACCUMULATE))
+    if (c->exact && has_accumulate)
         return fan_fail(err, FAN_ERR_VALUE,
                         "fanin_buffer_options: expected one of accumulate and exact, got both");
-    if (o->flags & FANIN_BUFFER_ACCUMULATE)
+    if (has_accumulate)
         FAN_TRY(dtype_of(o->accumulate, "fanin_buffer_options", &c->accumulate, err));
     return fan_api_stream(o->stream, NULL, &c->stream, err);
+}
+
+/* specs_read: reads the declarations of all slots; the caller drops their devices and frees *out,
+ * on failure, too. NULL: none are given. */
+static fan_status specs_read(const fanin_slot *given, size_t slots, fan_slot_spec **out,
+                             fan_error *err)
+{
+    if (!given || !slots)
+        return FAN_OK;
+    fan_slot_spec *specs = *out = fan_calloc(slots * sizeof *specs);
+    if (!specs)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    /* each is as long as its author's version had it */
+    for (size_t i = 0; i < slots; i++)
+        FAN_TRY(slot_spec((const void *)((const char *)given + i * given->struct_size), &specs[i],
+                          err));
+    return FAN_OK;
+}
+
+static fan_status buffer_init(fanin_buffer *b, size_t slots, const fanin_buffer_options *options,
+                              fan_error *err)
+{
+    fan_buffer_config config = {.slots = slots,
+                                .budget = FAN_BUDGET_AUTO,
+                                .accumulate = FAN_DT_NONE,
+                                .frontend = &frontend,
+                                .total = &b->total};
+    fanin_buffer_options o;
+    fan_slot_spec *specs = NULL;
+    FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, err));
+    if (slots > PTRDIFF_MAX / MAX_SLOT_BYTES)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
+    fan_status status = buffer_config(&o, &config, err);
+    if (status == FAN_OK)
+        status = specs_read(o.slots, slots, &specs, err);
+    if (status == FAN_OK) {
+        config.specs = specs;
+        status = fan_buffer_new(&config, &b->core, err);
+    }
+    b->nplain = slots;
+    b->uses = 1;
+    for (size_t i = 0; specs && i < slots; i++)
+        fan_device_drop(specs[i].device);
+    fan_free(specs);
+    fan_stream_drop(config.stream);
+    return status;
 }
 
 fanin_status fan_api_buffer_new(size_t slots, const fanin_buffer_options *options,
                                 fanin_buffer **out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_buffer_config config = {.slots = slots,
-                                .budget = FAN_BUDGET_AUTO,
-                                .accumulate = FAN_DT_NONE,
-                                .frontend = &frontend};
-    fanin_buffer_options o;
-    fan_slot_spec *specs = NULL;
+    fan_status status;
     fanin_buffer *b = fan_calloc(sizeof *b);
     bool locked = b && fan_api_lock_init(&b->lock) == 0;
     fan_api_place was = fan_api_releases_begin();
-    *out = NULL;
     fan_error_clear(&err);
-    fan_status status =
-        !b        ? fan_fail(&err, FAN_ERR_NOMEM, "out of memory")
-        : !locked ? fan_fail(&err, FAN_ERR_STATE, "a lock could not be made")
-                  : fan_api_options(options, sizeof o, sizeof o, "fanin_buffer_options", &o, &err);
-    if (status == FAN_OK && slots > PTRDIFF_MAX / MAX_SLOT_BYTES)
-        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory for %zu slots", slots);
-    if (status == FAN_OK)
-        status = buffer_config(&o, &config, &err);
-    if (status == FAN_OK && o.slots && slots && !(specs = fan_calloc(slots * sizeof *specs)))
+    if (locked)
+        status = buffer_init(b, slots, options, &err);
+    else if (b)
+        status = fan_fail(&err, FAN_ERR_STATE, "a lock could not be made");
+    else
         status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
-    /* each is as long as its author's version had it */
-    for (size_t i = 0; specs && status == FAN_OK && i < slots; i++)
-        status = slot_spec((const void *)((const char *)o.slots + i * o.slots->struct_size),
-                           &specs[i], &err);
-    if (status == FAN_OK) {
-        config.specs = specs;
-        config.total = &b->total;
-        status = fan_buffer_new(&config, &b->core, &err);
-        b->nplain = slots;
-        b->uses = 1;
-    }
-    for (size_t i = 0; specs && i < slots; i++)
-        fan_device_drop(specs[i].device);
-    fan_free(specs);
-    fan_stream_drop(config.stream);
     if (status != FAN_OK) {
         if (locked)
             fan_api_lock_fini(&b->lock);
@@ -390,7 +434,8 @@ fanin_object *fan_api_buffer_to_python(fanin_buffer *b)
 
 /* ---- add ---- */
 
-#define ADD_FLAGS (FANIN_ADD_KEY | FANIN_ADD_DONATE | FANIN_ADD_COPY)
+#define DONATE_AND_COPY (FANIN_ADD_DONATE | FANIN_ADD_COPY)
+#define ADD_FLAGS (FANIN_ADD_KEY | DONATE_AND_COPY)
 
 /* add_options: the checked options of an add; keyed: with its key. */
 static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_add_options *o,
@@ -402,43 +447,76 @@ static fan_status add_options(const fanin_add_options *given, bool keyed, fanin_
     if (keyed && o->flags & FANIN_ADD_KEY && o->key < 0)
         return fan_fail(err, FAN_ERR_VALUE, "key: expected a non-negative integer, got %lld",
                         (long long)o->key);
-    if (o->flags & FANIN_ADD_DONATE && o->flags & FANIN_ADD_COPY)
+    if ((o->flags & DONATE_AND_COPY) == DONATE_AND_COPY)
         return fan_fail(err, FAN_ERR_VALUE,
                         "FANIN_ADD_DONATE gives the memory away, FANIN_ADD_COPY keeps it yours: "
                         "give one of them");
     return FAN_OK;
 }
 
-/* view_plain: what a plain entry of a view is; false: it is none. Of memory with gaps an entry
- * would not be enough. */
+/* key_of: the key of an add; -1: it has none. */
+static inline int64_t key_of(const fanin_add_options *o)
+{
+    return o->flags & FANIN_ADD_KEY ? o->key : -1;
+}
+
+/* view_plain: the kind and the address of a plain entry of a view; false: it is none, as of memory
+ * with gaps, which an entry cannot describe. */
 static inline bool view_plain(const fanin_tensor *t, uint32_t flags, fan_plain_kind *kind,
                               char **data)
 {
-    if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data) ||
-        (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype)))
+    if (flags & FANIN_ADD_DONATE || !fan_dl_plain(fan_api_tensor(t), false, kind, data))
+        return false;
+    if (kind->order && (uintptr_t)*data % fan_dtype_size(kind->dtype))
         return false;
     kind->origin = FAN_FROM_NDARRAY;
     kind->check_at_use = false;
     return true;
 }
 
-/* add_plain: the plain entry of a gradient, both NULL: undefined, and of options that are none but
- * key, donate, copy; false: it is for the general path. */
+/* options_are_plain: whether options are none but key, donate and copy, with values that are
+ * taken. */
+static inline bool options_are_plain(const fanin_add_options *o)
+{
+    if (o->struct_size != sizeof *o || o->flags & ~ADD_FLAGS)
+        return false;
+    if (o->reserved || o->stream)
+        return false;
+    if (o->flags & FANIN_ADD_KEY && (o->key < 0 || o->key > FAN_ENTRY_KEY_MAX))
+        return false;
+    return (o->flags & DONATE_AND_COPY) != DONATE_AND_COPY;
+}
+
+/* object_of: the frontend's object for a gradient; NULL: it is undefined. */
+static inline void *object_of(const fanin_tensor *view, const fanin_value *value)
+{
+    if (view)
+        return LENT;
+    return value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
+}
+
+/* add_plain: the plain entry of a gradient, both NULL: undefined; false: it, or its options, are
+ * for the general path. */
 static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
                              const fanin_add_options *o, fan_plain_kind *kind, fan_entry *one)
 {
-    uint32_t flags = o ? o->flags : 0;
-    int64_t key = flags & FANIN_ADD_KEY ? o->key : -1;
-    void *object = view ? LENT : value && value->array ? fan_unboxed(fan_c_array(value)) : NULL;
+    uint32_t flags = 0;
+    int64_t key = -1;
+    void *object = object_of(view, value);
     char *data = NULL;
-    if (o && (o->struct_size != sizeof *o || flags & ~ADD_FLAGS || o->reserved || o->stream ||
-              key > FAN_ENTRY_KEY_MAX || (flags & FANIN_ADD_KEY && key < 0) ||
-              (flags & FANIN_ADD_DONATE && flags & FANIN_ADD_COPY)))
-        return false;
-    if (view ? !view_plain(view, flags, kind, &data)
-             : object &&
-                   (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data)))
-        return false;
+    if (o) {
+        if (!options_are_plain(o))
+            return false;
+        flags = o->flags;
+        key = key_of(o);
+    }
+    if (view) {
+        if (!view_plain(view, flags, kind, &data))
+            return false;
+    } else if (object) {
+        if (value->device_type > FAN_DL_CPU || !fan_unboxed_plain(object, kind, &data))
+            return false;
+    }
     *one = fan_entry_of(object, data, key, false, false);
     /* bits that are written one by one delay the next read of the entry */
     if (object && flags & FANIN_ADD_DONATE)
@@ -448,7 +526,7 @@ static inline bool add_plain(const fanin_tensor *view, const fanin_value *value,
     return true;
 }
 
-/* origin_on: what Python shows a sum as. */
+/* origin_on: the kind of array that Python gets for a sum. */
 static uint8_t origin_on(const fan_device *d)
 {
     return d->backend->has_streams ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY;
@@ -461,14 +539,18 @@ static fan_status contribution_of(const fanin_buffer *b, const fanin_tensor *vie
                                   fan_contribution *c, fan_error *err)
 {
     fan_array *a = NULL;
-    fan_device *d = value ? fan_api_device_of(value) : fan_cpu();
-    *c = (fan_contribution){.key = o->flags & FANIN_ADD_KEY ? o->key : -1,
-                            .donate = o->flags & FANIN_ADD_DONATE,
-                            .copy = o->flags & FANIN_ADD_COPY ||
-                                    (b->python && view && !(o->flags & FANIN_ADD_DONATE)),
+    fan_device *d = fan_cpu();
+    if (value)
+        d = fan_api_device_of(value);
+    bool donate = o->flags & FANIN_ADD_DONATE;
+    *c = (fan_contribution){.key = key_of(o),
+                            .donate = donate,
+                            .copy = o->flags & FANIN_ADD_COPY,
                             .value = {.dtype = FAN_DT_NONE}};
+    if (b->python && view && !donate)
+        c->copy = true;
     if (view)
-        FAN_TRY(fan_api_view(view, !c->donate, &a, err));
+        FAN_TRY(fan_api_view(view, !donate, &a, err));
     else if (value && value->array)
         a = fan_array_hold(fan_c_array(value));
     if (a) {
@@ -484,6 +566,23 @@ static void contribution_drop(fan_contribution *c)
     fan_stream_drop(c->stream);
 }
 
+/* add_checked: a contribution whose options are checked. plain: the plain entry of it; NULL: it has
+ * none. */
+static fan_status add_checked(fanin_buffer *b, size_t slot, const fan_plain_kind *kind,
+                              fan_entry *plain, fan_contribution *c, fan_error *err)
+{
+    FAN_UNINITIALIZED api_call call;
+    bool added = false;
+    FAN_TRY(call_begin(b, slot, FAN_SCHED_WRITE, &call, err));
+    fan_status status = FAN_OK;
+    if (plain) /* a scheduled thread has not tried it yet */
+        status = fan_plain_add(b->core, slot, plain->object ? kind : NULL, plain, &added, err);
+    if (!added && status == FAN_OK)
+        status = fan_add_used(b->core, slot, c, err);
+    call_end(b, &call, status, err);
+    return status;
+}
+
 static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view,
                           const fanin_value *value, const fanin_add_options *given, fan_error *err)
 {
@@ -491,20 +590,14 @@ static fan_status add_any(fanin_buffer *b, size_t slot, const fanin_tensor *view
     fan_entry one;
     fan_contribution c = {.value = {.dtype = FAN_DT_NONE}};
     fanin_add_options o;
-    FAN_UNINITIALIZED api_call call;
-    bool added = false, plain = slot < b->nplain && add_plain(view, value, given, &kind, &one);
+    bool plain = slot < b->nplain && add_plain(view, value, given, &kind, &one);
     fan_api_place was = fan_api_releases_begin();
     fan_error_clear(err);
     fan_status status = add_options(given, true, &o, err);
     if (status == FAN_OK)
         status = contribution_of(b, view, value, &o, &c, err);
-    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err)) == FAN_OK) {
-        if (plain) /* as far as a scheduled thread did not try it */
-            status = fan_plain_add(b->core, slot, one.object ? &kind : NULL, &one, &added, err);
-        if (!added && status == FAN_OK)
-            status = fan_add_used(b->core, slot, &c, err);
-        call_end(b, &call, status, err);
-    }
+    if (status == FAN_OK)
+        status = add_checked(b, slot, &kind, plain ? &one : NULL, &c, err);
     contribution_drop(&c);
     fan_api_releases_end(was);
     return status;
@@ -551,7 +644,7 @@ fanin_status fan_api_buffer_add_value(fanin_buffer *b, size_t slot, const fanin_
 
 /* ---- add_many ---- */
 
-/* gradient_at: the k-th of an array, whose items are as long as their author's version had them. */
+/* gradient_at: the k-th of an array, whose items have the size of their author's version. */
 static const fanin_gradient *gradient_at(const fanin_gradient *all, size_t k)
 {
     return (const void *)((const char *)all + k * all->struct_size);
@@ -569,8 +662,11 @@ static bool many_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, f
     const fanin_gradient *g = gradient_at(m->all, k);
     m->o.key = g->key;
     *slot = g->slot;
-    return g->slot < m->nslots && !(g->view && g->value) && !(m->o.flags & FANIN_ADD_COPY) &&
-           add_plain(g->view, g->value, &m->o, kind, one);
+    if (g->slot >= m->nslots || m->o.flags & FANIN_ADD_COPY)
+        return false;
+    if (g->view && g->value)
+        return false;
+    return add_plain(g->view, g->value, &m->o, kind, one);
 }
 
 static void *many_again(void *ctx, size_t k, size_t *slot)
@@ -578,7 +674,7 @@ static void *many_again(void *ctx, size_t k, size_t *slot)
     const many *m = ctx;
     const fanin_gradient *g = gradient_at(m->all, k);
     *slot = g->slot;
-    return g->view ? LENT : g->value && g->value->array ? fan_unboxed(fan_c_array(g->value)) : NULL;
+    return object_of(g->view, g->value);
 }
 
 /* many_any: for the general path, inside the buffer. */
@@ -604,18 +700,20 @@ static fan_status many_any(fanin_buffer *b, many *m, fan_contribution *c, size_t
 static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
 {
     fan_plain_batch batch = {.n = n, .read = many_read, .again = many_again, .ctx = m};
-    fan_contribution *c = NULL;
-    size_t *slots = NULL;
     bool added = false;
-    FAN_TRY(m->o.stream ? FAN_OK : fan_plain_add_many(b->core, &batch, &added, err));
+    fan_status status;
+    if (!m->o.stream)
+        FAN_TRY(fan_plain_add_many(b->core, &batch, &added, err));
     if (added)
         return FAN_OK;
-    c = fan_calloc(n * sizeof *c);
-    slots = fan_alloc(n * sizeof *slots);
+    fan_contribution *c = fan_calloc(n * sizeof *c);
+    size_t *slots = fan_alloc(n * sizeof *slots);
     for (size_t k = 0; c && k < n; k++)
         c[k].value.dtype = FAN_DT_NONE;
-    fan_status status = c && slots ? many_any(b, m, c, slots, n, err)
-                                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (c && slots)
+        status = many_any(b, m, c, slots, n, err);
+    else
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t k = 0; c && k < n; k++)
         contribution_drop(&c[k]);
     fan_free(c);
@@ -623,24 +721,33 @@ static fan_status add_many(fanin_buffer *b, many *m, size_t n, fan_error *err)
     return status;
 }
 
+/* add_many_check: checks the options and the size of each gradient. */
+static fan_status add_many_check(many *m, size_t n, const fanin_add_options *options,
+                                 fan_error *err)
+{
+    fanin_gradient g;
+    FAN_TRY(add_options(options, false, &m->o, err));
+    m->o.struct_size = sizeof m->o;
+    if (n && !m->all)
+        return fan_fail(err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
+    for (size_t k = 0; k < n; k++)
+        FAN_TRY(
+            fan_api_options(gradient_at(m->all, k), sizeof g, sizeof g, "fanin_gradient", &g, err));
+    return FAN_OK;
+}
+
 fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *gradients, size_t n,
                                      const fanin_add_options *options, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    many m = {.all = gradients, .nslots = b->nplain};
-    fanin_gradient first;
     FAN_UNINITIALIZED api_call call;
+    many m = {.all = gradients, .nslots = b->nplain};
     fan_error_clear(&err);
-    fan_status status = add_options(options, false, &m.o, &err);
-    m.o.struct_size = sizeof m.o;
-    if (status == FAN_OK && n && !gradients)
-        status =
-            fan_fail(&err, FAN_ERR_VALUE, "buffer_add_many: expected %zu gradients, got NULL", n);
-    for (size_t k = 0; status == FAN_OK && k < n; k++)
-        status = fan_api_options(gradient_at(gradients, k), sizeof first, sizeof first,
-                                 "fanin_gradient", &first, &err);
-    if (status == FAN_OK && n &&
-        (status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
+    fan_status status = add_many_check(&m, n, options, &err);
+    if (status != FAN_OK || !n)
+        return fan_api_fail(why, status, &err);
+    status = call_begin(b, SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
         status = add_many(b, &m, n, &err);
         call_end(b, &call, status, &err);
     }
@@ -654,7 +761,7 @@ fanin_status fan_api_buffer_add_many(fanin_buffer *b, const fanin_gradient *grad
 
 /* One take: of all slots, or of one. */
 typedef struct api_take {
-    fan_take how;
+    fan_take options;
     fan_buffer *core;
     fan_span span;
     size_t n;
@@ -672,54 +779,69 @@ static fan_plain_where take_out_at(void *ctx, size_t slot, const fan_plain_kind 
     fan_array *a = t->outs[slot - t->span.first];
     if (!a)
         return FAN_PLAIN_NOWHERE;
-    if (!fan_unboxed_plain(fan_unboxed(a), &is, data) || (kind && !fan_plain_same(&is, kind)))
+    if (!fan_unboxed_plain(fan_unboxed(a), &is, data))
+        return FAN_PLAIN_REFUSED;
+    if (kind && !fan_plain_same(&is, kind))
         return FAN_PLAIN_REFUSED;
     *object = fan_unboxed(fan_array_hold(a));
     *bytes = fan_plain_bytes(&is);
     return FAN_PLAIN_THERE;
 }
 
-static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t,
-                               fan_error *err)
+/* device_near: the device of the buffer's stream; NULL: it has none. */
+static fan_device *device_near(const fanin_buffer *b)
 {
-    fanin_take_options o;
-    FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
-    FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
-    FAN_TRY(fan_api_reserved(o.reserved, "fanin_take_options", err));
-    t->how.writable = o.flags & FANIN_TAKE_WRITABLE;
-    t->how.real = true;
-    if (o.flags & FANIN_TAKE_SCALE) {
-        t->how.scale.on = true;
-        t->how.scale.re = o.scale;
-        t->how.scale.im = o.scale_imag;
-        t->how.real = o.scale_imag == 0;
-        fan_scale_finish(&t->how);
-    }
-    if (t->n > TAKE_FEW && !(t->results = fan_alloc(t->n * sizeof *t->results)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    memset(t->results, 0, t->n * sizeof *t->results);
-    FAN_TRY(fan_api_stream(o.stream, b->core->stream ? b->core->stream->device : NULL,
-                           &t->how.stream, err));
-    if (!o.out)
-        return FAN_OK;
+    return b->core->stream ? b->core->stream->device : NULL;
+}
+
+/* take_outs: reads the caller's memory for the sums. */
+static fan_status take_outs(const fanin_tensor *const *out, api_take *t, fan_error *err)
+{
     t->outs = fan_calloc(t->n * sizeof *t->outs);
     t->out_values = fan_calloc(t->n * sizeof *t->out_values);
     if (!t->outs || !t->out_values)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < t->n; i++) {
         t->out_values[i].dtype = FAN_DT_NONE;
-        if (!o.out[i])
+        if (!out[i])
             continue;
-        FAN_TRY(fan_api_out(o.out[i], "out", &t->outs[i], err));
+        FAN_TRY(fan_api_out(out[i], "out", &t->outs[i], err));
         t->out_values[i] = fan_value_dense(t->outs[i], fan_cpu());
         t->out_values[i].origin = FAN_FROM_NDARRAY;
     }
-    t->how.out = t->out_values;
+    t->options.out = t->out_values;
     return FAN_OK;
 }
 
-/* dense_sum: FAN_ERR_TYPE of a sum that only Python shows; `call`: "take: .. by
- * InputBuffer.take". */
+static fan_status take_prepare(fanin_buffer *b, const fanin_take_options *given, api_take *t,
+                               fan_error *err)
+{
+    fanin_take_options o;
+    fan_take *options = &t->options;
+    FAN_TRY(fan_api_options(given, sizeof o, sizeof o, "fanin_take_options", &o, err));
+    FAN_TRY(fan_api_flags(o.flags, TAKE_FLAGS, "fanin_take_options", err));
+    FAN_TRY(fan_api_reserved(o.reserved, "fanin_take_options", err));
+    options->writable = o.flags & FANIN_TAKE_WRITABLE;
+    options->real = true;
+    if (o.flags & FANIN_TAKE_SCALE) {
+        options->scale.on = true;
+        options->scale.re = o.scale;
+        options->scale.im = o.scale_imag;
+        options->real = o.scale_imag == 0;
+        fan_scale_finish(options);
+    }
+    if (t->n > TAKE_FEW)
+        t->results = fan_alloc(t->n * sizeof *t->results);
+    if (!t->results)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    memset(t->results, 0, t->n * sizeof *t->results);
+    FAN_TRY(fan_api_stream(o.stream, device_near(b), &options->stream, err));
+    if (o.out)
+        FAN_TRY(take_outs(o.out, t, err));
+    return FAN_OK;
+}
+
+/* dense_sum: FAN_ERR_TYPE of a sum that only Python can have; `call` begins the message. */
 static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum, const char *call,
                             fan_error *err)
 {
@@ -730,21 +852,35 @@ static fan_status dense_sum(fan_buffer *core, size_t slot, const fan_value *sum,
                        call);
 }
 
-/* take_show: refuses a sum before anything is lost. */
+/* take_show: refuses a sum before the take empties a slot. */
 static fan_status take_show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
 {
     const api_take *t = ctx;
-    return sum ? dense_sum(t->core, t->span.first + slot, sum, "take", err) : FAN_OK;
+    if (!sum)
+        return FAN_OK;
+    return dense_sum(t->core, t->span.first + slot, sum, "take", err);
 }
 
-/* take_run: inside the buffer. */
+/* unboxed_show: the value of an unboxed array, or an undefined one of NULL. */
+static void unboxed_show(void *object, fanin_value *out)
+{
+    fan_array *a = NULL;
+    if (object)
+        a = fan_unboxed_array(object);
+    fan_c_show(a, out);
+}
+
+/* take_run: a take inside the buffer: by the plain way, else by the general one. */
 static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_error *err)
 {
     fan_plain_outs places = {take_out_at, t};
-    if (!b->python && !t->how.stream &&
-        fan_plain_take(b->core, t->span, &t->how, t->outs ? &places : NULL, t->results)) {
+    const fan_plain_outs *outs = NULL;
+    if (t->outs)
+        outs = &places;
+    bool plain = !b->python && !t->options.stream;
+    if (plain && fan_plain_take(b->core, t->span, &t->options, outs, t->results)) {
         for (size_t i = 0; i < t->n; i++)
-            fan_c_show(t->results[i] ? fan_unboxed_array(t->results[i]) : NULL, &sums[i]);
+            unboxed_show(t->results[i], &sums[i]);
         return FAN_OK;
     }
     fan_value *values = fan_calloc(t->n * sizeof *values);
@@ -753,10 +889,10 @@ static fan_status take_run(fanin_buffer *b, api_take *t, fanin_value *sums, fan_
     for (size_t i = 0; i < t->n; i++)
         values[i].dtype = FAN_DT_NONE;
     if (b->python) {
-        t->how.show = take_show;
-        t->how.ctx = t;
+        t->options.show = take_show;
+        t->options.ctx = t;
     }
-    fan_status status = fan_buffer_take(b->core, &t->how, values, err);
+    fan_status status = fan_buffer_take(b->core, &t->options, values, err);
     for (size_t i = 0; i < t->n; i++) {
         if (status == FAN_OK && values[i].form == FAN_FORM_DENSE)
             fan_api_show(fan_array_hold(values[i].array), values[i].device, &sums[i]);
@@ -773,7 +909,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     FAN_UNINITIALIZED fan_error err;
     FAN_UNINITIALIZED api_take t;
     FAN_UNINITIALIZED api_call call;
-    t.how = (fan_take){.one = one, .slot = span.first};
+    t.options = (fan_take){.one = one, .slot = span.first};
     t.core = b->core;
     t.span = span;
     t.n = span.end - span.first;
@@ -785,8 +921,9 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     for (size_t i = 0; i < t.n; i++)
         fan_c_show(NULL, &sums[i]);
     fan_status status = take_prepare(b, options, &t, &err);
-    if (status == FAN_OK && (status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE,
-                                                 &call, &err)) == FAN_OK) {
+    if (status == FAN_OK)
+        status = call_begin(b, one ? span.first : SIZE_MAX, FAN_SCHED_WRITE, &call, &err);
+    if (status == FAN_OK) {
         status = take_run(b, &t, sums, &err);
         fan_counters_join(&b->total);
         call_end(b, &call, status, &err);
@@ -797,7 +934,7 @@ static fanin_status take_some(fanin_buffer *b, fan_span span, bool one,
     fan_free(t.out_values);
     if (t.results != t.few_results)
         fan_free(t.results);
-    fan_stream_drop(t.how.stream);
+    fan_stream_drop(t.options.stream);
     fan_api_releases_end(was);
     return fan_api_fail(why, status, &err);
 }
@@ -813,11 +950,10 @@ fanin_status fan_api_buffer_take(fanin_buffer *b, const fanin_take_options *opti
     for (size_t i = 0; i < n && i < slots; i++)
         fan_c_show(NULL, &sums[i]);
     fan_error_clear(&err);
-    return fan_api_fail(why,
-                        fan_fail_at(&err, FAN_ERR_VALUE, 0, fan_buffer_place(b->core),
+    fan_status status = fan_fail_at(&err, FAN_ERR_VALUE, 0, fan_buffer_place(b->core),
                                     "take: expected room for %zu sum%s, one for each slot, got %zu",
-                                    slots, FAN_PLURAL(slots), n),
-                        &err);
+                                    slots, FAN_PLURAL(slots), n);
+    return fan_api_fail(why, status, &err);
 }
 
 fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot,
@@ -833,28 +969,33 @@ fanin_status fan_api_buffer_take_one(fanin_buffer *b, size_t slot,
     return fan_api_fail(why, status, &err);
 }
 
+static fan_status snapshot_run(fanin_buffer *b, size_t slot, fan_stream *s, fanin_value *sum,
+                               fan_error *err)
+{
+    FAN_UNINITIALIZED api_call call;
+    fan_value v = {.dtype = FAN_DT_NONE};
+    FAN_TRY(call_begin(b, slot, FAN_SCHED_WRITE, &call, err));
+    fan_status status = fan_buffer_snapshot(b->core, slot, s, &v, err);
+    if (status == FAN_OK)
+        status = dense_sum(b->core, slot, &v, "snapshot", err);
+    if (status == FAN_OK && v.form == FAN_FORM_DENSE)
+        fan_api_show(fan_array_hold(v.array), v.device, sum);
+    fan_value_drop(b->core->frontend, &v);
+    call_end(b, &call, status, err);
+    return status;
+}
+
 fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_stream *stream,
                                      fanin_value *sum, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
     fan_stream *s = NULL;
-    fan_value v = {.dtype = FAN_DT_NONE};
-    FAN_UNINITIALIZED api_call call;
     fan_api_place was = fan_api_releases_begin();
     fan_c_show(NULL, sum);
     fan_error_clear(&err);
-    fan_status status =
-        fan_api_stream(stream, b->core->stream ? b->core->stream->device : NULL, &s, &err);
-    if (status == FAN_OK &&
-        (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
-        status = fan_buffer_snapshot(b->core, slot, s, &v, &err);
-        if (status == FAN_OK)
-            status = dense_sum(b->core, slot, &v, "snapshot", &err);
-        if (status == FAN_OK && v.form == FAN_FORM_DENSE)
-            fan_api_show(fan_array_hold(v.array), v.device, sum);
-        fan_value_drop(b->core->frontend, &v);
-        call_end(b, &call, status, &err);
-    }
+    fan_status status = fan_api_stream(stream, device_near(b), &s, &err);
+    if (status == FAN_OK)
+        status = snapshot_run(b, slot, s, sum, &err);
     fan_stream_drop(s);
     fan_api_releases_end(was);
     return fan_api_fail(why, status, &err);
@@ -862,29 +1003,37 @@ fanin_status fan_api_buffer_snapshot(fanin_buffer *b, size_t slot, const fanin_s
 
 /* ---- target ---- */
 
+static fan_status target_open(fanin_buffer *b, size_t slot, const fanin_add_options *options,
+                              fan_target *out, fan_error *err)
+{
+    FAN_UNINITIALIZED api_call call;
+    fanin_add_options o;
+    fan_stream *stream;
+    FAN_TRY(add_options(options, true, &o, err));
+    FAN_TRY(fan_api_stream(o.stream, NULL, &stream, err));
+    fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, err);
+    if (status == FAN_OK) {
+        status = fan_buffer_target(b->core, slot, key_of(&o), stream, out, err);
+        call_end(b, &call, status, err);
+    }
+    fan_stream_drop(stream);
+    return status;
+}
+
 fanin_status fan_api_buffer_target(fanin_buffer *b, size_t slot, const fanin_add_options *options,
                                    fanin_target **out, fanin_value *lent_value, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    fanin_add_options o;
-    fan_stream *stream = NULL;
+    fan_status status;
     fanin_target *t = fan_calloc(sizeof *t);
-    FAN_UNINITIALIZED api_call call;
     fan_api_place was = fan_api_releases_begin();
     fan_c_show(NULL, lent_value);
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status =
-        t ? add_options(options, true, &o, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
-    if (status == FAN_OK)
-        status = fan_api_stream(o.stream, NULL, &stream, &err);
-    if (status == FAN_OK &&
-        (status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err)) == FAN_OK) {
-        status = fan_buffer_target(b->core, slot, o.flags & FANIN_ADD_KEY ? o.key : -1, stream,
-                                   &t->t, &err);
-        call_end(b, &call, status, &err);
-    }
-    fan_stream_drop(stream);
+    if (t)
+        status = target_open(b, slot, options, &t->t, &err);
+    else
+        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
     fan_api_releases_end(was);
     if (status == FAN_OK) {
         t->buffer = b;
@@ -955,14 +1104,14 @@ fanin_status fan_api_buffer_clear(fanin_buffer *b, fanin_failure *why)
     return fan_api_fail(why, status, &err);
 }
 
-/* result_size: the size of a struct that is to be filled in; FAN_ERR_VALUE: it is none. */
+/* result_size: checks the size of a struct that the call fills in. */
 static fan_status result_size(size_t given, size_t least, size_t size, const char *what,
                               fan_error *err)
 {
-    return given >= least && given <= size
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
-                          what, what, size, given);
+    if (given < least || given > size)
+        return fan_fail(err, FAN_ERR_VALUE, "%s: struct_size: expected sizeof(%s), %zu, got %zu",
+                        what, what, size, given);
+    return FAN_OK;
 }
 
 /* STATS_LEAST: the bytes of fanin_stats in a header that ends before its norm. */
@@ -972,14 +1121,17 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
                                   fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    size_t size = out->struct_size;
-    bool some = false, bad = false;
-    fan_stats s;
-    int64_t key = -1;
     FAN_UNINITIALIZED api_call call;
+    size_t size = out->struct_size;
+    bool some = false;
+    bool bad = false;
+    int64_t key = -1;
+    fan_stats s;
     fan_error_clear(&err);
     fan_status status = result_size(size, STATS_LEAST, sizeof *out, "fanin_stats", &err);
-    if (status == FAN_OK && (status = call_begin(b, slot, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
+    if (status == FAN_OK)
+        status = call_begin(b, slot, FAN_SCHED_READ, &call, &err);
+    if (status == FAN_OK) {
         status = fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, &err);
         call_end(b, &call, status, &err);
     }
@@ -1002,13 +1154,14 @@ fanin_status fan_api_buffer_stats(fanin_buffer *b, size_t slot, fanin_stats *out
 fanin_status fan_api_buffer_counters(fanin_buffer *b, fanin_counters *out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_counters n;
     FAN_UNINITIALIZED api_call call;
+    fan_counters n;
     fan_error_clear(&err);
     fan_status status =
         result_size(out->struct_size, sizeof *out, sizeof *out, "fanin_counters", &err);
-    if (status == FAN_OK &&
-        (status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err)) == FAN_OK) {
+    if (status == FAN_OK)
+        status = call_begin(b, SIZE_MAX, FAN_SCHED_READ, &call, &err);
+    if (status == FAN_OK) {
         if (call.turn)
             fan_buffer_seen_counters(b->core);
         fan_buffer_counters(b->core, &n);
@@ -1025,34 +1178,50 @@ _Static_assert(0 FANIN_COUNTERS(X) == 0 FAN_COUNTER_LIST(X),
                "fanin.h lists the counters as the core does");
 #undef X
 
+/* explain_read: reads a slot; *poisoned: a copy of the reason, NULL: none or out of memory. */
+static fan_status explain_read(fanin_buffer *b, size_t slot, fan_slot_view *v,
+                               fan_item_view **items, char **poisoned, fan_error *err)
+{
+    FAN_UNINITIALIZED api_call call;
+    FAN_TRY(call_begin(b, slot, FAN_SCHED_WRITE, &call, err));
+    fan_status status = fan_slot_look(b->core, slot, v, items, err);
+    if (status == FAN_OK && v->poisoned) {
+        *poisoned = fan_alloc(strlen(v->poisoned) + 1);
+        if (*poisoned)
+            strcpy(*poisoned, v->poisoned);
+    }
+    call_end(b, &call, status, err);
+    return status;
+}
+
+static PyObject *str_of(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 fanin_object *fan_api_buffer_explain(fanin_buffer *b, size_t slot)
 {
-    FAN_UNINITIALIZED fan_error err;
     fan_slot_view v;
     fan_item_view *items = NULL;
     char *poisoned = NULL;
-    PyObject *text, *name = NULL, *buffer;
-    FAN_UNINITIALIZED api_call call;
-    fan_status status = call_begin(b, slot, FAN_SCHED_WRITE, &call, &err);
-    if (status == FAN_OK) {
-        status = fan_slot_look(b->core, slot, &v, &items, &err);
-        if (status == FAN_OK && v.poisoned && (poisoned = fan_alloc(strlen(v.poisoned) + 1)))
-            strcpy(poisoned, v.poisoned);
-        call_end(b, &call, status, &err);
-    }
-    if (status != FAN_OK)
-        return (fanin_object *)fan_raise(status, &err);
-    v.poisoned = v.poisoned && !poisoned ? "out of memory for the reason" : poisoned;
-    if (b->core->slots[slot].spec->name)
-        name = PyUnicode_DecodeUTF8(b->core->slots[slot].spec->name,
-                                    (Py_ssize_t)strlen(b->core->slots[slot].spec->name), "replace");
+    PyObject *text = NULL;
+    PyObject *slot_name = NULL;
+    if (FAN_CHECK(explain_read(b, slot, &v, &items, &poisoned, &err)) < 0)
+        return NULL;
+    if (v.poisoned)
+        v.poisoned = poisoned ? poisoned : "out of memory for the reason";
+    const char *name = b->core->slots[slot].spec->name;
+    if (name)
+        slot_name = str_of(name);
     PyErr_Clear();
-    buffer = PyUnicode_DecodeUTF8(fan_buffer_name(b->core),
-                                  (Py_ssize_t)strlen(fan_buffer_name(b->core)), "replace");
-    const char *utf8 = buffer ? PyUnicode_AsUTF8(buffer) : NULL;
-    text = utf8 ? fan_slot_text(utf8, slot, name, &v, items) : NULL;
+    PyObject *buffer = str_of(fan_buffer_name(b->core));
+    const char *utf8 = NULL;
+    if (buffer)
+        utf8 = PyUnicode_AsUTF8(buffer);
+    if (utf8)
+        text = fan_slot_text(utf8, slot, slot_name, &v, items);
     Py_XDECREF(buffer);
-    Py_XDECREF(name);
+    Py_XDECREF(slot_name);
     fan_free(poisoned);
     fan_free(items);
     return (fanin_object *)text;

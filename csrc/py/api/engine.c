@@ -1,27 +1,60 @@
-/* engine: passes of the C API: fanin.backward and fanin.grad, whose arguments they make, so that
- * the checks are theirs. All inside the interpreter. */
+/* engine: passes and nodes of the C API, inside the interpreter. A pass makes the arguments of
+ * fanin.backward or fanin.grad, which check them. In this order: passes; leaves; objects. */
 #include "py/api/api.h"
 #include "py/engine/node_object.h"
+
+/* root_check: reads a root, and checks what fanin.backward does not. */
+static fan_status root_check(const fanin_root *given, fanin_root *r, fan_error *err)
+{
+    FAN_TRY(fan_api_options(given, sizeof *r, sizeof *r, "fanin_root", r, err));
+    FAN_TRY(fan_api_reserved(r->reserved, "fanin_root", err));
+    if (r->gradient && r->gradient->array && fan_api_device_of(r->gradient) != fan_cpu())
+        return fan_fail(err, FAN_ERR_TYPE, "fanin_root: expected a gradient on the CPU");
+    return FAN_OK;
+}
+
+/* object_or_none: borrowed. */
+static PyObject *object_or_none(fanin_object *o)
+{
+    return o ? (PyObject *)o : Py_None;
+}
+
+/* host_to_python: the object of a value on the host; None of an undefined one, and of NULL. */
+static PyObject *host_to_python(const fanin_value *v)
+{
+    if (!v || !v->array)
+        Py_RETURN_NONE;
+    return fan_export_array(fan_c_array(v));
+}
 
 /* root_of: (node, slot, gradient); new reference. */
 static PyObject *root_of(const fanin_root *given)
 {
-    FAN_UNINITIALIZED fan_error err;
     fanin_root r;
-    fan_error_clear(&err);
-    fan_status status = fan_api_options(given, sizeof r, sizeof r, "fanin_root", &r, &err);
-    if (status == FAN_OK)
-        status = fan_api_reserved(r.reserved, "fanin_root", &err);
-    if (status == FAN_OK && r.gradient && r.gradient->array &&
-        fan_api_device_of(r.gradient) != fan_cpu())
-        status = fan_fail(&err, FAN_ERR_TYPE, "fanin_root: expected a gradient on the CPU");
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    PyObject *gradient = r.gradient && r.gradient->array ? fan_export_array(fan_c_array(r.gradient))
-                                                         : Py_NewRef(Py_None);
-    return gradient ? Py_BuildValue("(OIN)", r.node ? (PyObject *)r.node : Py_None,
-                                    (unsigned)r.slot, gradient)
-                    : NULL;
+    if (FAN_CHECK(root_check(given, &r, &err)) < 0)
+        return NULL;
+    return Py_BuildValue("(OIN)", object_or_none(r.node), (unsigned)r.slot,
+                         host_to_python(r.gradient));
+}
+
+/* inputs_of: the list of (next, slot) of the inputs; None: none are given. New reference. */
+static PyObject *inputs_of(const fanin_pass_options *o)
+{
+    if (!o->inputs)
+        Py_RETURN_NONE;
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < o->ninputs; i++)
+        fan_list_add(&list, Py_BuildValue("(OI)", object_or_none(o->inputs[i].next),
+                                          (unsigned)o->inputs[i].slot));
+    return list;
+}
+
+static fan_status pass_options(const fanin_pass_options *given, fanin_pass_options *o,
+                               fan_error *err)
+{
+    FAN_TRY(fan_api_options(given, sizeof *o, sizeof *o, "fanin_pass_options", o, err));
+    return fan_api_flags(o->flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT, "fanin_pass_options",
+                         err);
 }
 
 /* pass_begin: NULL with an exception. */
@@ -43,31 +76,31 @@ static fan_backward *pass_begin(const char *call, const fanin_root *roots, size_
         REDUCER,
         ALL
     };
-    PyObject *a[ALL] = {NULL};
+    PyObject *a[ALL];
     fanin_pass_options o;
     fan_backward *p = NULL;
-    if (FAN_CHECK(fan_api_options(given, sizeof o, sizeof o, "fanin_pass_options", &o, &err)) < 0 ||
-        FAN_CHECK(fan_api_flags(o.flags, FANIN_PASS_KEEP_GRAPH | FANIN_PASS_DETECT,
-                                "fanin_pass_options", &err)) < 0)
+    if (FAN_CHECK(pass_options(given, &o, &err)) < 0)
         return NULL;
+    for (int i = 0; i < ALL; i++)
+        a[i] = Py_None;
+    if (o.flags & FANIN_PASS_KEEP_GRAPH)
+        a[KEEP_GRAPH] = Py_True;
+    if (o.flags & FANIN_PASS_DETECT)
+        a[DETECT] = Py_True;
     a[ROOTS] = PyList_New(0);
-    for (size_t i = 0; a[ROOTS] && i < n; i++) /* each is as long as its author's version had it */
-        fan_list_add(&a[ROOTS],
-                     root_of((const void *)((const char *)roots + i * roots->struct_size)));
-    if (a[ROOTS])
-        a[INPUTS] = o.inputs ? PyList_New(0) : Py_NewRef(Py_None);
-    for (size_t i = 0; a[INPUTS] && o.inputs && i < o.ninputs; i++)
-        fan_list_add(&a[INPUTS],
-                     Py_BuildValue("(OI)",
-                                   o.inputs[i].next ? (PyObject *)o.inputs[i].next : Py_None,
-                                   (unsigned)o.inputs[i].slot));
-    a[WORKERS] = a[INPUTS] ? PyLong_FromUnsignedLong(o.workers ? o.workers : 1) : NULL;
-    a[KEEP_GRAPH] = o.flags & FANIN_PASS_KEEP_GRAPH ? Py_True : Py_None;
-    a[DETECT] = o.flags & FANIN_PASS_DETECT ? Py_True : Py_None;
-    a[CREATE_GRAPH] = a[SCHEDULE] = a[PROGRESS] = a[ONE] = a[BUDGET] = a[REDUCER] = Py_None;
-    if (a[WORKERS])
+    for (size_t i = 0; a[ROOTS] && i < n; i++) { /* each has the size of its author's version */
+        const char *root = (const char *)roots + i * roots->struct_size;
+        fan_list_add(&a[ROOTS], root_of((const void *)root));
+    }
+    if (!a[ROOTS])
+        return NULL;
+    if (!o.workers)
+        o.workers = 1;
+    a[INPUTS] = inputs_of(&o);
+    a[WORKERS] = PyLong_FromUnsignedLong(o.workers);
+    if (a[INPUTS] && a[WORKERS])
         p = fan_task_begin_args(call, a, strcmp(call, "grad") == 0, nwanted);
-    Py_XDECREF(a[ROOTS]);
+    Py_DECREF(a[ROOTS]);
     Py_XDECREF(a[INPUTS]);
     Py_XDECREF(a[WORKERS]);
     return p;
@@ -77,7 +110,9 @@ int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options
 {
     size_t nwanted;
     fan_backward *p = pass_begin("backward", roots, n, options, &nwanted);
-    int bad = p ? fan_task_run(p) : -1;
+    if (!p)
+        return -1;
+    int bad = fan_task_run(p);
     fan_task_end(p);
     return bad;
 }
@@ -85,12 +120,15 @@ int fan_api_backward(const fanin_root *roots, size_t n, const fanin_pass_options
 /* result_of: takes the hold of a sum, an object or unboxed; 0, or -1 with an exception. */
 static int result_of(void *sum, fanin_value *out)
 {
-    int bad = 0;
-    if (!sum || fan_is_unboxed(sum)) {
-        fan_c_show(sum ? fan_unboxed_array(sum) : NULL, out);
+    if (!sum) {
+        fan_c_show(NULL, out);
         return 0;
     }
-    bad = fan_c_import(sum, NULL, out);
+    if (fan_is_unboxed(sum)) {
+        fan_c_show(fan_unboxed_array(sum), out);
+        return 0;
+    }
+    int bad = fan_c_import(sum, NULL, out);
     fan_object_drop(sum);
     return bad;
 }
@@ -98,33 +136,39 @@ static int result_of(void *sum, fanin_value *out)
 int fan_api_grad(const fanin_root *roots, size_t n, const fanin_pass_options *options,
                  fanin_value *out)
 {
-    size_t nwanted = 0, made = 0;
-    for (size_t i = 0; options && options->struct_size >= sizeof *options && i < options->ninputs;
-         i++)
-        fan_c_show(NULL, &out[i]); /* also on failure */
+    size_t nwanted = 0;
+    size_t made = 0;
+    /* also on failure */
+    if (options && options->struct_size >= sizeof *options) {
+        for (size_t i = 0; i < options->ninputs; i++)
+            fan_c_show(NULL, &out[i]);
+    }
     fan_backward *p = pass_begin("grad", roots, n, options, &nwanted);
-    int bad = p ? fan_task_run(p) : -1;
+    if (!p)
+        return -1;
+    int bad = fan_task_run(p);
     for (; !bad && made < nwanted; made++)
         bad = result_of(fan_backward_result(p, made), &out[made]);
-    for (size_t i = 0; bad && i < made; i++)
+    for (size_t i = 0; bad && i < made; i++) {
         if (out[i].array) {
             fan_array_drop(fan_c_array(&out[i]));
             fan_c_show(NULL, &out[i]);
         }
+    }
     fan_task_end(p);
     return bad;
 }
 
 fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
 {
-    PyObject *x, *leaf = NULL, *names;
     if (!array->array || fan_api_device_of(array) != fan_cpu())
         return (fanin_object *)PyErr_Format(PyExc_TypeError,
                                             "leaf_new: expected an array on the CPU");
-    x = fan_export_array(fan_c_array(array));
-    names = x ? Py_BuildValue("(s)", "name") : NULL;
-    if (names) {
-        PyObject *args[] = {x, name ? (PyObject *)name : Py_None};
+    PyObject *leaf = NULL;
+    PyObject *x = host_to_python(array);
+    PyObject *names = Py_BuildValue("(s)", "name");
+    if (x && names) {
+        PyObject *args[] = {x, object_or_none(name)};
         leaf = PyObject_Vectorcall((PyObject *)fan_state_get()->leaf_type, args, 1, names);
     }
     Py_XDECREF(names);
@@ -134,16 +178,16 @@ fanin_object *fan_api_leaf_new(const fanin_value *array, fanin_object *name)
 
 int fan_api_leaf_grad(fanin_object *leaf, fanin_value *out)
 {
-    PyObject *grad;
+    PyObject *o = (PyObject *)leaf;
     fan_c_show(NULL, out);
-    if (!leaf || !PyObject_TypeCheck((PyObject *)leaf, fan_state_get()->leaf_type)) {
-        PyErr_Format(PyExc_TypeError, "leaf_grad: expected a fanin.Leaf, got %s",
-                     leaf ? FAN_TYPE_TEXT((PyObject *)leaf) : "NULL");
+    if (!o || !PyObject_TypeCheck(o, fan_state_get()->leaf_type))
+        return fan_set_error(PyExc_TypeError, "leaf_grad: expected a fanin.Leaf, got %s",
+                             o ? FAN_TYPE_TEXT(o) : "NULL");
+    PyObject *grad = PyObject_GetAttrString(o, "grad");
+    if (!grad)
         return -1;
-    }
-    grad = PyObject_GetAttrString((PyObject *)leaf, "grad");
-    int bad = grad ? fan_c_import(grad, NULL, out) : -1;
-    Py_XDECREF(grad);
+    int bad = fan_c_import(grad, NULL, out);
+    Py_DECREF(grad);
     return bad;
 }
 
@@ -170,7 +214,7 @@ fanin_object *fan_api_to_python(const fanin_value *v)
     fan_device *d = fan_api_device_of(v);
     if (v->array && d->backend->has_streams)
         return (fanin_object *)fan_array_wrap(fan_c_array(v), d);
-    return (fanin_object *)(v->array ? fan_export_array(fan_c_array(v)) : Py_NewRef(Py_None));
+    return (fanin_object *)host_to_python(v);
 }
 
 int fan_api_of_python(fanin_object *object, fanin_value *out)
@@ -178,10 +222,8 @@ int fan_api_of_python(fanin_object *object, fanin_value *out)
     PyObject *o = (PyObject *)object;
     fan_device *d;
     fan_c_show(NULL, out);
-    if (!o) {
-        PyErr_SetString(PyExc_TypeError, "of_python: expected an array or None, got NULL");
-        return -1;
-    }
+    if (!o)
+        return fan_set_error(PyExc_TypeError, "of_python: expected an array or None, got NULL");
     fan_array *a = fan_array_arg(o, &d);
     if (!a)
         return fan_c_import(o, NULL, out);

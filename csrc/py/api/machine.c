@@ -1,4 +1,5 @@
-/* machine: the simulated machine of the C API. Needs no interpreter. */
+/* machine: the simulated machine of the C API. Needs no interpreter. In this order: handles;
+ * streams, arrays and kernels; host threads. */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 
@@ -57,41 +58,43 @@ static fan_status handle_new(fan_sim *m, fanin_machine **out, fan_error *err)
     return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
 }
 
+static fan_status machine_new(const fanin_machine_options *options, fanin_machine **out,
+                              fan_error *err)
+{
+    fanin_machine_options o;
+    fan_sim *m;
+    FAN_TRY(fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, err));
+    if (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3)
+        return fan_fail(err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d",
+                        (int)o.schedule);
+    fan_sim_config config = {.devices = o.devices ? o.devices : 1,
+                             .seed = o.seed,
+                             .schedule = (fan_sim_schedule)o.schedule,
+                             .run_work = true};
+    FAN_TRY(fan_sim_new(&config, &hooks, &m, err));
+    return handle_new(m, out, err);
+}
+
 fanin_status fan_api_machine_new(const fanin_machine_options *options, fanin_machine **out,
                                  fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
-    fanin_machine_options o;
-    fan_sim *m = NULL;
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status =
-        fan_api_options(options, sizeof o, sizeof o, "fanin_machine_options", &o, &err);
-    if (status == FAN_OK &&
-        (o.schedule < FANIN_SEEDED || o.schedule > FANIN_ROUND_ROBIN || o.schedule == 3))
-        status = fan_fail(&err, FAN_ERR_VALUE, "fanin_machine_options: there is no schedule %d",
-                          (int)o.schedule);
-    if (status == FAN_OK) {
-        fan_sim_config config = {.devices = o.devices ? o.devices : 1,
-                                 .seed = o.seed,
-                                 .schedule = (fan_sim_schedule)o.schedule,
-                                 .run_work = true};
-        status = fan_sim_new(&config, &hooks, &m, &err);
-    }
-    if (status == FAN_OK)
-        status = handle_new(m, out, &err);
-    return fan_api_fail(why, status, &err);
+    return fan_api_fail(why, machine_new(options, out, &err), &err);
 }
 
 fanin_status fan_api_machine_entered(fanin_machine **out, fanin_failure *why)
 {
     FAN_UNINITIALIZED fan_error err;
+    fan_status status;
     fan_sim *m = fan_sim_entered();
     *out = NULL;
     fan_error_clear(&err);
-    fan_status status =
-        m ? handle_new(fan_sim_hold(m), out, &err)
-          : fan_fail(&err, FAN_ERR_STATE, "this thread has entered no simulated machine");
+    if (m)
+        status = handle_new(fan_sim_hold(m), out, &err);
+    else
+        status = fan_fail(&err, FAN_ERR_STATE, "this thread has entered no simulated machine");
     return fan_api_fail(why, status, &err);
 }
 
@@ -109,10 +112,12 @@ void fan_api_machine_free(fanin_machine *m)
     for (size_t i = 0; i < m->nstreams; i++)
         fan_stream_drop(m->streams[i]);
     fan_free(m->streams);
-    /* it frees itself no more: it may run for ever */
-    for (spawned *t = m->threads, *next; t; t = next) {
-        next = t->next;
+    /* A thread that was not joined may run for ever, so its record stays. */
+    spawned *t = m->threads;
+    while (t) {
+        spawned *next = t->next;
         (void)pthread_detach(t->thread);
+        t = next;
     }
     (void)pthread_mutex_destroy(&m->lock);
     fan_sim_drop(m->m);
@@ -204,14 +209,15 @@ static fan_status queued_call(void *ctx, fan_error *err)
 {
     const queued *q = ctx;
     fan_status status = fan_api_core_status(q->k.call(q->k.ctx));
-    return status == FAN_OK ? status : fan_fail(err, status, "the kernel '%s' failed", q->name);
+    if (status != FAN_OK)
+        return fan_fail(err, status, "the kernel '%s' failed", q->name);
+    return FAN_OK;
 }
 
-static void queued_drop(queued *q)
+static void queued_drop_arrays(const queued *q)
 {
     for (size_t i = 0; i < q->n; i++)
         fan_array_drop(q->arrays[i]);
-    fan_free(q);
 }
 
 static void queued_release(fan_api_release *end)
@@ -224,14 +230,28 @@ static void queued_release(fan_api_release *end)
 static void queued_end(void *ctx)
 {
     queued *q = ctx;
-    for (size_t i = 0; i < q->n; i++)
-        fan_array_drop(q->arrays[i]);
+    queued_drop_arrays(q);
     if (q->k.release)
         fan_api_release_call(&q->end);
     else
         fan_free(q);
 }
 
+/* queued_add: appends n arrays of the caller's; `what` names them in messages. */
+static fan_status queued_add(queued *q, const fan_sim *m, const fanin_value *values, size_t n,
+                             const char *what, fan_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        const fanin_value *v = &values[i];
+        if (!v->array || fan_sim_of(fan_api_device_of(v)) != m)
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "machine_launch: %s %zu is no array of this machine", what, i);
+        q->arrays[q->n++] = fan_array_hold(fan_c_array(v));
+    }
+    return FAN_OK;
+}
+
+/* queued_new: on failure, too, the caller drops the arrays of *out and frees it. */
 static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, queued **out,
                              fan_error *err)
 {
@@ -245,15 +265,8 @@ static fan_status queued_new(const fanin_machine *m, const fanin_kernel *given, 
     q->end.run = queued_release;
     q->k = k;
     fan_append(q->name, sizeof q->name, "%s", k.name ? k.name : "kernel");
-    for (; q->n < k.nreads + k.nwrites; q->n++) {
-        const fanin_value *v = q->n < k.nreads ? &k.reads[q->n] : &k.writes[q->n - k.nreads];
-        if (!v->array || fan_sim_of(fan_api_device_of(v)) != m->m)
-            return fan_fail(
-                err, FAN_ERR_VALUE, "machine_launch: %s %zu is no array of this machine",
-                q->n < k.nreads ? "read" : "write", q->n < k.nreads ? q->n : q->n - k.nreads);
-        q->arrays[q->n] = fan_array_hold(fan_c_array(v));
-    }
-    return FAN_OK;
+    FAN_TRY(queued_add(q, m->m, k.reads, k.nreads, "read", err));
+    return queued_add(q, m->m, k.writes, k.nwrites, "write", err);
 }
 
 static fan_status launch(const fanin_machine *m, const fanin_stream *stream,
@@ -261,10 +274,12 @@ static fan_status launch(const fanin_machine *m, const fanin_stream *stream,
 {
     queued *q = NULL;
     fan_stream *s = NULL;
+    fan_device *near = NULL;
+    if (stream)
+        near = fan_sim_device(m->m, stream->device_id);
     fan_status status = queued_new(m, kernel, &q, err);
     if (status == FAN_OK)
-        status = fan_api_stream(stream, stream ? fan_sim_device(m->m, stream->device_id) : NULL, &s,
-                                err);
+        status = fan_api_stream(stream, near, &s, err);
     if (status == FAN_OK && (!s || fan_sim_of(s->device) != m->m))
         status = fan_fail(err, FAN_ERR_VALUE, "machine_launch: expected a stream of this machine");
     if (status == FAN_OK) {
@@ -278,10 +293,11 @@ static fan_status launch(const fanin_machine *m, const fanin_stream *stream,
                             .nwrites = q->k.nwrites,
                             .us = -1};
         status = fan_sim_launch(m->m, s, &k, err);
-        q = status == FAN_OK ? NULL : q;
     }
-    if (q)
-        queued_drop(q);
+    if (status != FAN_OK && q) {
+        queued_drop_arrays(q);
+        fan_free(q);
+    }
     fan_stream_drop(s);
     return status;
 }
@@ -362,17 +378,18 @@ fanin_status fan_api_machine_join(fanin_machine *m, fanin_failure *why)
     void *left = fan_allow_threads_begin();
     fan_status status = fan_sim_join(m->m, &err);
     (void)pthread_mutex_lock(&m->lock);
-    spawned *all = m->threads, *next;
+    spawned *t = m->threads;
     m->threads = NULL;
     (void)pthread_mutex_unlock(&m->lock);
-    for (spawned *t = all; t; t = next) {
-        next = t->next;
+    while (t) {
+        spawned *next = t->next;
         if (fan_sim_stuck(m->m, t->actor)) { /* it never ends, and its record stays */
             (void)pthread_detach(t->thread);
-            continue;
+        } else {
+            (void)pthread_join(t->thread, NULL);
+            spawned_free(t);
         }
-        (void)pthread_join(t->thread, NULL);
-        spawned_free(t);
+        t = next;
     }
     fan_allow_threads_end(left);
     return fan_api_fail(why, status, &err);

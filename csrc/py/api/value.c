@@ -1,4 +1,6 @@
-/* value: arrays and streams of the C API: what lies where, and tensors of other libraries. */
+/* value: arrays and streams of the C API. In this order: devices and streams by number; views of
+ * the caller's memory; fanin's arrays, and memory with a function that releases it; tensors that
+ * own their memory. */
 #include "py/api/api.h"
 #include "py/base/api_lock.h"
 #include "py/device/backends.h"
@@ -21,7 +23,9 @@ static int32_t device_type(const fan_device *d)
 
 fan_device *fan_api_device_of(const fanin_value *v)
 {
-    fan_device *d = v->array ? fan_memory_device(fan_c_array(v)->storage) : NULL;
+    if (!v->array)
+        return fan_cpu();
+    fan_device *d = fan_memory_device(fan_c_array(v)->storage);
     return d ? d : fan_cpu();
 }
 
@@ -36,40 +40,45 @@ void fan_api_show(fan_array *a, const fan_device *d, fanin_value *out)
 
 fan_status fan_api_device(int32_t type, int32_t id, fan_device **out, fan_error *err)
 {
-    const fan_backend_entry *b =
-        type == FANIN_DEVICE_SIM ? &fan_sim_entry : fan_backend_of_dlpack(type);
+    const fan_backend_entry *entry = &fan_sim_entry;
+    if (type != FANIN_DEVICE_SIM)
+        entry = fan_backend_of_dlpack(type);
     *out = NULL;
-    if (!b)
+    if (!entry)
         return fan_fail(err, FAN_ERR_VALUE,
                         "no device of type %d is known: expected DLPack's number, or %d for the "
                         "simulated machine",
                         (int)type, FANIN_DEVICE_SIM);
-    if (!b->backend->has_streams) {
-        *out = fan_cpu();
-        return FAN_OK;
-    }
-    return b->find(id, out, err);
+    if (entry->backend->has_streams)
+        return entry->find(id, out, err);
+    *out = fan_cpu();
+    return FAN_OK;
 }
 
 fan_status fan_api_stream(const fanin_stream *s, fan_device *near, fan_stream **out, fan_error *err)
 {
     fan_device *d;
+    fan_status status;
     *out = NULL;
     if (!s)
         return FAN_OK;
-    if (near && near->backend->has_streams && device_type(near) == s->device_type &&
-        near->index == s->device_id)
-        return near->backend->find_stream(near, s->handle, out, err);
+    if (near && near->backend->has_streams) {
+        if (device_type(near) == s->device_type && near->index == s->device_id)
+            return near->backend->find_stream(near, s->handle, out, err);
+    }
     FAN_TRY(fan_api_device(s->device_type, s->device_id, &d, err));
-    fan_status status = d->backend->has_streams
-                            ? d->backend->find_stream(d, s->handle, out, err)
-                            : fan_fail(err, FAN_ERR_TYPE, "the CPU has no streams: give NULL");
+    if (d->backend->has_streams)
+        status = d->backend->find_stream(d, s->handle, out, err);
+    else
+        status = fan_fail(err, FAN_ERR_TYPE, "the CPU has no streams: give NULL");
     fan_device_drop(d);
     return status;
 }
 
 /* ---- memory of the caller's ---- */
 
+/* lent_gone, kept_gone: the caller's memory stays the caller's. Two functions, of which
+ * fan_api_is_lent reads the address. */
 static void lent_gone(fan_storage *st)
 {
     (void)st;
@@ -87,17 +96,16 @@ bool fan_api_is_lent(const fan_array *a)
 fan_status fan_api_lend(char *data, fan_dtype dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, fan_array **out, fan_error *err)
 {
-    return fan_array_foreign(&(fan_storage){.data = data, .release = lent_gone}, data, dtype, ndim,
-                             shape, strides, false, out, err);
+    const fan_storage st = {.data = data, .release = lent_gone};
+    return fan_array_foreign(&st, data, dtype, ndim, shape, strides, false, out, err);
 }
 
 fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_error *err)
 {
-    const fan_dl_tensor *tensor = fan_api_tensor(t);
-    fan_storage *st;
     *out = NULL;
     if (!t)
         return fan_fail(err, FAN_ERR_TYPE, "expected a tensor, got NULL");
+    const fan_dl_tensor *tensor = fan_api_tensor(t);
     if (tensor->device.type != FAN_DL_CPU && tensor->device.type != FAN_DL_CUDA_HOST)
         return fan_fail(
             err, FAN_ERR_BUFFER,
@@ -105,7 +113,7 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
             "itself "
             "(of_managed, buffer_add_value), that its memory stays until its streams have used it",
             (int)tensor->device.type);
-    st = fan_storage_wrap(NULL, 0, lent ? lent_gone : kept_gone, NULL);
+    fan_storage *st = fan_storage_wrap(NULL, 0, lent ? lent_gone : kept_gone, NULL);
     if (!st)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_status status = fan_dl_view(tensor, true, st, fan_cpu(), out, err);
@@ -115,22 +123,22 @@ fan_status fan_api_view(const fanin_tensor *t, bool lent, fan_array **out, fan_e
 
 fan_status fan_api_out(const fanin_tensor *t, const char *what, fan_array **out, fan_error *err)
 {
-    fan_verdict v = FAN_OVERLAP_DISJOINT;
+    fan_verdict itself;
     FAN_TRY(fan_api_view(t, false, out, err));
-    const fan_region r = fan_region_of(*out);
-    fan_status status = fan_overlap_itself(&r, 0, NULL, NULL, &v, err);
-    if (status == FAN_OK && v != FAN_OVERLAP_DISJOINT)
+    const fan_region region = fan_region_of(*out);
+    fan_status status = fan_overlap_itself(&region, 0, NULL, NULL, &itself, err);
+    if (status == FAN_OK && itself != FAN_OVERLAP_DISJOINT)
         status = fan_fail(err, FAN_ERR_BUFFER,
                           "%s: expected memory that can be written, got a tensor that %s itself",
-                          what, v == FAN_OVERLAP_YES ? "overlaps" : "may overlap");
-    if (status == FAN_OK)
-        return FAN_OK;
-    fan_array_drop(*out);
-    *out = NULL;
+                          what, itself == FAN_OVERLAP_YES ? "overlaps" : "may overlap");
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
     return status;
 }
 
-/* ---- arrays of fanin's and of the caller's memory ---- */
+/* ---- fanin's arrays, and memory with a function that releases it ---- */
 
 /* status_of: converts the core's error to that of fanin.h. */
 static fanin_status status_of(fan_status status, const fan_error *from, fanin_error *err)
@@ -148,9 +156,9 @@ static fan_status check_given(fanin_dtype dtype, int ndim, const int64_t *shape,
     fan_error_clear(err);
     if ((unsigned)dtype >= FAN_DT_COUNT)
         return fan_fail(err, FAN_ERR_TYPE, "there is no dtype %d", (int)dtype);
-    return ndim <= 0 || shape
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_VALUE, "expected a shape of %d extents, got NULL", ndim);
+    if (ndim > 0 && !shape)
+        return fan_fail(err, FAN_ERR_VALUE, "expected a shape of %d extents, got NULL", ndim);
+    return FAN_OK;
 }
 
 fanin_status fan_api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out,
@@ -210,39 +218,43 @@ static void wrapped_gone(fan_storage *s)
         fan_free(w);
 }
 
+/* value_wrap: an array over the caller's memory, which the caller keeps on failure. */
+static fan_status value_wrap(void *data, fanin_dtype given, int ndim, const int64_t *shape,
+                             const int64_t *strides, void (*release)(void *ctx), void *ctx,
+                             fan_array **out, fan_error *err)
+{
+    int64_t dense[FAN_MAX_NDIM], size;
+    fan_dtype dtype = (fan_dtype)given;
+    FAN_TRY(check_given(given, ndim, shape, err));
+    FAN_TRY(fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, err));
+    if (!strides) {
+        fan_dense_strides(ndim, shape, fan_dtype_size(dtype), NULL, dense);
+        strides = dense;
+    }
+    wrapped *w = fan_alloc(sizeof *w);
+    fan_storage *st = NULL;
+    if (w)
+        st = fan_storage_wrap(data, 0, wrapped_gone, w);
+    if (!st) {
+        fan_free(w);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+    *w = (wrapped){.release = NULL};
+    fan_status status = fan_array_view(st, data, dtype, ndim, shape, strides, false, out, err);
+    if (status == FAN_OK)
+        *w = (wrapped){.end.run = wrapped_release, .release = release, .ctx = ctx};
+    fan_storage_drop(st);
+    return status;
+}
+
 fanin_status fan_api_wrap(void *data, fanin_dtype dtype, int ndim, const int64_t *shape,
                           const int64_t *strides, void (*release)(void *ctx), void *ctx,
                           fanin_value *out, fanin_error *err)
 {
-    int64_t dense[FAN_MAX_NDIM], size;
     FAN_UNINITIALIZED fan_error e;
-    wrapped *w = NULL;
-    fan_storage *s = NULL;
     fan_array *a = NULL;
-    fan_status status = check_given(dtype, ndim, shape, &e);
-    fan_c_show(NULL, out);
-    if (status == FAN_OK)
-        status = fan_shape_check(ndim, shape, fan_dtype_size((fan_dtype)dtype), &size, &e);
-    if (status == FAN_OK) {
-        w = fan_alloc(sizeof *w);
-        s = w ? fan_storage_wrap(data, 0, wrapped_gone, w) : NULL;
-        status = s ? FAN_OK : fan_fail(&e, FAN_ERR_NOMEM, "out of memory");
-    }
-    if (status == FAN_OK) {
-        *w = (wrapped){.release = NULL}; /* on failure the caller keeps the memory */
-        if (!strides)
-            fan_dense_strides(ndim, shape, fan_dtype_size((fan_dtype)dtype), NULL, dense);
-        status = fan_array_view(s, data, (fan_dtype)dtype, ndim, shape, strides ? strides : dense,
-                                false, &a, &e);
-    }
-    if (status == FAN_OK) {
-        *w = (wrapped){.end.run = wrapped_release, .release = release, .ctx = ctx};
-        fan_c_show(a, out);
-    }
-    if (s)
-        fan_storage_drop(s);
-    else
-        fan_free(w);
+    fan_status status = value_wrap(data, dtype, ndim, shape, strides, release, ctx, &a, &e);
+    fan_c_show(status == FAN_OK ? a : NULL, out);
     return status_of(status, &e, err);
 }
 
@@ -293,7 +305,7 @@ static void managed_gone_host(fan_storage *st)
     managed_gone(st->ctx);
 }
 
-/* managed_check: what can be refused before the tensor is ours. */
+/* managed_check: the checks that do not need the tensor to be ours; its device. */
 static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_error *err)
 {
     if (m->major != FAN_DL_MAJOR) /* no field after the flags may be read */
@@ -306,6 +318,21 @@ static fan_status managed_check(const fan_dl_versioned *m, fan_device **d, fan_e
     return fan_api_device(m->tensor.device.type, m->tensor.device.id, d, err);
 }
 
+/* managed_take: an array over a tensor that this takes. *m: its end, which the storage *st calls;
+ * without a storage the caller frees *m and ends the tensor. */
+static fan_status managed_take(fan_dl_versioned *t, managed **m, fan_storage **st, fan_device **d,
+                               fan_array **out, fan_error *err)
+{
+    FAN_TRY(managed_check(t, d, err));
+    *m = fan_alloc(sizeof **m);
+    if (!*m)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    **m = (managed){.end.run = managed_release, .tensor = t};
+    FAN_TRY(fan_dl_storage(*d, managed_gone_host, managed_gone, *m, st, err));
+    bool writable = !(t->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
+    return fan_dl_view(&t->tensor, writable, *st, *d, out, err);
+}
+
 fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_failure *why)
 {
     fan_dl_versioned *t = (void *)tensor;
@@ -313,25 +340,17 @@ fanin_status fan_api_of_managed(fanin_managed *tensor, fanin_value *out, fanin_f
     fan_device *d = NULL;
     fan_storage *st = NULL;
     fan_array *a = NULL;
+    managed *m = NULL;
+    fan_status status;
     fan_error_clear(&err);
     fan_c_show(NULL, out);
-    if (!t)
-        return fan_api_fail(
-            why, fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL"), &err);
+    if (!t) {
+        status = fan_fail(&err, FAN_ERR_TYPE, "of_managed: expected a tensor, got NULL");
+        return fan_api_fail(why, status, &err);
+    }
     fan_api_place was = fan_api_releases_begin();
     managed refused = {.end.run = managed_delete, .tensor = t};
-    managed *m = NULL;
-    fan_status status = managed_check(t, &d, &err);
-    if (status == FAN_OK && !(m = fan_alloc(sizeof *m)))
-        status = fan_fail(&err, FAN_ERR_NOMEM, "out of memory");
-    if (status == FAN_OK) {
-        *m = (managed){.end.run = managed_release, .tensor = t};
-        status = fan_dl_storage(d, managed_gone_host, managed_gone, m, &st, &err);
-    }
-    if (status == FAN_OK) {
-        bool writable = !(t->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
-        status = fan_dl_view(&t->tensor, writable, st, d, &a, &err);
-    }
+    status = managed_take(t, &m, &st, &d, &a, &err);
     fan_api_show(a, d, out);
     if (st) {
         fan_storage_drop(st);
@@ -351,14 +370,14 @@ fanin_status fan_api_to_managed(const fanin_value *v, fanin_managed **out, fanin
     fan_dl_versioned *m = NULL;
     fan_error_clear(&err);
     const fan_device *d = fan_api_device_of(v);
+    fan_dl_device at = {device_type(d), d->index < 0 ? 0 : d->index};
     if (!v->array)
         status = fan_fail(&err, FAN_ERR_VALUE, "to_managed: the value is undefined");
     else if (d->backend->has_streams && !d->backend->dlpack[0])
         status = fan_fail(&err, FAN_ERR_BUFFER,
                           "no tensor shows a simulated machine's memory: use its values");
     else
-        status = fan_dlpack_send(
-            fan_c_array(v), (fan_dl_device){device_type(d), d->index < 0 ? 0 : d->index}, &m, &err);
+        status = fan_dlpack_send(fan_c_array(v), at, &m, &err);
     *out = (void *)m;
     return fan_api_fail(why, status, &err);
 }

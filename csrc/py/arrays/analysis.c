@@ -1,5 +1,5 @@
-/* analysis: what fanin.analysis computes on memory: layouts, snapshots, addresses.
- * fanin.analysis.memory has the classes. */
+/* analysis: the functions of fanin.analysis on memory: layouts, snapshots, and the strides of an
+ * ndarray. fanin.analysis.memory has the classes. */
 #include "array/snapshot.h"
 #include "base/mem.h"
 #include "py/arrays/region.h"
@@ -11,8 +11,8 @@
 /* ---- layouts ---- */
 
 typedef struct recorded {
-    fan_layout *l;   /* NULL until it is recorded */
-    fan_regions was; /* what was recorded: for the dtypes, which it holds; no array */
+    fan_layout *layout; /* NULL until it is recorded */
+    fan_regions was;    /* the regions, for their dtypes, which it holds; no array */
     uint64_t budget;
 } recorded;
 
@@ -24,38 +24,46 @@ static recorded *layout_of(PyObject *capsule)
 static void layout_free(PyObject *capsule)
 {
     recorded *self = layout_of(capsule);
-    fan_layout_free(self->l);
+    fan_layout_free(self->layout);
     fan_regions_fini(&self->was);
     fan_free(self);
 }
 
+/* layout_record: records a layout, and returns its capsule with the component and the offset of
+ * each array. */
+static PyObject *layout_record(PyObject *capsule, recorded *self, PyObject *const *a)
+{
+    fan_regions *was = &self->was;
+    if (fan_overlap_budget_arg(a[1], &self->budget) < 0)
+        return NULL;
+    if (fan_regions_read(a[0], "Layout", was) < 0)
+        return NULL;
+    Py_CLEAR(was->tuple);
+    if (fan_regions_one_device(was->items, was->n, "Layout") < 0)
+        return NULL;
+    if (FAN_CHECK_UNLOCKED(fan_layout_new(was->items, was->n, self->budget, &self->layout, &err)) <
+        0)
+        return NULL;
+    PyObject *components = PyList_New(0);
+    PyObject *offsets = PyList_New(0);
+    for (size_t i = 0; components && offsets && i < was->n; i++) {
+        fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->layout, i)));
+        fan_list_add(&offsets, PyLong_FromUnsignedLongLong(fan_layout_offset(self->layout, i)));
+    }
+    return Py_BuildValue("(ONN)", capsule, fan_tuple_of(components), fan_tuple_of(offsets));
+}
+
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *made = NULL;
     recorded *self = fan_calloc(sizeof *self);
     if (!self)
         return PyErr_NoMemory();
-    capsule = PyCapsule_New(self, LAYOUT, layout_free);
+    PyObject *capsule = PyCapsule_New(self, LAYOUT, layout_free);
     if (!capsule) {
         fan_free(self);
         return NULL;
     }
-    if (fan_overlap_budget_arg(a[1], &self->budget) < 0 ||
-        fan_regions_read(a[0], "Layout", &self->was) < 0)
-        goto done;
-    Py_CLEAR(self->was.tuple);
-    if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
-        goto done;
-    if (FAN_CHECK_UNLOCKED(
-            fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err)) == 0) {
-        PyObject *components = PyList_New(0), *offsets = PyList_New(0);
-        for (size_t i = 0; components && offsets && i < self->was.n; i++) {
-            fan_list_add(&components, PyLong_FromSize_t(fan_layout_component(self->l, i)));
-            fan_list_add(&offsets, PyLong_FromUnsignedLongLong(fan_layout_offset(self->l, i)));
-        }
-        made = Py_BuildValue("(ONN)", capsule, fan_tuple_of(components), fan_tuple_of(offsets));
-    }
-done:
+    PyObject *made = layout_record(capsule, self, a);
     Py_DECREF(capsule);
     return made;
 }
@@ -74,13 +82,14 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
         fan_regions_fini(&is);
         return NULL;
     }
-    /* equal dtypes that are other objects get the number of those recorded */
+    /* an equal dtype that is another object gets the number of the recorded one */
     for (size_t i = 0; i < is.n; i++) {
-        PyArray_Descr *one = is.descrs[i], *two = self->was.descrs[i];
-        if (one && two && one != two && PyArray_EquivTypes(one, two))
+        PyArray_Descr *now = is.descrs[i];
+        PyArray_Descr *was = self->was.descrs[i];
+        if (now && was && PyArray_EquivTypes(now, was))
             is.items[i].dtype = self->was.items[i].dtype;
     }
-    int bad = FAN_CHECK(fan_layout_check(self->l, is.items, self->budget, &d, &err));
+    int bad = FAN_CHECK(fan_layout_check(self->layout, is.items, self->budget, &d, &err));
     fan_regions_fini(&is);
     if (bad)
         return NULL;
@@ -96,8 +105,8 @@ static PyObject *layout_check(PyObject *Py_UNUSED(module), PyObject *const *a)
 #define LONG_COPY ((size_t)1 << 18)
 
 typedef struct copied {
-    fan_snapshot *s; /* NULL until it is made */
-    fan_regions was; /* where the arrays lay; the Python object holds them */
+    fan_snapshot *snapshot; /* NULL until it is made */
+    fan_regions was;        /* where the arrays were; the Python object holds them */
 } copied;
 
 static copied *snapshot_of(PyObject *capsule)
@@ -108,77 +117,88 @@ static copied *snapshot_of(PyObject *capsule)
 static void snapshot_free(PyObject *capsule)
 {
     copied *self = snapshot_of(capsule);
-    fan_snapshot_free(self->s);
+    fan_snapshot_free(self->snapshot);
     fan_regions_fini(&self->was);
     fan_free(self);
 }
 
+/* is_long: whether an array has at least LONG_COPY bytes. */
 static bool is_long(const fan_region *r)
 {
     int64_t n = r->itemsize;
-    for (int d = 0; d < r->ndim && n < (int64_t)LONG_COPY; d++)
+    for (int d = 0; d < r->ndim && n < (int64_t)LONG_COPY; d++) {
         if (r->strides[d] && __builtin_mul_overflow(n, r->shape[d], &n))
             return true;
+    }
     return n >= (int64_t)LONG_COPY;
 }
 
 /* snapshot_copy: -1 with an exception. */
 static int snapshot_copy(copied *self)
 {
-    const fan_regions *r = &self->was;
-    fan_region *regions = fan_alloc(r->n * sizeof *regions);
+    const fan_regions *was = &self->was;
     fan_error err = {0};
-    fan_status status;
     bool other_threads = false;
+    fan_region *regions = fan_alloc(was->n * sizeof *regions);
     if (!regions) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < r->n; i++) {
-        regions[i] = r->items[i].region;
+    for (size_t i = 0; i < was->n; i++) {
+        regions[i] = was->items[i].region;
         other_threads |= is_long(&regions[i]);
     }
-    PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
-    status = fan_snapshot_new(regions, r->n, &self->s, &err);
+    PyThreadState *left = NULL;
+    if (other_threads)
+        left = PyEval_SaveThread();
+    fan_status status = fan_snapshot_new(regions, was->n, &self->snapshot, &err);
     if (left)
         PyEval_RestoreThread(left);
     fan_free(regions);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    return 0;
+}
+
+/* snapshot_record: copies the arrays, and returns the capsule with a tuple of them. */
+static PyObject *snapshot_record(PyObject *capsule, copied *self, PyObject *arrays)
+{
+    PyObject *made = NULL;
+    fan_regions *was = &self->was;
+    if (fan_regions_read(arrays, "Snapshot", was) < 0)
+        return NULL;
+    for (size_t i = 0; i < was->n; i++) {
+        if (was->items[i].device != 0)
+            return PyErr_Format(
+                PyExc_TypeError,
+                "Snapshot: array %zu is not on the host: expected memory that can be read", i);
+    }
+    if (snapshot_copy(self) == 0)
+        made = PyTuple_Pack(2, capsule, was->tuple);
+    Py_CLEAR(was->tuple);
+    return made;
 }
 
 static PyObject *snapshot(PyObject *Py_UNUSED(module), PyObject *arrays)
 {
-    PyObject *capsule, *made = NULL;
     copied *self = fan_calloc(sizeof *self);
     if (!self)
         return PyErr_NoMemory();
-    capsule = PyCapsule_New(self, SNAPSHOT, snapshot_free);
+    PyObject *capsule = PyCapsule_New(self, SNAPSHOT, snapshot_free);
     if (!capsule) {
         fan_free(self);
         return NULL;
     }
-    if (fan_regions_read(arrays, "Snapshot", &self->was) < 0)
-        goto done;
-    for (size_t i = 0; i < self->was.n; i++)
-        if (self->was.items[i].device != 0) {
-            PyErr_Format(PyExc_TypeError,
-                         "Snapshot: array %zu is not on the host: expected memory that can be read",
-                         i);
-            goto done;
-        }
-    if (snapshot_copy(self) == 0)
-        made = PyTuple_Pack(2, capsule, self->was.tuple);
-    Py_CLEAR(self->was.tuple);
-done:
+    PyObject *made = snapshot_record(capsule, self, arrays);
     Py_DECREF(capsule);
     return made;
 }
 
-/* snapshot_index: the number of an array; -1 with IndexError. */
+/* snapshot_index: the number of an array; -1 with an exception, such as that of self NULL. */
 static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *call)
 {
     int64_t i;
-    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
+    if (!self || fan_index(o, call, PyExc_IndexError, &i) < 0)
         return -1;
     if ((uint64_t)i < self->was.n)
         return (Py_ssize_t)i;
@@ -188,26 +208,31 @@ static Py_ssize_t snapshot_index(const copied *self, PyObject *o, const char *ca
 
 static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *which = a[1], *numbers = NULL, *found;
+    PyObject *numbers = NULL;
     const copied *self = snapshot_of(a[0]);
     if (!self)
         return NULL;
-    if (which != Py_None &&
-        !(numbers = PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions")))
-        return NULL;
-    Py_ssize_t n = numbers ? PySequence_Fast_GET_SIZE(numbers) : (Py_ssize_t)self->was.n;
-    bool other_threads = fan_snapshot_bytes(self->s) >= LONG_COPY;
-    found = PyList_New(0);
+    Py_ssize_t n = (Py_ssize_t)self->was.n;
+    if (a[1] != Py_None) {
+        numbers = PySequence_Fast(a[1], "Snapshot.changed: expected a sequence of positions");
+        if (!numbers)
+            return NULL;
+        n = PySequence_Fast_GET_SIZE(numbers);
+    }
+    bool other_threads = fan_snapshot_bytes(self->snapshot) >= LONG_COPY;
+    PyObject *found = PyList_New(0);
     for (Py_ssize_t k = 0; found && k < n; k++) {
-        Py_ssize_t i =
-            numbers ? snapshot_index(self, PySequence_Fast_GET_ITEM(numbers, k), "Snapshot.changed")
-                    : k;
+        Py_ssize_t i = k;
+        if (numbers)
+            i = snapshot_index(self, PySequence_Fast_GET_ITEM(numbers, k), "Snapshot.changed");
         if (i < 0) {
             Py_CLEAR(found);
             break;
         }
-        PyThreadState *left = other_threads ? PyEval_SaveThread() : NULL;
-        bool changed = fan_snapshot_changed(self->s, (size_t)i);
+        PyThreadState *left = NULL;
+        if (other_threads)
+            left = PyEval_SaveThread();
+        bool changed = fan_snapshot_changed(self->snapshot, (size_t)i);
         if (left)
             PyEval_RestoreThread(left);
         if (changed)
@@ -220,17 +245,16 @@ static PyObject *snapshot_changed(PyObject *Py_UNUSED(module), PyObject *const *
 static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const copied *self = snapshot_of(a[0]);
-    uint64_t data;
-    Py_ssize_t i;
-    i = self ? snapshot_index(self, a[1], "Snapshot.restore") : -1;
+    Py_ssize_t i = snapshot_index(self, a[1], "Snapshot.restore");
     if (i < 0)
         return NULL;
-    data =
-        a[2] == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(a[2]);
+    uint64_t data = fan_snapshot_data(self->snapshot, (size_t)i);
+    if (a[2] != Py_None)
+        data = PyLong_AsUnsignedLongLong(a[2]);
     if (data == UINT64_MAX && PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-        fan_snapshot_restore(self->s, (size_t)i, data);
+        fan_snapshot_restore(self->snapshot, (size_t)i, data);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -238,25 +262,37 @@ static PyObject *snapshot_restore(PyObject *Py_UNUSED(module), PyObject *const *
 static PyObject *snapshot_data(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const copied *self = snapshot_of(a[0]);
-    Py_ssize_t i = self ? snapshot_index(self, a[1], "Snapshot.data") : -1;
-    return i < 0 ? NULL : PyLong_FromUnsignedLongLong(fan_snapshot_data(self->s, (size_t)i));
+    Py_ssize_t i = snapshot_index(self, a[1], "Snapshot.data");
+    if (i < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(fan_snapshot_data(self->snapshot, (size_t)i));
+}
+
+/* has_moved: whether an array has another address, shape, strides or dtype. */
+static bool has_moved(const fan_layout_item *was, const fan_layout_item *now)
+{
+    const fan_region *a = &was->region;
+    const fan_region *b = &now->region;
+    if (a->data != b->data || a->itemsize != b->itemsize)
+        return true;
+    if (a->ndim != b->ndim || was->dtype != now->dtype)
+        return true;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] != b->shape[i] || a->strides[i] != b->strides[i])
+            return true;
+    }
+    return false;
 }
 
 static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *found;
     const copied *self = snapshot_of(a[0]);
     fan_regions now;
     if (!self || fan_regions_read(a[1], "Snapshot.elsewhere", &now) < 0)
         return NULL;
-    found = PyList_New(0);
+    PyObject *found = PyList_New(0);
     for (size_t i = 0; found && i < now.n && i < self->was.n; i++) {
-        const fan_region *was = &self->was.items[i].region, *is = &now.items[i].region;
-        size_t n = (size_t)is->ndim * sizeof *is->shape;
-        if (is->data != was->data || is->itemsize != was->itemsize || is->ndim != was->ndim ||
-            now.items[i].dtype != self->was.items[i].dtype ||
-            (n &&
-             (memcmp(is->shape, was->shape, n) != 0 || memcmp(is->strides, was->strides, n) != 0)))
+        if (has_moved(&self->was.items[i], &now.items[i]))
             fan_list_add(&found, PyLong_FromSize_t(i));
     }
     fan_regions_fini(&now);
@@ -265,19 +301,17 @@ static PyObject *snapshot_elsewhere(PyObject *Py_UNUSED(module), PyObject *const
 
 /* ---- ndarrays ---- */
 
-/* restride: `a.strides =` refuses strides that an array which owns its memory had before: NumPy
- * takes the bytes that the present strides reach for all of its memory. */
+/* restride: sets strides. `a.strides =` refuses strides that an array which owns its memory had
+ * before: NumPy takes the bytes that the present strides reach for all of its memory. */
 static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     PyArrayObject *a = (PyArrayObject *)values[0];
     PyObject *strides = values[1];
     npy_intp to[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim) {
-        PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim,
-                     PyTuple_GET_SIZE(strides));
-        return NULL;
-    }
+    if (ndim > FAN_MAX_NDIM || PyTuple_GET_SIZE(strides) != ndim)
+        return PyErr_Format(PyExc_ValueError, "restride: expected %d strides, got %zd", ndim,
+                            PyTuple_GET_SIZE(strides));
     for (int i = 0; i < ndim; i++) {
         to[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
         if (to[i] == -1 && PyErr_Occurred())

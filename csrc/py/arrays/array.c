@@ -1,5 +1,6 @@
-/* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree: its memory, values
- * and exports. Views and operators are Python (fanin._array). */
+/* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree. In this order:
+ * views; the type; values; exports to other libraries; attributes. Views with indices and operators
+ * are Python (fanin._array). */
 #include "py/base/args.h"
 #include "py/base/handles.h"
 #include "py/arrays/arrays.h"
@@ -15,37 +16,40 @@ static bool array_on_cpu(PyObject *o)
     return fan_array_arg(o, &d) && d == fan_cpu();
 }
 
-static PyObject *wrap_taken(fan_array *a, fan_device *d)
+/* wrap_taken: an Array over the memory of `self`; takes the hold of `a`. */
+static PyObject *wrap_taken(fan_array *a, PyObject *self)
 {
-    PyObject *made = fan_array_wrap(a, d);
+    PyObject *made = fan_array_wrap(a, fan_array_self(self)->d);
     fan_array_drop(a);
     return made;
 }
 
 static PyObject *array_view(PyObject *o, PyObject *const *values)
 {
-    fan_array *a = fan_array_self(o)->a, *made = NULL;
+    fan_array *a = fan_array_self(o)->a;
+    fan_array *made;
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     void *data = PyLong_AsVoidPtr(values[0]);
     int ndim = fan_shape_tuple(values[1], shape);
     if (PyErr_Occurred() || fan_shape_tuple(values[2], strides) != ndim || fan_array_usable(a) < 0)
         return NULL;
-    return FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable,
-                                    &made, &err)) < 0
-               ? NULL
-               : wrap_taken(made, fan_array_self(o)->d);
+    if (FAN_CHECK(fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, a->writable,
+                                 &made, &err)) < 0)
+        return NULL;
+    return wrap_taken(made, o);
 }
 
 static PyObject *array_broadcast(PyObject *o, PyObject *to)
 {
+    fan_array *a = fan_array_self(o)->a;
+    fan_array *made;
     FAN_UNINITIALIZED int64_t shape[FAN_MAX_NDIM];
-    fan_array *made = NULL;
     int n = fan_shape_tuple(to, shape);
-    if (n < 0 || fan_array_usable(fan_array_self(o)->a) < 0)
+    if (n < 0 || fan_array_usable(a) < 0)
         return NULL;
-    return FAN_CHECK(fan_array_broadcast(fan_array_self(o)->a, n, shape, &made, &err)) < 0
-               ? NULL
-               : wrap_taken(made, fan_array_self(o)->d);
+    if (FAN_CHECK(fan_array_broadcast(a, n, shape, &made, &err)) < 0)
+        return NULL;
+    return wrap_taken(made, o);
 }
 
 /* ---- the type ---- */
@@ -65,8 +69,8 @@ static void array_dealloc(PyObject *o)
     fan_array_object *self = fan_array_self(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    /* The last hold may free the memory: that calls the device, which may switch to another host
-     * thread. */
+    /* The drop of the last hold frees the memory: that calls the device, which may switch to
+     * another host thread. */
     Py_BEGIN_ALLOW_THREADS
         fan_array_drop(self->a);
         fan_device_drop(self->d);
@@ -81,39 +85,47 @@ static const fan_error reads = {.text = "numpy(): a function that is recorded ca
                                         "on the host: what is done with them would not be "
                                         "done again"};
 
+/* read_values: copies the values to the host. */
+static fan_status read_values(const fan_array_object *self, bool on_cpu, fan_array *dst,
+                              fan_error *err)
+{
+    fan_device *d = self->d;
+    fan_status status = FAN_OK;
+    fan_stream *s = fan_stream_current(d);
+    if (!s && !on_cpu)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    if (d->backend->use)
+        status = d->backend->use(d, self->a, "read", false, err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, dst, self->a, err);
+    fan_stream_drop(s);
+    return status;
+}
+
 static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_array_object *self = fan_array_self(o);
-    fan_array *a = self->a, *dst = NULL;
-    fan_error err = {0};
-    fan_status status;
-    fan_stream *s;
-    if (array_on_cpu(o) && fan_recording_here())
+    fan_array *a = fan_array_self(o)->a;
+    fan_array *dst;
+    bool on_cpu = array_on_cpu(o);
+    if (on_cpu && fan_recording_here())
         return fan_raise(FAN_ERR_CAPTURE, &reads);
-    PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
+    if (fan_array_usable(a) < 0)
+        return NULL;
+    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
     if (!descr)
         return NULL;
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape,
                                           NULL, NULL, 0, NULL);
-    if (!made || fan_view_ndarray((PyArrayObject *)made, a->dtype, true, &dst) < 0) {
-        Py_XDECREF(made);
+    if (!made)
+        return NULL;
+    if (fan_view_ndarray((PyArrayObject *)made, a->dtype, true, &dst) < 0) {
+        Py_DECREF(made);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-        s = fan_stream_current(self->d);
-        status = s || array_on_cpu(o) ? FAN_OK
-                                      : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-        if (status == FAN_OK && self->d->backend->use)
-            status = self->d->backend->use(self->d, a, "read", false, &err);
-        if (status == FAN_OK)
-            status = self->d->backend->read(s, dst, a, &err);
-        fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
+    if (FAN_CHECK_UNLOCKED(read_values(fan_array_self(o), on_cpu, dst, &err)) < 0)
+        Py_CLEAR(made);
     fan_array_drop(dst);
-    if (status == FAN_OK)
-        return made;
-    Py_DECREF(made);
-    return fan_raise(status, &err);
+    return made;
 }
 
 static PyObject *array_record_stream(PyObject *o, PyObject *arg)
@@ -125,14 +137,17 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
         return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
     int bad = FAN_CHECK_UNLOCKED(fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err));
     fan_stream_drop(s);
-    return bad ? NULL : Py_NewRef(Py_None);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 /* To other libraries (dlpack.h) */
 
 static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
 {
-    if (fan_array_usable(fan_array_self(o)->a) < 0)
+    const fan_array_object *self = fan_array_self(o);
+    if (fan_array_usable(self->a) < 0)
         return NULL;
     if (array_on_cpu(o))
         return PyErr_Format(PyExc_BufferError,
@@ -140,22 +155,24 @@ static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
                             "of one: x.numpy() is "
                             "a copy",
                             o);
-    return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, a);
+    return fan_dlpack_export(self->a, self->d, a);
 }
 
 static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return array_on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0)
-                           : fan_dlpack_device(fan_array_self(o)->d);
+    if (array_on_cpu(o))
+        return Py_BuildValue("(ii)", FAN_DL_CPU, 0);
+    return fan_dlpack_device(fan_array_self(o)->d);
 }
 
 static PyObject *array_get_cuda_array_interface(PyObject *o, void *Py_UNUSED(closure))
 {
-    if (fan_array_usable(fan_array_self(o)->a) < 0)
+    const fan_array_object *self = fan_array_self(o);
+    if (fan_array_usable(self->a) < 0)
         return NULL;
     if (array_on_cpu(o))
         return PyErr_Format(PyExc_AttributeError, "__cuda_array_interface__: %R is on the CPU", o);
-    return fan_interface_export(fan_array_self(o)->a, fan_array_self(o)->d);
+    return fan_interface_export(self->a, self->d);
 }
 
 static PyObject *array_repr(PyObject *o)
@@ -204,10 +221,11 @@ static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
  * attribute slower. */
 static PyObject *array_getattr(PyObject *o, PyObject *name)
 {
-    PyObject *made = PyObject_GenericGetAttr(o, name);
-    if (made || !array_on_cpu(o) || !PyErr_ExceptionMatches(PyExc_AttributeError) ||
-        PyUnicode_READ_CHAR(name, 0) == '_')
-        return made;
+    PyObject *found = PyObject_GenericGetAttr(o, name);
+    if (found || !array_on_cpu(o))
+        return found;
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError) || PyUnicode_READ_CHAR(name, 0) == '_')
+        return NULL;
     PyErr_Clear();
     return fan_call("fanin.graph.cpu_arrays", "method", "(OO)", o, name);
 }

@@ -1,11 +1,11 @@
-/* arrays: gradients as Python objects come in and go out: what every room above uses of this
- * one. */
+/* arrays: gradients as Python objects come in and go out. The functions of this folder that the
+ * folders above call, by file. */
 #ifndef FAN_PY_ARRAYS_H
 #define FAN_PY_ARRAYS_H
 
 #include "py/base/handles.h"
 
-/* import.c, export.c: the one way in and out. Origins: what a gradient was. */
+/* The kind of object that a gradient was (fan_value.origin). */
 typedef enum fan_origin {
     FAN_FROM_CORE,
     FAN_FROM_NDARRAY,
@@ -15,21 +15,21 @@ typedef enum fan_origin {
     FAN_FROM_FANIN_SPARSE,
     FAN_FROM_ZERO,
     FAN_FROM_OBJECT,
-    /* and above: index of a kind that _interop.arrays registered: torch, jax, scipy classes .. */
+    /* and above: the index of a kind that _interop.arrays registered: torch, jax, scipy classes */
     FAN_FROM_FOREIGN
 } fan_origin;
-/* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1,
- * everything is an object. `has_combine`: containers are objects. -1 with an exception set.
- * fan_is_no_gradient: whether an object means that there is no gradient: None, or JAX's float0, the
+/* fan_is_no_gradient: whether an object means that there is no gradient: None, or JAX's float0, the
  * type of cotangents of integers. */
 bool fan_is_no_gradient(PyObject *o);
+/* fan_import: makes a value of any gradient, None too; the caller owns its holds. `recording`: A1,
+ * every gradient is an object. `has_combine`: containers are objects. -1 with an exception. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
-/* fan_plain_import: the kind and the address of a plain contribution; false, without an exception:
- * it is none. Runs no Python code. fan_plain_import_as: with `gaps`, also of an array that has gaps
- * along one axis, for a buffer's list alone. fan_plain_is_unchanged: whether one is what it was
- * when it came: memory, dtype, shape. */
+/* fan_plain_import: reads the kind and the address of a plain contribution; false, without an
+ * exception: it is none. Runs no Python code. fan_plain_import_as: with `gaps`, also of an array
+ * that has gaps along one axis, for a buffer's list alone. fan_plain_is_unchanged: whether one has
+ * the memory, dtype and shape that it had when it came. */
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
 static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {
@@ -40,19 +40,20 @@ bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *dat
  * fan_plain_is_detached: whether it requires no gradient of its own. */
 bool fan_plain_has_own_value(void *o);
 bool fan_plain_is_detached(void *o);
-/* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU,
- * whatever its layout; false: it is none, or complex. */
+/* fan_tensor_on_cpu: reads dtype and shape, which live as long as the tensor, of a torch tensor on
+ * the CPU of any layout; false: it is none, or complex. */
 bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
 /* fan_plain_writable: whether its memory may be written. */
 bool fan_plain_writable(void *o, const fan_plain_kind *kind);
-/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into, and where its
- * first element is; NULL: with an exception, or, without one, it is no plain one. */
+/* fan_plain_fresh: allocates an array of the library of `first`, to write a sum into, and returns
+ * the address of its first element in *data; NULL: with an exception, or, without one, it is no
+ * plain one. */
 void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data);
 /* fan_plain_number: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new
  * reference. */
 void *fan_plain_number(const fan_plain_kind *kind, const char *value);
-/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an
- * exception: not by the short way. */
+/* fan_plain_copy: allocates one with the same elements, and returns their address in *data; NULL,
+ * without an exception: not by the short way. */
 void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data);
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be
@@ -63,28 +64,39 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
 /* fan_value_is_unchanged: the frontend's is_unchanged. */
 bool fan_value_is_unchanged(const fan_value *v);
-/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as
- * S4 requires: a hold; NULL: there is none, or a stream was made the current one by the caller.
- * `last`: one that was read in the same call and may be meant again; NULL: none. -1 with an
+/* fan_library_stream: returns a hold on the current stream of the library that owns a gradient on a
+ * CUDA device, as S4 requires; NULL: there is none, or the caller made a stream the current one.
+ * `last`: the stream that was read before in the same call, often the same; NULL: none. -1 with an
  * exception. */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with
- * an exception. Two references are left then: the value's, and that of the storage, which outlives
- * the value. fan_dims_tuple, fan_shape_tuple: a tuple of ints that fanin itself made or checked;
- * its length, -1 with an exception. */
+ * an exception. Its storage has a reference of its own, and outlives the value.
+ * fan_dims_tuple, fan_shape_tuple: read a tuple of ints that fanin itself made or checked, and
+ * return its length; -1 with an exception. */
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
 int fan_dims_tuple(const char *what, PyObject *o, int64_t *dims);
 static inline int fan_shape_tuple(PyObject *o, int64_t *shape)
 {
     return fan_dims_tuple("a shape", o, shape);
 }
-/* fan_import_object: what a combine or an operator gave: an object whatever it is. */
+/* fan_value_set_dense: makes `out`, which has its array, the value of `object`, of which it takes a
+ * reference; `device` is that of the array. */
+void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object);
+/* fan_arrays_call: calls a function of the module _interop.arrays with a tuple, as Py_BuildValue
+ * formats it; new reference; NULL with an exception. */
+PyObject *fan_arrays_call(const char *name, const char *format, ...);
+static inline PyObject *fan_py_bool(bool value) /* borrowed */
+{
+    return value ? Py_True : Py_False;
+}
+/* fan_import_object: makes a value of the result of a combine or an operator: an object, of
+ * whatever type. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be
  * written. */
 int fan_import_out(PyObject *o, fan_value *out);
-/* fan_export: new reference to what Python gets for a value: its own object, or an array of the
- * value's origin. Takes the value's holds, errors too. */
+/* fan_export: makes the Python object of a value: its own object, or an array of the value's
+ * origin. New reference; takes the value's holds, on failure, too. */
 PyObject *fan_export(fan_value *v);
 /* ndarray.c. fan_export_array: a host array as an ndarray over the same memory, or as a handle
  * (fan_wants_handles); takes a hold of its own. fan_ndarray_over: an ndarray in any case, over
@@ -106,9 +118,8 @@ void fan_ndarray_lock(PyArrayObject *a, bool locks);
 bool fan_ndarray_may_write(PyArrayObject *a);
 /* the capsule under the views that a kernel is called with */
 #define FAN_KERNEL_MEMORY "fanin.storage"
-/* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits
- * what o keeps alive where the collector cannot visit it: it skips ndarrays, so we visit the base
- * of one without other
+/* fan_visit_behind: for tp_traverse of an object that holds o, as the value v (NULL: with one
+ * reference). The collector skips ndarrays, so this visits the base of one without other
  * references. */
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg);
 /* fan_alone: whether an object has just these references, so that its memory is freed with them. A
@@ -122,9 +133,11 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err);
 extern const fan_frontend fan_python; /* the frontend of every buffer made from Python */
 
-/* objects.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here,
- * _drop_here: on a thread that has the interpreter. fan_value_release: all that a value holds; the
- * live exception stays. */
+/* ---- objects.c ---- */
+
+/* fan_object_hold, _drop: take and drop a reference of the core's, on any thread; _hold_here,
+ * _drop_here: on a thread that has the interpreter. fan_value_release: drops all that a value
+ * holds; the live exception stays. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);
 void fan_release_object(fan_storage *s); /* of a host storage whose ctx is such a reference */

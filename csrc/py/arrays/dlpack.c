@@ -1,5 +1,8 @@
 /* dlpack: DLPack's dtypes and exchange tables, and arrays of other libraries by DLPack or by
- * address. */
+ * address.
+ *
+ * In this order: dtypes and tables; storages over a producer's memory; views with the checks of
+ * addresses, strides and devices; capsules. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 
@@ -33,19 +36,22 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
 
 const fan_dl_api *fan_dl_api_of(PyObject *capsule)
 {
-    const fan_dl_api *api =
-        PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    if (!PyCapsule_CheckExact(capsule))
+        return NULL;
+    const fan_dl_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     PyErr_Clear();
     while (api && api->header.major != FAN_DL_MAJOR)
         api = api->header.older;
-    return api && api->look && api->allocate && api->give && api->take && api->current_stream
-               ? api
-               : NULL;
+    if (!api || !api->look || !api->allocate)
+        return NULL;
+    if (!api->give || !api->take || !api->current_stream)
+        return NULL;
+    return api;
 }
 
 /* ---- import ---- */
 
-/* What a storage keeps of the tensor under it. */
+/* The tensor under a storage, which ends it. */
 typedef struct taken {
     void *managed; /* fan_dl_versioned, or fan_dl_managed */
     bool versioned;
@@ -73,8 +79,8 @@ static void release_taken(void *ctx)
 {
     taken *t = ctx;
     fan_gil gil;
-    /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of
-     * the process. */
+    /* At the interpreter's end the producer may be gone, too: its memory stays until the process
+     * ends. */
     if (fan_finalizing() || !fan_gil_enter(&gil))
         return;
     fan_dl_delete(t->managed, t->versioned);
@@ -94,7 +100,9 @@ fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*rel
     if (d->backend->has_streams)
         return fan_memory_wrap(d, NULL, release, ctx, out, err);
     *out = fan_storage_wrap(NULL, 0, host, ctx);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (!*out)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    return FAN_OK;
 }
 
 /* device_words: "CUDA device 1", for messages. */
@@ -109,49 +117,78 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
                  {11, "ROCm host"},     {12, "extension"},
                  {14, "oneAPI"},        {16, "Hexagon"},
                  {18, "Trainium"}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (known[i].type == d.type) {
             snprintf(buf, size, "%s device %ld", known[i].word, (long)d.id);
             return buf;
         }
+    }
     snprintf(buf, size, "device (%ld, %ld)", (long)d.type, (long)d.id);
     return buf;
+}
+
+/* is_aligned: whether each element is at a multiple of its size, or of that of its real part. */
+static bool is_aligned(const fan_array *a)
+{
+    int64_t align = (int64_t)fan_dtype_size(a->dtype);
+    if (fan_dtype_kind(a->dtype) == 'c')
+        align /= 2;
+    if ((uintptr_t)a->data % (uintptr_t)align != 0)
+        return false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] > 1 && a->strides[i] % align != 0)
+            return false;
+    }
+    return true;
 }
 
 /* keep_if_inside: drops *out unless all of it lies in the address space, and, on a device, its
  * elements where the device can read them. */
 static fan_status keep_if_inside(fan_array **out, const fan_device *d, fan_error *err)
 {
-    const fan_array *a = *out;
-    fan_status status = FAN_OK;
-    uintptr_t at = (uintptr_t)a->data, end;
-    size_t item = fan_dtype_size(a->dtype),
-           align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
-    bool aligned = at % align == 0;
+    fan_array *a = *out;
+    uintptr_t at = (uintptr_t)a->data;
+    uintptr_t end;
     int64_t lo, hi;
+    fan_status status = FAN_OK;
     fan_array_reach(a, &lo, &hi);
-    for (int i = 0; i < a->ndim; i++)
-        aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
     if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
         status = fan_fail(err, FAN_ERR_VALUE, "the tensor's strides leave the address space");
-    else if (d->backend->has_streams && a->size > 0 && !aligned)
+    else if (d->backend->has_streams && a->size > 0 && !is_aligned(a))
         status = fan_fail(err, FAN_ERR_BUFFER,
                           "the tensor's elements of %zu bytes are not aligned, and a device cannot "
                           "read them: give a copy",
-                          item);
+                          fan_dtype_size(a->dtype));
     if (status != FAN_OK) {
-        fan_array_drop(*out);
+        fan_array_drop(a);
         *out = NULL;
     }
     return status;
 }
 
+/* view_strides: the strides of a tensor that has elements, in bytes; `strides` has those of C
+ * order. */
+static fan_status view_strides(const fan_dl_tensor *t, int64_t item, int64_t *strides,
+                               fan_error *err)
+{
+    for (int i = 0; i < t->ndim && t->strides; i++) {
+        if (t->shape[i] == 1) /* the stride of one element may be any number */
+            continue;
+        if (__builtin_mul_overflow(t->strides[i], item, &strides[i]))
+            return fan_fail(
+                err, FAN_ERR_VALUE,
+                "the tensor's stride %lld along axis %d is more than can be counted in bytes",
+                (long long)t->strides[i], i);
+    }
+    return FAN_OK;
+}
+
 fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d,
                        fan_array **out, fan_error *err)
 {
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0;
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size;
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
-    uintptr_t at = (uintptr_t)t->data;
+    size_t item = fan_dtype_size(dtype);
     *out = NULL;
     if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
         return fan_fail(err, FAN_ERR_TYPE,
@@ -166,29 +203,24 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
         return fan_fail(err, FAN_ERR_VALUE, "the tensor has %d axes and no shape", (int)t->ndim);
     for (int i = 0; i < t->ndim; i++)
         shape[i] = t->shape[i];
-    FAN_TRY(fan_shape_check(t->ndim, shape, fan_dtype_size(dtype), &size, err));
-    fan_dense_strides(t->ndim, shape, fan_dtype_size(dtype), NULL, strides);
-    /* An empty tensor's address and strides mean nothing and may be anything, and so may the stride
-     * of one element. */
-    for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
-        if (shape[i] > 1 &&
-            __builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
-            return fan_fail(
-                err, FAN_ERR_VALUE,
-                "the tensor's stride %lld along axis %d is more than can be counted in bytes",
-                (long long)t->strides[i], i);
-    if (size > 0 && !t->data)
-        return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL",
-                        (long long)size);
-    if (size > 0 &&
-        (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
-        return fan_fail(err, FAN_ERR_VALUE,
-                        "the tensor's byte_offset %llu leaves the address space",
-                        (unsigned long long)t->byte_offset);
-    if (size == 0)
-        at = 0;
+    FAN_TRY(fan_shape_check(t->ndim, shape, item, &size, err));
+    fan_dense_strides(t->ndim, shape, item, NULL, strides);
+
+    /* The address and strides of an empty tensor mean nothing and may be any number. */
+    uintptr_t at = 0;
+    if (size > 0) {
+        at = (uintptr_t)t->data;
+        FAN_TRY(view_strides(t, (int64_t)item, strides, err));
+        if (!t->data)
+            return fan_fail(err, FAN_ERR_VALUE, "the tensor has %lld elements at address NULL",
+                            (long long)size);
+        if (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, t->byte_offset, &at))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "the tensor's byte_offset %llu leaves the address space",
+                            (unsigned long long)t->byte_offset);
+    }
     st->data = (void *)at;
-    FAN_TRY(fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, err));
+    FAN_TRY(fan_array_view(st, st->data, dtype, t->ndim, shape, strides, writable, out, err));
     return keep_if_inside(out, d, err);
 }
 
@@ -196,9 +228,15 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
 static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
 {
     char words[64], name[32];
-    bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST,
-         device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
-    if (d->backend->has_streams ? !device || at->id != d->index : !host || at->id < 0)
+    bool expected;
+    if (d->backend->has_streams) {
+        bool on_device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
+        expected = on_device && at->id == d->index;
+    } else {
+        bool on_host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST;
+        expected = on_host && at->id >= 0;
+    }
+    if (!expected)
         return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s",
                           device_words(*at, words, sizeof words),
                           d->backend->has_streams ? fan_device_text(d, name, sizeof name)
@@ -211,33 +249,32 @@ static int check_device(const fan_dl_device *at, const fan_dl_device *said, cons
     return 0;
 }
 
-/* ours: takes the capsule's content, which from then on is the caller's; NULL with an exception.
+/* capsule_take: takes the capsule's content, which the caller then owns; NULL with an exception.
  * One of two takers wins, with or without a GIL. */
-static void *ours(PyObject *capsule, bool *versioned)
+static void *capsule_take(PyObject *capsule, bool *versioned)
 {
     static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
-    const char *name;
-    void *managed = NULL;
-    int status = 0;
     if (!PyCapsule_CheckExact(capsule)) {
         fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule",
                    FAN_TYPE_TEXT(capsule));
         return NULL;
     }
+    void *managed = NULL;
+    const char *used = NULL;
     pthread_mutex_lock(&taking);
-    name = PyCapsule_GetName(capsule);
+    const char *name = PyCapsule_GetName(capsule);
     *versioned = name && strcmp(name, "dltensor_versioned") == 0;
-    if (*versioned || (name && strcmp(name, "dltensor") == 0)) {
+    if (*versioned)
+        used = "used_dltensor_versioned";
+    else if (name && strcmp(name, "dltensor") == 0)
+        used = "used_dltensor";
+    if (used)
         managed = PyCapsule_GetPointer(capsule, name);
-        status = managed ? PyCapsule_SetName(capsule, *versioned ? "used_dltensor_versioned"
-                                                                 : "used_dltensor")
-                         : -1;
-    }
+    if (managed && PyCapsule_SetName(capsule, used) != 0)
+        managed = NULL;
     pthread_mutex_unlock(&taking);
-    if (managed && status == 0)
+    if (managed || PyErr_Occurred())
         return managed;
-    if (PyErr_Occurred())
-        return NULL;
     if (name && strncmp(name, "used_", 5) == 0)
         fan_refuse(PyExc_BufferError, "the DLPack capsule has been consumed already");
     else
@@ -247,7 +284,8 @@ static void *ours(PyObject *capsule, bool *versioned)
     return NULL;
 }
 
-/* tensor_of: NULL with BufferError: a version of which nothing after the flags may be read. */
+/* tensor_of: the tensor in a capsule's content. NULL with BufferError: it is of a version of which
+ * nothing after the flags may be read. */
 static const fan_dl_tensor *tensor_of(const void *managed, bool versioned)
 {
     const fan_dl_versioned *m = managed;
@@ -261,16 +299,31 @@ static const fan_dl_tensor *tensor_of(const void *managed, bool versioned)
     return NULL;
 }
 
+static bool deleter_is_set(const void *managed, bool versioned)
+{
+    if (versioned)
+        return ((const fan_dl_versioned *)managed)->deleter != NULL;
+    return ((const fan_dl_managed *)managed)->deleter != NULL;
+}
+
+/* may_write: whether the memory of a capsule's content may be written. */
+static bool may_write(const void *managed, bool versioned, fan_dl_writes writes)
+{
+    if (writes != FAN_DL_WRITABLE_IF_FLAGGED)
+        return writes == FAN_DL_WRITE;
+    if (!versioned)
+        return false;
+    uint64_t flags = ((const fan_dl_versioned *)managed)->flags;
+    return !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED));
+}
+
 int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
                      fan_dl_writes writes, fan_device *d, fan_array **out)
 {
-    const fan_dl_versioned *new_form = versioned ? managed : NULL;
-    bool has_deleter =
-        new_form ? new_form->deleter != NULL : ((const fan_dl_managed *)managed)->deleter != NULL;
-    const fan_dl_tensor *tensor = tensor_of(managed, versioned);
+    bool has_deleter = deleter_is_set(managed, versioned);
     fan_storage *st = NULL;
     fan_error err = {0};
-    taken *t = NULL;
+    const fan_dl_tensor *tensor = tensor_of(managed, versioned);
     if (!tensor || check_device(&tensor->device, said, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
@@ -278,22 +331,24 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
                    "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
         goto refuse;
     }
-    bool writable =
-        writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
-                                   !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
-    t = fan_alloc(sizeof *t);
+    bool writable = may_write(managed, versioned, writes);
+    taken *t = fan_alloc(sizeof *t);
     if (!t || fan_dl_storage(d, release_host, release_taken, t, &st, &err) != FAN_OK) {
         PyErr_NoMemory();
         fan_free(t);
         goto refuse;
     }
-    *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
+    *t = (taken){.managed = managed, .versioned = versioned};
+    if (!has_deleter)
+        t->producer = Py_XNewRef(producer);
     /* From here on the storage's release calls the deleter. */
     fan_status status = fan_dl_view(tensor, writable, st, d, out, &err);
     fan_storage_drop(st);
+    if (status == FAN_OK)
+        return 0;
     if (status == FAN_ERR_TYPE)
         return fan_refuse(fan_state_get()->dtype_error, "%s", err.text);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    return fan_refuse_error(status, &err);
 refuse:
     fan_dl_delete(managed, versioned);
     return -1;
@@ -303,11 +358,13 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
                     fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     bool versioned;
-    void *managed = ours(capsule, &versioned);
-    return managed ? fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out) : -1;
+    void *managed = capsule_take(capsule, &versioned);
+    if (!managed)
+        return -1;
+    return fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out);
 }
 
-/* peek_at: a tensor's numbers in memory of ours. */
+/* peek_at: copies a tensor's record, its shape and strides to memory of ours. */
 static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
 {
     *out = *t;
@@ -333,12 +390,16 @@ static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
 int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags)
 {
     bool versioned;
-    void *managed = ours(capsule, &versioned);
-    const fan_dl_tensor *t = managed ? tensor_of(managed, versioned) : NULL;
-    int result = t ? peek_at(t, dims, out) : -1;
+    int result = -1;
+    void *managed = capsule_take(capsule, &versioned);
     if (!managed)
         return -1;
-    *flags = t && versioned ? ((const fan_dl_versioned *)managed)->flags : 0;
+    const fan_dl_tensor *t = tensor_of(managed, versioned);
+    *flags = 0;
+    if (t && versioned)
+        *flags = ((const fan_dl_versioned *)managed)->flags;
+    if (t)
+        result = peek_at(t, dims, out);
     fan_dl_delete(managed, versioned);
     return result;
 }
@@ -347,10 +408,10 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
                      const int64_t *strides, bool writable, PyObject *owner, fan_device *d,
                      fan_array **out)
 {
-    int64_t dense[FAN_MAX_NDIM], size = 0;
+    int64_t dense[FAN_MAX_NDIM], size;
     fan_error err = {0};
-    fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
     fan_storage *st = NULL;
+    fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     if (size > 0 && !address)
@@ -372,5 +433,7 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     fan_storage_drop(st);
     if (status == FAN_OK)
         status = keep_if_inside(out, d, &err);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    return 0;
 }

@@ -73,16 +73,15 @@ typedef struct fan_dl_versioned {
     fan_dl_tensor tensor;
 } fan_dl_versioned;
 
-_Static_assert(sizeof(fan_dl_device) == 8 && sizeof(fan_dl_dtype) == 4, "DLPack's layout");
-_Static_assert(sizeof(void *) != 8 ||
-                   (sizeof(fan_dl_tensor) == 48 && sizeof(fan_dl_managed) == 64 &&
-                    sizeof(fan_dl_versioned) == 80),
-               "DLPack's layout");
-_Static_assert(sizeof(void *) != 8 || (offsetof(fan_dl_versioned, flags) == 24 &&
-                                       offsetof(fan_dl_versioned, tensor) == 32 &&
-                                       offsetof(fan_dl_tensor, shape) == 24 &&
-                                       offsetof(fan_dl_tensor, byte_offset) == 40),
-               "DLPack's layout");
+_Static_assert(sizeof(fan_dl_device) == 8, "DLPack's layout");
+_Static_assert(sizeof(fan_dl_dtype) == 4, "DLPack's layout");
+_Static_assert(sizeof(fan_dl_tensor) == 48, "DLPack's layout");
+_Static_assert(sizeof(fan_dl_managed) == 64, "DLPack's layout");
+_Static_assert(sizeof(fan_dl_versioned) == 80, "DLPack's layout");
+_Static_assert(offsetof(fan_dl_versioned, flags) == 24, "DLPack's layout");
+_Static_assert(offsetof(fan_dl_versioned, tensor) == 32, "DLPack's layout");
+_Static_assert(offsetof(fan_dl_tensor, shape) == 24, "DLPack's layout");
+_Static_assert(offsetof(fan_dl_tensor, byte_offset) == 40, "DLPack's layout");
 
 /* The table of a library's types by which tensors are exchanged without Python's calls
  * (DLPack 1.3): `type.__dlpack_c_exchange_api__`, a capsule. It exports memory, not values: a
@@ -106,8 +105,8 @@ static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
     return st->torch_api && Py_TYPE(o) == st->torch_type;
 }
 
-/* fan_tensor_is_plain: false: it is sparse, nested or meta: torch's table would throw, which takes
- * milliseconds. */
+/* fan_tensor_is_plain: false: the tensor is sparse, nested or meta: torch's table would throw,
+ * which takes milliseconds. */
 bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
 
 /* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
@@ -133,21 +132,24 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d);
 
 typedef enum fan_dl_writes {
     /* writable where the tensor is versioned and flagged neither READ_ONLY nor IS_COPIED */
-    FAN_DL_AS_IT_SAYS,
+    FAN_DL_WRITABLE_IF_FLAGGED,
     FAN_DL_READ, /* never */
     FAN_DL_WRITE /* always: the caller trusts the producer */
 } fan_dl_writes;
 
-/* fan_dlpack_take: what `capsule` holds, as an array on `d`, where the tensor must be; the caller
- * owns the hold. `producer` (may be NULL) is kept alive where the tensor has no deleter. said: the
- * result of __dlpack_device__; its type is -1 if that was not called. -1 with TypeError,
- * BufferError or ValueError; the producer's deleter has then been called if the capsule was taken.
- * Memory on a device with streams follows Lifetime: the deleter waits for all streams that used
- * it. */
+/* fan_dlpack_take: takes the content of `capsule` and makes it an array on `d`, where the tensor
+ * must be; the caller owns the hold.
+ *
+ *   producer  kept alive where the tensor has no deleter; may be NULL
+ *   said      the result of __dlpack_device__; its type is -1 if that was not called
+ *
+ * -1 with TypeError, BufferError or ValueError; the producer's deleter has then been called if the
+ * capsule was taken. Memory on a device with streams follows Lifetime: the deleter waits for all
+ * streams that used it. */
 int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said,
                     fan_dl_writes writes, fan_device *d, fan_array **out);
-/* fan_dlpack_adopt: the same for what a capsule held: a fan_dl_versioned, or a fan_dl_managed,
- * which is the caller's to give away. */
+/* fan_dlpack_adopt: the same for the content of a capsule: a fan_dl_versioned, or a fan_dl_managed,
+ * which the caller owns and gives away. */
 int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said,
                      fan_dl_writes writes, fan_device *d, fan_array **out);
 /* fan_dl_view: a tensor as a view into `st`, over no memory before, which gets its address; `d` is
@@ -160,22 +162,21 @@ fan_status fan_dl_view(const fan_dl_tensor *t, bool writable, fan_storage *st, c
 int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape,
                      const int64_t *strides, bool writable, PyObject *owner, fan_device *d,
                      fan_array **out);
-/* fan_dlpack_peek: what `capsule` holds, as its producer gave it, for the address alone: the
- * capsule is taken and given back at once. shape and strides (NULL where it has none) point into
- * `dims`, which has room for 2 * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
+/* fan_dlpack_peek: reads the tensor in `capsule`, for its address alone: takes the capsule and
+ * calls its deleter at once. shape and strides (NULL where it has none) point into `dims`, which
+ * has room for 2 * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
 int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags);
-/* fan_dl_storage: over no memory yet, which `release` gets `ctx` to end; where that is on a device
- * with streams, after those that used it. `host` is the same for a host storage. FAN_ERR_NOMEM,
- * FAN_ERR_DEVICE. */
+/* fan_dl_storage: a storage over no memory yet. Its end calls `release` with `ctx`, on a device
+ * with streams after those that used the memory; that of a host storage calls `host`.
+ * FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
 fan_status fan_dl_storage(fan_device *d, void (*host)(fan_storage *), void (*release)(void *),
                           void *ctx, fan_storage **out, fan_error *err);
 /* fan_dl_delete: calls the producer's deleter with the live exception set aside; sys.unraisablehook
  * reports an exception that it leaves. Needs the GIL. */
 void fan_dl_delete(void *managed, bool versioned);
 
-/* ---- export (dlpack_export.c): a host array is offered by an exporter, an object with __dlpack__
- * and
- * __dlpack_device__; an array on a device offers itself ---- */
+/* ---- export (dlpack_export.c): an exporter, an object with __dlpack__ and __dlpack_device__,
+ * offers a host array; an array on a device offers itself ---- */
 
 /* fan_dlpack_send: an array as a tensor that holds it, without a capsule and without the
  * interpreter. FAN_ERR_NOMEM, FAN_ERR_BUFFER. */
@@ -183,8 +184,8 @@ fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **ou
 /* fan_dlpack_capsule: a capsule over a tensor that it takes over, unless NULL comes back. */
 PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
 
-/* fan_dlpack_export: __dlpack__ of an array on a device with streams. Whatever stream the consumer
- * names waits for all that used the memory, and is marked. */
+/* fan_dlpack_export: __dlpack__ of an array on a device with streams. The stream that the consumer
+ * names waits for all that used the memory, and is recorded as one of them. */
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values);
 PyObject *fan_dlpack_device(const fan_device *d);
 /* fan_interface_export: __cuda_array_interface__ of it: a dict; AttributeError where it cannot have
@@ -196,11 +197,15 @@ PyObject *fan_exporter_new(fan_array *a);
 
 /* ---- C calls to libraries that own arrays on CUDA devices (library.c) ---- */
 
-/* beside a type's origin: what its table lacks is read of the array (torch) */
+/* added to a type's origin: its table lacks whether memory holds the value of an array, and
+ * whether that requires a gradient, so these are read of the array (torch) */
 #define FAN_ASKS_VALUE 256
-/* fan_import_by_table: an array of a CUDA device, or a torch tensor on the CPU, by its library's
- * exchange table: nothing waits for anything. 1: it is imported; 0: not by this way, without an
- * exception; -1 with an exception. */
+/* fan_import_by_table: imports an array of a CUDA device, or a torch tensor on the CPU, by its
+ * library's exchange table, without a wait.
+ *
+ *   1   it is imported
+ *   0   not by this way, without an exception
+ *   -1  with an exception */
 int fan_import_by_table(PyObject *o, fan_value *out);
 /* whether a torch tensor's memory is the array's */
 bool fan_tensor_has(PyObject *o, const fan_array *a);

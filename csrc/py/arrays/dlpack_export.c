@@ -1,4 +1,8 @@
-/* dlpack_export: arrays of ours for other libraries. */
+/* dlpack_export: arrays of ours for other libraries.
+ *
+ * In this order: capsules; the arguments of __dlpack__, and whether a copy goes out; arrays on
+ * devices, which offer themselves, ordered with the consumer's stream; _Exporter, which offers a
+ * host array. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/base/args.h"
@@ -9,8 +13,8 @@
 
 #include <stdio.h>
 
-/* A tensor that goes out; both layouts, one allocation. May be deleted on any thread, without the
- * GIL. */
+/* A tensor for another library, in both layouts, in one allocation. May be deleted on any thread,
+ * without the GIL. */
 typedef struct sent {
     fan_dl_versioned versioned;
     fan_dl_managed legacy;
@@ -34,7 +38,7 @@ static void delete_legacy(fan_dl_managed *m)
     delete_sent(m->ctx);
 }
 
-/* The capsule was not consumed: calls the deleter; the live exception stays. */
+/* capsule_gone: calls the deleter of a capsule that was not consumed; the live exception stays. */
 static void capsule_gone(PyObject *capsule)
 {
     bool versioned = PyCapsule_IsValid(capsule, "dltensor_versioned");
@@ -47,13 +51,15 @@ PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)
     return PyCapsule_New(managed, "dltensor_versioned", capsule_gone);
 }
 
-/* countable: whether every stride is a whole number of elements: DLPack cannot express others. */
-static bool countable(const fan_array *a)
+/* has_element_strides: whether every stride is a whole number of elements: DLPack cannot express
+ * others. */
+static bool has_element_strides(const fan_array *a)
 {
     int64_t item = (int64_t)fan_dtype_size(a->dtype);
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim; i++) {
         if (a->strides[i] % item != 0)
             return false;
+    }
     return true;
 }
 
@@ -62,25 +68,28 @@ static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
+    if (!s)
+        return NULL;
     fan_dl_tensor tensor = {.data = a->size ? a->data : NULL,
                             .device = at,
                             .ndim = a->ndim,
-                            .dtype = fan_dl_dtype_for(a->dtype)};
-    if (!s)
-        return NULL;
-    tensor.shape = s->dims;
-    tensor.strides = s->dims + ndim;
+                            .dtype = fan_dl_dtype_for(a->dtype),
+                            .shape = s->dims,
+                            .strides = s->dims + ndim};
     for (size_t i = 0; i < ndim; i++) {
         tensor.shape[i] = a->shape[i];
         tensor.strides[i] = a->strides[i] / (int64_t)fan_dtype_size(a->dtype);
     }
+    uint64_t flags = copied ? FAN_DL_IS_COPIED : 0;
+    if (!a->writable)
+        flags |= FAN_DL_READ_ONLY;
     s->a = fan_array_hold(a);
     s->versioned = (fan_dl_versioned){
         .major = FAN_DL_MAJOR,
         .minor = FAN_DL_MINOR,
         .ctx = s,
         .deleter = delete_versioned,
-        .flags = (a->writable ? 0 : FAN_DL_READ_ONLY) | (copied ? FAN_DL_IS_COPIED : 0),
+        .flags = flags,
         .tensor = tensor,
     };
     s->legacy = (fan_dl_managed){.tensor = tensor, .ctx = s, .deleter = delete_legacy};
@@ -89,38 +98,39 @@ static sent *sent_new(fan_array *a, fan_dl_device at, bool copied)
 
 fan_status fan_dlpack_send(fan_array *a, fan_dl_device at, fan_dl_versioned **out, fan_error *err)
 {
-    sent *s = countable(a) ? sent_new(a, at, false) : NULL;
-    *out = s ? &s->versioned : NULL;
-    if (s)
-        return FAN_OK;
-    return countable(a) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory")
-                        : fan_fail(err, FAN_ERR_BUFFER,
-                                   "a stride is no whole number of elements: give a copy");
+    *out = NULL;
+    if (!has_element_strides(a))
+        return fan_fail(err, FAN_ERR_BUFFER,
+                        "a stride is no whole number of elements: give a copy");
+    sent *s = sent_new(a, at, false);
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    *out = &s->versioned;
+    return FAN_OK;
 }
 
 /* dlpack_offer: a capsule over the memory of `a`, which it holds. */
 static PyObject *dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool copied)
 {
-    sent *s = sent_new(a, at, copied);
     PyObject *capsule;
+    sent *s = sent_new(a, at, copied);
     if (!s)
         return PyErr_NoMemory();
-    capsule = versioned ? PyCapsule_New(&s->versioned, "dltensor_versioned", capsule_gone)
-                        : PyCapsule_New(&s->legacy, "dltensor", capsule_gone);
+    if (versioned)
+        capsule = fan_dlpack_capsule(&s->versioned);
+    else
+        capsule = PyCapsule_New(&s->legacy, "dltensor", capsule_gone);
     if (!capsule)
         delete_sent(s);
     return capsule;
 }
 
+/* two_ints: reads a tuple of two ints; false, without an exception: it is none. */
 static bool two_ints(PyObject *o, long *first, long *second)
 {
-    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) != 2)
-        return false;
-    *first = PyLong_AsLong(PyTuple_GET_ITEM(o, 0));
-    *second = PyErr_Occurred() ? 0 : PyLong_AsLong(PyTuple_GET_ITEM(o, 1));
-    bool are = !PyErr_Occurred();
+    bool good = PyTuple_Check(o) && PyArg_ParseTuple(o, "ll", first, second);
     PyErr_Clear();
-    return are;
+    return good;
 }
 
 static PyObject *value_or_none(PyObject *o)
@@ -139,9 +149,10 @@ typedef struct fan_dl_request {
  * exception. */
 static int request_parse(PyObject *const *values, fan_dl_request *q)
 {
-    PyObject *max_version = value_or_none(values[1]), *device = value_or_none(values[2]);
+    PyObject *max_version = value_or_none(values[1]);
+    PyObject *device = value_or_none(values[2]);
     PyObject *copy = value_or_none(values[3]);
-    long minor = 0;
+    long minor;
     q->stream = value_or_none(values[0]);
     q->major = 0;
     if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
@@ -154,13 +165,13 @@ static int request_parse(PyObject *const *values, fan_dl_request *q)
     return 0;
 }
 
-/* request_decide: a view goes out as itself unless a copy was requested or a capsule cannot
- * describe it; -1 with BufferError where a copy is not wanted. */
+/* request_decide: sets q->copy where a capsule cannot describe the array; -1 with BufferError where
+ * the consumer wants no copy. */
 static int request_decide(const fan_array *a, fan_dl_request *q)
 {
     if (q->copy > 0)
         return 0;
-    if (!countable(a)) {
+    if (!has_element_strides(a)) {
         if (q->copy == 0)
             return fan_refuse(PyExc_BufferError, "__dlpack__: a stride is no whole number of "
                                                  "elements: this array goes out as a copy only");
@@ -176,8 +187,8 @@ static int request_decide(const fan_array *a, fan_dl_request *q)
 
 /* ---- arrays on devices ---- */
 
-/* consumer_stream: what an integer of the protocol means: a hold in *out; NULL: the consumer wants
- * no waiting (-1). */
+/* consumer_stream: the stream that an integer of the protocol names, a hold; NULL: the consumer
+ * wants no waiting (-1). */
 static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
 {
     long long n = FAN_DL_LEGACY;
@@ -203,11 +214,13 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
                           "waiting) or a handle",
                           o);
     *out = fan_backend_stream(d, (uint64_t)n);
-    return *out ? 0 : -1;
+    if (!*out)
+        return -1;
+    return 0;
 }
 
-/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked
- * as one of them. May release the GIL. */
+/* await_users: `s` waits for the work that was queued on the streams that used the memory, and is
+ * recorded as one of them. May release the GIL. */
 static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -216,7 +229,8 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
         status = fan_dl_order(s, user, err);
         fan_stream_drop(user);
     }
-    return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
+    FAN_TRY(status);
+    return fan_memory_record_stream(a->storage, s, err);
 }
 
 /* device_copy: another array on d; its copy is queued on s after the work that made `a`. */
@@ -225,9 +239,8 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
 {
     fan_operand from = {.array = a, .acc = a->dtype};
     FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
-    fan_status status = fan_device_run(
-        d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"},
-        err);
+    fan_job job = {.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"};
+    fan_status status = fan_device_run(d, s, &job, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -235,11 +248,47 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
     return status;
 }
 
-/* export_to_host: dl_device=(1, 0): a copy, there when the call returns. */
+/* order_for: orders the memory for the work that a consumer queues on `s` (NULL: it does not wait),
+ * or makes a copy that is. */
+static fan_status order_for(fan_stream *s, fan_array *a, fan_device *d, bool copy, fan_array **out,
+                            fan_error *err)
+{
+    fan_stream *on = NULL;
+    if (s)
+        on = fan_stream_hold(s);
+    else if (copy) /* a copy is ordered after its source in any case */
+        on = fan_stream_current(d);
+    else
+        return FAN_OK;
+    if (!on)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status = await_users(a, on, err);
+    if (status == FAN_OK && copy)
+        status = device_copy(a, d, on, out, err);
+    fan_stream_drop(on);
+    return status;
+}
+
+/* host_copy: another array on the host, with the values when the call returns. */
+static fan_status host_copy(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
+{
+    fan_stream *s = fan_stream_current(d);
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status = await_users(a, s, err);
+    if (status == FAN_OK)
+        status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, *out, a, err);
+    fan_stream_drop(s);
+    return status;
+}
+
+/* export_to_host: dl_device=(1, 0): a copy, complete when the call returns. */
 static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_request *q)
 {
     fan_array *copied = NULL;
-    fan_error err = {0};
+    PyObject *capsule = NULL;
     if (q->stream != Py_None)
         return PyErr_Format(
             PyExc_ValueError,
@@ -249,19 +298,8 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: the array is on a device, and copy=False: the host cannot "
                             "have it without a copy");
-    PyThreadState *left = PyEval_SaveThread();
-    fan_stream *s = fan_stream_current(d);
-    fan_status status =
-        s ? await_users(a, s, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-    if (status == FAN_OK)
-        status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
-    if (status == FAN_OK)
-        status = d->backend->read(s, copied, a, &err);
-    fan_stream_drop(s);
-    PyEval_RestoreThread(left);
-    PyObject *capsule =
-        status == FAN_OK ? dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true)
-                         : fan_raise(status, &err);
+    if (FAN_CHECK_UNLOCKED(host_copy(a, d, &copied, &err)) == 0)
+        capsule = dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
     return capsule;
 }
@@ -277,47 +315,33 @@ static int shared_with_others(const fan_device *d, const char *what)
 
 PyObject *fan_dlpack_device(const fan_device *d)
 {
-    return shared_with_others(d, "__dlpack_device__") < 0
-               ? NULL
-               : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
+    if (shared_with_others(d, "__dlpack_device__") < 0)
+        return NULL;
+    return Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
 }
 
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
 {
-    fan_dl_request q = {.type = d->backend->dlpack[0], .id = d->index};
-    fan_stream *s = NULL, *on = NULL;
+    fan_dl_device at = {d->backend->dlpack[0], d->index};
+    fan_dl_request q = {.type = at.type, .id = at.id};
+    fan_stream *s = NULL;
     fan_array *copied = NULL;
-    fan_error err = {0};
-    fan_status status = FAN_OK;
-    PyObject *capsule = NULL;
     if (shared_with_others(d, "__dlpack__") < 0 || request_parse(values, &q) < 0)
         return NULL;
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
-    if (q.type != d->backend->dlpack[0] || q.id != d->index)
+    if (q.type != at.type || q.id != at.id)
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
                             fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
-    if (request_decide(a, &q) < 0)
+    if (request_decide(a, &q) < 0 || consumer_stream(q.stream, d, &s) < 0)
         return NULL;
-    if (consumer_stream(q.stream, d, &s) < 0)
+    int bad = FAN_CHECK_UNLOCKED(order_for(s, a, d, q.copy > 0, &copied, &err));
+    fan_stream_drop(s);
+    if (bad)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        on = s            ? fan_stream_hold(s)
-             : q.copy > 0 ? fan_stream_current(d)
-                          : NULL; /* a copy is ordered behind its source at any rate */
-        if (on)
-            status = await_users(a, on, &err);
-        if (status == FAN_OK && q.copy > 0)
-            status = on ? device_copy(a, d, on, &copied, &err)
-                        : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-        fan_stream_drop(on);
-        fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    capsule = dlpack_offer(copied ? copied : a, (fan_dl_device){d->backend->dlpack[0], d->index},
-                           q.major >= 1, copied != NULL);
+    bool is_copy = copied != NULL;
+    PyObject *capsule = dlpack_offer(is_copy ? copied : a, at, q.major >= 1, is_copy);
     fan_array_drop(copied);
     return capsule;
 }
@@ -325,8 +349,6 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
 PyObject *fan_interface_export(fan_array *a, fan_device *d)
 {
     char type[8], text[32];
-    fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
     if (!d->backend->cuda_protocols || fan_dtype_of_ml_dtypes(a->dtype))
         return PyErr_Format(PyExc_AttributeError,
                             "an array of dtype %s on %s has no __cuda_array_interface__",
@@ -334,18 +356,16 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     size_t item = fan_dtype_size(a->dtype);
     snprintf(type, sizeof type, "%c%c%zu", item > 1 ? '<' : '|', fan_dtype_kind(a->dtype), item);
     fan_stream *s = fan_stream_current(d);
-    Py_BEGIN_ALLOW_THREADS
-        if (s)
-            status = await_users(a, s, &err);
-    Py_END_ALLOW_THREADS
-    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    if (!s)
+        return fan_raise(FAN_ERR_NOMEM, NULL);
+    unsigned long long handle = s->handle;
+    int bad = FAN_CHECK_UNLOCKED(await_users(a, s, &err));
     fan_stream_drop(s);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape),
-                         "typestr", type, "data",
-                         (unsigned long long)(uintptr_t)(a->size ? a->data : NULL),
-                         a->writable ? Py_False : Py_True, "strides", fan_ints(a->ndim, a->strides),
+    if (bad)
+        return NULL;
+    return Py_BuildValue("{s:N,s:s,s:(NO),s:N,s:i,s:K}", "shape", fan_ints(a->ndim, a->shape),
+                         "typestr", type, "data", PyLong_FromVoidPtr(a->size ? a->data : NULL),
+                         fan_py_bool(!a->writable), "strides", fan_ints(a->ndim, a->strides),
                          "version", 3, "stream", handle);
 }
 
@@ -369,9 +389,8 @@ FAN_DEALLOC(exporter_dealloc, fan_array_drop(((exporter *)o)->a))
 static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
 {
     fan_dl_request q = {.type = FAN_DL_CPU};
-    PyObject *capsule;
-    fan_array *a = ((exporter *)o)->a, *copied = NULL;
-    fan_error err = {0};
+    fan_array *a = ((exporter *)o)->a;
+    fan_array *copied = NULL;
     if (request_parse(values, &q) < 0)
         return NULL;
     if (q.stream != Py_None)
@@ -386,13 +405,12 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
     if (request_decide(a, &q) < 0)
         return NULL;
     if (q.copy > 0) {
-        fan_status status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
-        if (status != FAN_OK)
-            return fan_raise(status, &err);
+        if (FAN_CHECK(fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err)) < 0)
+            return NULL;
         fan_array_copy(copied, a);
         a = copied;
     }
-    capsule = dlpack_offer(a, (fan_dl_device){FAN_DL_CPU, 0}, q.major >= 1, q.copy > 0);
+    PyObject *capsule = dlpack_offer(a, (fan_dl_device){FAN_DL_CPU, 0}, q.major >= 1, q.copy > 0);
     fan_array_drop(copied);
     return capsule;
 }
@@ -410,14 +428,12 @@ static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *exporter_compact(PyObject *o, PyObject *Py_UNUSED(none))
 {
     const fan_array *a = ((exporter *)o)->a;
-    fan_array *compact = NULL;
-    fan_error err = {0};
-    fan_status status = fan_array_compact(a, fan_array_expanded(a), &compact, &err);
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    fan_array *compact;
+    if (FAN_CHECK(fan_array_compact(a, fan_array_expanded(a), &compact, &err)) < 0)
+        return NULL;
     PyObject *base = fan_exporter_new(compact);
     fan_array_drop(compact);
-    return base ? Py_BuildValue("(NN)", base, fan_ints(a->ndim, a->shape)) : NULL;
+    return Py_BuildValue("(NN)", base, fan_ints(a->ndim, a->shape));
 }
 
 #include "py/declared/Exporter.h"

@@ -1,76 +1,82 @@
-/* export: the one way out: every sum becomes a Python object again: the value's own, or a new one
- * of its origin's kind (D15). */
+/* export: makes a Python object of every sum: fan_export returns the value's own object, or a new
+ * one of its origin's kind (D15). Before it, one function for each form of a value. */
 #include "py/base/args.h"
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
 
-
 #include <string.h>
 
-/* export_part: what _interop.arrays gets of an array: fanin's device array, or an exporter. */
+/* export_part: an array for _interop.arrays: as fanin's device array, or as an exporter; None of
+ * NULL. */
 static PyObject *export_part(fan_array *a, fan_device *d)
 {
-    return d && d->backend->has_streams ? fan_array_wrap(a, d) : fan_exporter_new(a);
+    if (!a)
+        Py_RETURN_NONE;
+    if (d && d->backend->has_streams)
+        return fan_array_wrap(a, d);
+    return fan_exporter_new(a);
 }
 
 /* library_array: the library's own array, where the sum was written into one. Borrowed. */
 static PyObject *library_array(const fan_value *v)
 {
-    const fan_dl_api *api =
-        v->origin >= FAN_FROM_FOREIGN ? fan_state_get()->tables[v->origin] : NULL;
-    PyObject *o = api ? fan_memory_wrapped(v->array->storage, fan_release_library_array) : NULL;
-    int64_t strides[FAN_MAX_NDIM];
-    fan_dl_tensor is;
-    for (int i = 0; i < v->array->ndim; i++)
-        strides[i] = v->array->strides[i] / (int64_t)fan_dtype_size(v->dtype);
-    if (!o || api->look(o, &is) != 0 || (char *)is.data + is.byte_offset != v->array->data ||
-        !fan_is_dense_like(&is, v->device, v->dtype, v->array->ndim, v->array->shape, strides)) {
+    if (v->origin < FAN_FROM_FOREIGN)
+        return NULL;
+    const fan_dl_api *api = fan_state_get()->tables[v->origin];
+    const fan_array *a = v->array;
+    if (!api)
+        return NULL;
+    PyObject *o = fan_memory_wrapped(a->storage, fan_release_library_array);
+    if (!o)
+        return NULL;
+    fan_dl_tensor tensor;
+    if (api->look(o, &tensor) != 0) {
         PyErr_Clear();
         return NULL;
     }
+    if ((char *)tensor.data + tensor.byte_offset != a->data)
+        return NULL;
+    int64_t strides[FAN_MAX_NDIM];
+    for (int i = 0; i < a->ndim; i++)
+        strides[i] = a->strides[i] / (int64_t)fan_dtype_size(v->dtype);
+    if (!fan_is_dense_like(&tensor, v->device, v->dtype, a->ndim, a->shape, strides))
+        return NULL;
     return o;
 }
 
 static PyObject *export_device(const fan_value *v)
 {
-    PyObject *part, *arrays, *made, *o = library_array(v);
-    if (o) {
-        Py_INCREF(o);
-        fan_leaves(o, v);
-        return o;
+    PyObject *own = library_array(v);
+    if (own) {
+        Py_INCREF(own);
+        fan_leaves(own, v);
+        return own;
     }
-    part = fan_array_wrap(v->array, v->device);
+    PyObject *part = fan_array_wrap(v->array, v->device);
     if (!part || v->origin < FAN_FROM_FOREIGN || !fan_is_shared(v->device))
         return part;
-    arrays = fan_arrays();
-    made = arrays ? PyObject_CallMethod(arrays, "export_device", "iO", (int)v->origin, part) : NULL;
-    Py_DECREF(part);
-    return made;
+    return fan_arrays_call("export_device", "(iN)", (int)v->origin, part);
 }
 
 static PyObject *export_dense(const fan_value *v)
 {
-    PyObject *arrays, *nd, *part, *scalar;
     if (v->device && v->device->backend->has_streams)
         return export_device(v);
-    if (v->origin >= FAN_FROM_FOREIGN) {
-        arrays = fan_arrays();
-        part = arrays ? fan_exporter_new(v->array) : NULL;
-        nd = part ? PyObject_CallMethod(arrays, "export_dense", "iO", (int)v->origin, part) : NULL;
-        Py_XDECREF(part);
+    if (v->origin >= FAN_FROM_FOREIGN)
+        return fan_arrays_call("export_dense", "(iN)", (int)v->origin, fan_exporter_new(v->array));
+    PyObject *nd = fan_export_array(v->array);
+    bool is_number = v->origin == FAN_FROM_PYTHON_SCALAR || v->origin == FAN_FROM_NUMPY_SCALAR;
+    if (!nd || v->array->ndim > 0 || !is_number)
         return nd;
-    }
-    nd = fan_export_array(v->array);
-    if (!nd || v->array->ndim > 0 ||
-        (v->origin != FAN_FROM_PYTHON_SCALAR && v->origin != FAN_FROM_NUMPY_SCALAR))
-        return nd;
-    scalar = PyArray_Return((PyArrayObject *)nd); /* steals */
+    PyObject *scalar = PyArray_Return((PyArrayObject *)nd); /* steals */
     if (!scalar || v->origin == FAN_FROM_NUMPY_SCALAR)
         return scalar;
     /* NumPy's own scalars have a Python twin; those of ml_dtypes are floats. */
-    nd = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar)
-                                         : PyObject_CallMethod(scalar, "item", NULL);
+    if (fan_dtype_kind(v->dtype) == 'f')
+        nd = PyNumber_Float(scalar);
+    else
+        nd = PyObject_CallMethod(scalar, "item", NULL);
     Py_DECREF(scalar);
     return nd;
 }
@@ -78,53 +84,39 @@ static PyObject *export_dense(const fan_value *v)
 static PyObject *export_sparse(const fan_value *v)
 {
     const fan_sparse *s = v->sparse;
-    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL,
-             *values = NULL, *o = NULL;
-    if (!arrays)
-        return NULL;
-    shape = fan_ints(s->ndim, s->shape);
-    indices = shape ? export_part(s->indices, v->device) : NULL;
-    pointers = !indices      ? NULL
-               : s->pointers ? export_part(s->pointers, v->device)
-                             : Py_NewRef(Py_None);
-    values = pointers ? export_part(s->values, v->device) : NULL;
-    if (values)
-        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin,
-                                fan_format_name(s->format), shape, indices, pointers, values,
-                                s->coalesced ? Py_True : Py_False);
-    Py_XDECREF(shape);
-    Py_XDECREF(indices);
-    Py_XDECREF(pointers);
-    Py_XDECREF(values);
-    return o;
+    return fan_arrays_call("export_sparse", "(isNNNNO)", (int)v->origin, fan_format_name(s->format),
+                           fan_ints(s->ndim, s->shape), export_part(s->indices, v->device),
+                           export_part(s->pointers, v->device), export_part(s->values, v->device),
+                           fan_py_bool(s->coalesced));
 }
 
 static PyObject *export_zero(const fan_value *v)
 {
-    fan_state *st = fan_state_get();
-    PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero");
-    return type ? PyObject_CallFunction(type, "Ns", fan_ints(v->array->ndim, v->array->shape),
-                                        fan_dtype_name(v->dtype))
-                : NULL;
+    PyObject *type = fan_lazy(&fan_state_get()->zero_type, "fanin.slots", "Zero");
+    if (!type)
+        return NULL;
+    return PyObject_CallFunction(type, "Ns", fan_ints(v->array->ndim, v->array->shape),
+                                 fan_dtype_name(v->dtype));
 }
 
 PyObject *fan_export(fan_value *v)
 {
     PyObject *o = NULL;
-    if (v->form == FAN_FORM_UNDEFINED)
+    if (v->form == FAN_FORM_UNDEFINED) {
         o = Py_NewRef(Py_None);
-    else if (v->object) {
+    } else if (v->object) {
         o = Py_NewRef((PyObject *)v->object);
         if (v->device && v->origin != FAN_FROM_DEVICE_ARRAY && fan_is_shared(v->device))
             fan_leaves(o, v);
-    } else if (v->form == FAN_FORM_DENSE)
+    } else if (v->form == FAN_FORM_DENSE) {
         o = export_dense(v);
-    else if (v->form == FAN_FORM_SPARSE)
+    } else if (v->form == FAN_FORM_SPARSE) {
         o = export_sparse(v);
-    else if (v->form == FAN_FORM_ZERO)
+    } else if (v->form == FAN_FORM_ZERO) {
         o = export_zero(v);
-    else
+    } else {
         PyErr_SetString(PyExc_SystemError, "an object's sum without an object");
+    }
     fan_value_release(v);
     return o;
 }

@@ -1,10 +1,22 @@
-/* frontend: Python for the core: holds and sums objects, lets other threads run
- * (buffer/value.h). */
+/* frontend: the table of functions by which the core holds, compares and sums Python objects and
+ * lets other threads run (buffer/value.h).
+ *
+ * In this order: who else has a reference to an object; combine= and operators; the warning of
+ * mismatched streams; plain contributions (buffer/plain.h), whose functions are called inside the
+ * interpreter only; the tables. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/arrays/objects.h"
 
 #include <stdio.h>
+
+/* has_no_weakref: whether no weak reference leads to an object, whose type has a list of them. */
+static bool has_no_weakref(PyObject *o)
+{
+    Py_ssize_t at = Py_TYPE(o)->tp_weaklistoffset;
+    const void *first = (char *)o + at;
+    return at > 0 && *(PyObject *const *)first == NULL;
+}
 
 bool fan_only_ours(PyObject *o, Py_ssize_t refs)
 {
@@ -16,20 +28,22 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
     if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
-    void *weak = (char *)o + Py_TYPE(o)->tp_weaklistoffset;
-    return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
-           Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) || PyArray_BASE(a))
+        return false;
+    return has_no_weakref(o);
 }
 
-/* owns: whether an ndarray owns its memory, or has the only reference to the ndarray that does. */
-static bool owns(const PyArrayObject *a)
+/* owns_memory: whether an ndarray owns its memory, or has the only reference to the ndarray that
+ * does. */
+static bool owns_memory(const PyArrayObject *a)
 {
     PyObject *base = PyArray_BASE(a);
-    if (!base)
-        return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA);
-    return PyArray_CheckExact(base) && Py_REFCNT(base) == 1 &&
-           !PyArray_BASE((PyArrayObject *)base) &&
-           PyArray_CHKFLAGS((PyArrayObject *)base, NPY_ARRAY_OWNDATA);
+    if (base) {
+        if (!PyArray_CheckExact(base) || Py_REFCNT(base) != 1)
+            return false;
+        a = (PyArrayObject *)base;
+    }
+    return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA) && !PyArray_BASE(a);
 }
 
 bool fan_alone(PyObject *o, Py_ssize_t refs)
@@ -39,69 +53,84 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
 #endif
     if (fan_is_unboxed(o))
         return fan_unboxed_is_unique(o);
-    return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
+    if (Py_REFCNT(o) != refs)
+        return false;
+    return !PyArray_CheckExact(o) || owns_memory((PyArrayObject *)o);
 }
 
-/* The value of an ndarray has two references, as in unshared. References that a library
+/* value_is_alone: fan_alone of an object, or of the object of a value. References that a library
  * keeps outside of the Python object do not count. */
-static bool alone(void *object, const fan_value *v)
+static bool value_is_alone(void *object, const fan_value *v)
 {
-    return fan_gil_held() &&
-           fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object)
-                                 ? 2
-                                 : 1);
+    if (!fan_gil_held())
+        return false;
+    Py_ssize_t refs = 1;
+    if (v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object))
+        refs = 2; /* the value's, and that of the storage over it (import.c) */
+    return fan_alone(object, refs);
 }
 
-/* Two references: the value's, and that of the storage over it (import.c). */
-static bool unshared(void *object)
+/* value_is_only_ours: fan_only_ours of the object of a value, which has two references: the
+ * value's, and that of the storage over it (import.c). */
+static bool value_is_only_ours(void *object)
 {
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return false;
-    bool alone = fan_only_ours(object, 2);
+    bool only_ours = fan_only_ours(object, 2);
     fan_gil_leave(&gil);
-    return alone;
+    return only_ours;
 }
 
-/* shown: a term for Python: its object, or, for a sum of the core's, an array of its origin's kind
- * over the same memory. */
-static PyObject *shown(const fan_value *v)
+/* export_term: a term for Python: its object, or, for a sum of the core's, an array of its origin's
+ * kind over the same memory. */
+static PyObject *export_term(const fan_value *v)
 {
-    fan_value copy;
     if (v->object)
         return Py_NewRef((PyObject *)v->object);
-    return FAN_CHECK(fan_value_copy(&fan_python, v, &copy, &err)) < 0 ? NULL : fan_export(&copy);
+    fan_value copy;
+    if (FAN_CHECK(fan_value_copy(&fan_python, v, &copy, &err)) < 0)
+        return NULL;
+    return fan_export(&copy);
 }
 
 /* combine_result: the sum that _interop.arrays.combine made, or its refusal (Conformed and Refused
  * in _interop/records.py). */
 static fan_status combine_result(PyObject *record, fan_value *out, fan_error *err)
 {
-    if (PyTuple_GET_SIZE(record) == 1)
-        return fan_import_object(PyTuple_GET_ITEM(record, 0), out) < 0 ? fan_from_python(err)
-                                                                       : FAN_OK;
-    bool is_value = PyTuple_GET_ITEM(record, 0) == PyExc_ValueError;
+    PyObject *first = PyTuple_GET_ITEM(record, 0);
+    fan_status refused = FAN_ERR_TYPE;
+    if (PyTuple_GET_SIZE(record) == 1) {
+        if (fan_import_object(first, out) < 0)
+            return fan_from_python(err);
+        return FAN_OK;
+    }
     const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(record, 1));
     if (!text)
         return fan_from_python(err);
-    return fan_fail(err, is_value ? FAN_ERR_VALUE : FAN_ERR_TYPE, "%s", text);
+    if (first == PyExc_ValueError)
+        refused = FAN_ERR_VALUE;
+    return fan_fail(err, refused, "%s", text);
 }
 
 static fan_status combine(void *function, const fan_value *old, const fan_value *new_,
                           fan_value *out, fan_error *err)
 {
-    PyObject *arrays, *a = NULL, *b = NULL, *sum = NULL;
     fan_gil gil;
-    fan_status status;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is being shut down");
-    arrays = fan_arrays();
-    a = arrays ? shown(old) : NULL;
-    b = a ? shown(new_) : NULL;
+    PyObject *sum = NULL;
+    PyObject *b = NULL;
+    PyObject *a = export_term(old);
+    if (a)
+        b = export_term(new_);
     if (b)
-        sum = PyObject_CallMethod(arrays, "combine", "OOO",
-                                  function ? (PyObject *)function : Py_None, a, b);
-    status = sum ? combine_result(sum, out, err) : fan_from_python(err);
+        sum = fan_arrays_call("combine", "(OOO)", function ? (PyObject *)function : Py_None, a, b);
+    fan_status status;
+    if (sum)
+        status = combine_result(sum, out, err);
+    else
+        status = fan_from_python(err);
     Py_XDECREF(sum);
     Py_XDECREF(a);
     Py_XDECREF(b);
@@ -114,19 +143,17 @@ static void clear_error(void)
     PyErr_Clear();
 }
 
-/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by
- *
- * sys.unraisablehook. */
+/* mismatch: warns. The add succeeds in any case: sys.unraisablehook gets a warning that is an
+ * error. */
 static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer,
                            const fan_stream *consumer, fan_error *Py_UNUSED(err))
 {
     const fan_state *st = fan_state_get();
-    char one[32], two[32];
     fan_gil gil;
-    PyObject *live, *who;
     if (!st || !fan_gil_enter(&gil))
         return FAN_OK;
-    live = fan_exception_take();
+    char one[32], two[32];
+    PyObject *live = fan_exception_take();
     if (PyErr_WarnFormat(st->mismatch_warning, 1,
                          "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf "
                          "that accumulates it is "
@@ -137,11 +164,11 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
                          fan_device_text(producer->device, one, sizeof one),
                          (unsigned long long)consumer->handle,
                          fan_device_text(consumer->device, two, sizeof two)) < 0) {
-        PyObject *e = fan_exception_take();
-        who = PyUnicode_FromFormat("%s.add", buffer);
-        fan_exception_put(e);
-        PyErr_WriteUnraisable(who);
-        Py_XDECREF(who);
+        PyObject *warning = fan_exception_take();
+        PyObject *where = PyUnicode_FromFormat("%s.add", buffer);
+        fan_exception_put(warning);
+        PyErr_WriteUnraisable(where);
+        Py_XDECREF(where);
     }
     fan_exception_put(live);
     fan_gil_leave(&gil);
@@ -177,21 +204,19 @@ static bool plain_drop_if_shared(void *object)
     return true;
 }
 
-static bool plain_nobody_else_has(void *object)
+static bool plain_is_unique(void *object)
 {
     if (fan_is_unboxed(object))
         return fan_unboxed_is_unique(object);
-    Py_ssize_t at = Py_TYPE((PyObject *)object)->tp_weaklistoffset;
-    const void *weak = (char *)object + at;
-    return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;
+    return Py_REFCNT((PyObject *)object) == 1 && has_no_weakref(object);
 }
 
-static bool plain_unshared(void *object)
+static bool plain_is_only_ours(void *object)
 {
     return fan_only_ours(object, 1);
 }
 
-/* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
+/* plain_wrote: torch is the one library that counts writes to plain arrays. */
 static bool plain_wrote(void *object)
 {
     const fan_state *st = fan_state_get();
@@ -208,8 +233,8 @@ static const fan_plain_frontend plain = {
     .is_unchanged = fan_plain_is_unchanged,
     .has_own_value = fan_plain_has_own_value,
     .is_detached = fan_plain_is_detached,
-    .nobody_else_has = plain_nobody_else_has,
-    .unshared = plain_unshared,
+    .nobody_else_has = plain_is_unique,
+    .unshared = plain_is_only_ours,
     .writable = fan_plain_writable,
     .fresh = fan_plain_fresh,
     .copy = fan_plain_copy,
@@ -220,8 +245,8 @@ static const fan_plain_frontend plain = {
 const fan_frontend fan_python = {
     .hold = fan_object_hold,
     .drop = fan_object_drop,
-    .unshared = unshared,
-    .alone = alone,
+    .unshared = value_is_only_ours,
+    .alone = value_is_alone,
     .plain_value = plain_value,
     .is_unchanged = fan_value_is_unchanged,
     .clear_error = clear_error,

@@ -1,8 +1,10 @@
-/* import: the one way in: whatever a caller adds becomes a fan_value here.
+/* import: makes a fan_value of whatever a caller adds. import_any tries these in turn:
  *
- *   None | ndarray | Python scalar | fanin's device array | a type with an exchange table | NumPy
- * scalar | Zero | anything else, as fanin._interop.arrays.describe describes
- * it */
+ *   None, ndarray, Python scalar, fanin's device array, a type with an exchange table, NumPy
+ *   scalar, Zero, and any other object as fanin._interop.arrays.describe describes it.
+ *
+ * In this order: ndarrays and whether they changed; memory of other libraries; numbers and zeros;
+ * records of _interop.arrays; the functions that the rest of the core calls; out=. */
 #include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack.h"
@@ -38,22 +40,28 @@ enum {
     RANK_PYTHON_SCALAR
 };
 
+void fan_value_set_dense(fan_value *out, fan_origin origin, fan_device *device, PyObject *object)
+{
+    out->form = FAN_FORM_DENSE;
+    out->dtype = out->array->dtype;
+    out->origin = (uint8_t)origin;
+    out->device = device;
+    out->object = Py_NewRef(object);
+}
+
 /* import_ndarray: an ndarray's memory as that of `object`. */
 static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable,
                           fan_value *out)
 {
+    bool is_scalar = origin == FAN_FROM_NUMPY_SCALAR;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (dtype == FAN_DT_NONE)
-        return fan_dtype_refuse(PyArray_DESCR(a),
-                                origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
+        return fan_dtype_refuse(PyArray_DESCR(a), is_scalar ? "the scalar" : "the array");
     if (fan_view_ndarray(a, dtype, writable, &out->array) < 0)
         return -1;
-    out->form = FAN_FORM_DENSE;
-    out->dtype = dtype;
-    out->origin = (uint8_t)origin;
-    out->rank = origin == FAN_FROM_NUMPY_SCALAR ? RANK_NUMPY_SCALAR : RANK_ARRAY;
-    out->device = fan_cpu();
-    out->object = Py_NewRef(object);
+    if (is_scalar)
+        out->rank = RANK_NUMPY_SCALAR;
+    fan_value_set_dense(out, origin, fan_cpu(), object);
     return 0;
 }
 
@@ -63,32 +71,49 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0; /* reference counts do not show owners here */
 #endif
     Py_ssize_t refs = 1;
-    /* its storage has it, too, or an array over it; other code may have that, so it cannot be
-     * counted */
+    /* The value's storage, or an array over it, has a reference, too. Other code may hold those, so
+     * the reference counts only where the value has the one hold on each. */
     if (v) {
-        const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
-        if (!st || st->release != fan_release_object || atomic_load(&v->array->refs) != 1 ||
-            atomic_load(&st->refs) != 1)
+        if (v->form != FAN_FORM_DENSE || !v->array)
+            return 0;
+        const fan_storage *st = v->array->storage;
+        if (!st || st->release != fan_release_object)
+            return 0;
+        if (atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
             return 0;
         Py_VISIT((PyObject *)st->ctx);
         refs += st->ctx == o;
         o = st->ctx;
     }
-    while (PyArray_CheckExact(o) && Py_REFCNT(o) == refs) {
+    while (o && PyArray_CheckExact(o) && Py_REFCNT(o) == refs) {
         o = PyArray_BASE((PyArrayObject *)o);
         refs = 1;
         Py_VISIT(o);
-        if (!o)
-            return 0;
     }
     return 0;
 }
 
-/* is_array: a fanin.Array, which is what it was made as: over an ndarray's memory it may be any
- * view of that. */
+/* is_array: whether an object is a fanin.Array. It cannot change, and may be any view of an
+ * ndarray's memory. */
 static bool is_array(PyObject *o)
 {
     return o && Py_TYPE(o) == fan_state_get()->array_type;
+}
+
+/* is_all_of: whether an array has the address, dtype, shape and strides of an ndarray. */
+static bool is_all_of(const fan_array *a, const PyArrayObject *nd)
+{
+    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim)
+        return false;
+    if (fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
+        return false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (PyArray_DIM(nd, i) != a->shape[i])
+            return false;
+        if (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i])
+            return false;
+    }
+    return true;
 }
 
 /* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`;
@@ -98,19 +123,13 @@ static bool ndarray_is_unchanged(const fan_array *a, bool part)
     const fan_storage *st = a->storage;
     if (!st || st->release != fan_release_object || !PyArray_Check((PyObject *)st->ctx))
         return true;
-    PyArrayObject *nd = st->ctx;
-    int64_t lo, hi;
-    if (a->size == 0) /* nothing is read */
+    if (a->size == 0) /* no element is read */
         return true;
-    if (!part && (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim ||
-                  fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype))
+    if (!part && !is_all_of(a, st->ctx))
         return false;
-    for (int i = 0; i < a->ndim && !part; i++)
-        if (PyArray_DIM(nd, i) != a->shape[i] ||
-            (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
-            return false;
+    int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
-    return fan_owner_has((PyObject *)nd, a->data + lo, a->data + hi);
+    return fan_owner_has(st->ctx, a->data + lo, a->data + hi);
 }
 
 bool fan_value_is_unchanged(const fan_value *v)
@@ -128,8 +147,8 @@ bool fan_value_is_unchanged(const fan_value *v)
     return unchanged;
 }
 
-/* is_not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as
- * an object. */
+/* is_not_summed: whether `o` is an ndarray of a dtype that we do not sum, which a slot with
+ * combine= takes as an object. */
 static bool is_not_summed(PyObject *o)
 {
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
@@ -139,12 +158,13 @@ bool fan_is_no_gradient(PyObject *o)
 {
     if (o == Py_None)
         return true;
-    if (!PyArray_Check(o) || PyArray_DESCR((PyArrayObject *)o)->type_num != NPY_VOID)
+    if (!PyArray_Check(o))
         return false;
     PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)o);
+    if (descr->type_num != NPY_VOID || PyDataType_ELSIZE(descr) != 0)
+        return false;
     PyObject *names = PyDataType_NAMES(descr); /* borrowed; not a tuple: there are no fields */
-    if (PyDataType_ELSIZE(descr) != 0 || !names || !PyTuple_Check(names) ||
-        PyTuple_GET_SIZE(names) != 1)
+    if (!names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != 1)
         return false;
     return PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "float0") == 0;
 }
@@ -167,22 +187,23 @@ int fan_dims_tuple(const char *what, PyObject *o, int64_t *shape)
     return (int)n;
 }
 
-/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is
- * kept here. BufferError where there is none. */
+/* device_named: the device of DLPack's numbers, which its memory holds from then on, so that the
+ * caller drops its hold. BufferError where there is none. */
 static int device_named(long type, long index, PyObject *producer, fan_device **out)
 {
-    const fan_backend_entry *b = fan_backend_of_dlpack(type);
+    const fan_backend_entry *entry = fan_backend_of_dlpack(type);
     *out = fan_cpu();
-    if (!b || !b->backend->has_streams)
+    if (!entry || !entry->backend->has_streams)
         return 0;
+    const char *name = entry->backend->name;
     if (index < 0 || index > INT32_MAX)
-        PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices",
-                     b->backend->name, index);
-    else if (fan_backend_device(b, index, out) == 0)
+        PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices", name,
+                     index);
+    else if (fan_backend_device(entry, index, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
     fan_refuse(PyExc_BufferError, "the %.200s is on %s:%ld, which cannot be used: %S",
-               Py_TYPE(producer)->tp_name, b->backend->name, index, why);
+               Py_TYPE(producer)->tp_name, name, index, why);
     Py_XDECREF(why);
     return -1;
 }
@@ -193,8 +214,9 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
     PyObject *capsule;
     long type, index;
     int writes;
-    if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes) ||
-        device_named(type, index, producer, device) < 0)
+    if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes))
+        return -1;
+    if (device_named(type, index, producer, device) < 0)
         return -1;
     fan_dl_device said = {(int32_t)type, (int32_t)index};
     int result = fan_dlpack_take(capsule, producer, &said, (fan_dl_writes)writes, *device, out);
@@ -207,35 +229,42 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
 static int import_address(PyObject *source, PyObject *producer, fan_array **out,
                           fan_device **device)
 {
-    PyObject *dtype, *shape, *strides;
-    int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    PyObject *dtype_name, *shape, *strides;
     unsigned long long address;
-    fan_dtype d;
     long index;
-    int writable, ndim;
-    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable,
-                          &index) ||
-        fan_dtype_parse(dtype, &d) < 0)
+    int writable;
+    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype_name, &shape, &strides,
+                          &writable, &index))
         return -1;
-    ndim = fan_shape_tuple(shape, dims);
-    if (ndim < 0 || (strides != Py_None && fan_dims_tuple("strides", strides, steps) != ndim))
-        return PyErr_Occurred()
-                   ? -1
-                   : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim,
-                                strides);
+    fan_dtype dtype;
+    if (fan_dtype_parse(dtype_name, &dtype) < 0)
+        return -1;
+    int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    const int64_t *given_steps = NULL;
+    int ndim = fan_shape_tuple(shape, dims);
+    if (ndim < 0)
+        return -1;
+    if (strides != Py_None) {
+        int n = fan_dims_tuple("strides", strides, steps);
+        if (n < 0)
+            return -1;
+        if (n != ndim)
+            return fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim,
+                              strides);
+        given_steps = steps;
+    }
     if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
         return -1;
-    int result = fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps,
-                                  writable, producer, *device, out);
+    int result =
+        fan_address_take(address, dtype, ndim, dims, given_steps, writable, producer, *device, out);
     fan_device_drop(*device);
     return result;
 }
 
-/* import_source: memory as _interop.arrays names it: an ndarray, fanin's device array, (capsule,
- * device type, device index, fan_dl_writes), or what an address is (import_address). */
+/* import_source: memory as _interop.arrays names it: an ndarray, fanin's device array, the tuple
+ * (capsule, device type, device index, fan_dl_writes), or the tuple of import_address. */
 static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
 {
-    fan_array *a;
     *device = fan_cpu();
     if (PyArray_Check(source)) {
         PyArrayObject *nd = (PyArrayObject *)source;
@@ -244,14 +273,16 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
             return fan_dtype_refuse(PyArray_DESCR(nd), "the array");
         return fan_view_ndarray(nd, dtype, true, out);
     }
-    if (PyTuple_Check(source))
-        return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer,
-                                                                                 out, device);
-    a = fan_array_arg(source, device);
+    if (PyTuple_Check(source)) {
+        if (PyTuple_GET_SIZE(source) == 4)
+            return import_capsule(source, producer, out, device);
+        return import_address(source, producer, out, device);
+    }
+    fan_array *a = fan_array_arg(source, device);
+    if (!a && PyErr_Occurred())
+        return -1;
     if (!a)
-        return PyErr_Occurred() ? -1
-                                : fan_refuse(PyExc_TypeError, "expected an array, got %s",
-                                             FAN_TYPE_TEXT(source));
+        return fan_refuse(PyExc_TypeError, "expected an array, got %s", FAN_TYPE_TEXT(source));
     if (fan_array_usable(a) < 0)
         return -1;
     *out = fan_array_hold(a);
@@ -262,39 +293,39 @@ static int import_dense(PyObject *d, fan_value *out)
 {
     PyObject *object, *source;
     int origin;
-    if (!PyArg_ParseTuple(d, "iOO:Dense", &origin, &object, &source) ||
-        import_source(source, object, &out->array, &out->device) < 0)
+    fan_device *device;
+    if (!PyArg_ParseTuple(d, "iOO:Dense", &origin, &object, &source))
         return -1;
-    out->form = FAN_FORM_DENSE;
-    out->dtype = out->array->dtype;
-    out->origin = (uint8_t)origin;
-    out->object = Py_NewRef(object);
-    out->own_memory = out->device == fan_cpu() && fan_tensor_has(object, out->array);
+    if (import_source(source, object, &out->array, &device) < 0)
+        return -1;
+    fan_value_set_dense(out, (fan_origin)origin, device, object);
+    out->own_memory = device == fan_cpu() && fan_tensor_has(object, out->array);
     return 0;
 }
 
 static int import_sparse(PyObject *d, fan_value *out)
 {
     PyObject *object, *source[3], *shape;
-    fan_array *part[3] = {NULL, NULL, NULL};
-    int64_t dims[FAN_MAX_NDIM];
-    fan_device *device = NULL;
-    fan_format format;
-    fan_error err;
-    fan_status status = FAN_OK;
     const char *name;
-    int origin, coalesced, ndim, result = -1;
-    err.text[0] = '\0';
+    int origin, coalesced;
     if (!PyArg_ParseTuple(d, "iOsOOOOp:Stored", &origin, &object, &name, &shape, &source[0],
                           &source[1], &source[2], &coalesced))
         return -1;
+    fan_format format;
     if (!fan_format_from_name(name, &format))
         return fan_refuse(PyExc_ValueError,
                           "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
                           name);
-    ndim = fan_shape_tuple(shape, dims);
+    int64_t dims[FAN_MAX_NDIM];
+    int ndim = fan_shape_tuple(shape, dims);
     if (ndim < 0)
         return -1;
+
+    /* indices, pointers (None: the format has none) and values, all on one device */
+    fan_array *part[3] = {NULL, NULL, NULL};
+    fan_device *device = NULL;
+    fan_error err = {0};
+    int result = -1;
     for (int i = 0; i < 3; i++) {
         fan_device *on;
         if (source[i] == Py_None && i == 1)
@@ -307,8 +338,9 @@ static int import_sparse(PyObject *d, fan_value *out)
         }
         device = on;
     }
-    status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse,
-                            &err);
+
+    fan_status status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced,
+                                       &out->sparse, &err);
     if (status == FAN_OK && device == fan_cpu()) {
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, fan_check_signals, &err);
@@ -336,13 +368,29 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out);
 
 static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
 {
+    int result;
     PyObject *a = PyArray_FromScalar(o, NULL);
-    int result = !a ? -1
-                 : has_combine && is_not_summed(a)
-                     ? import_object(o, NULL, out)
-                     : import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out);
-    Py_XDECREF(a);
+    if (!a)
+        return -1;
+    if (has_combine && is_not_summed(a))
+        result = import_object(o, NULL, out);
+    else
+        result = import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out);
+    Py_DECREF(a);
     return result;
+}
+
+/* refuse_large_int: OverflowError for an int that 64 bits do not hold; returns -1. */
+static int refuse_large_int(PyObject *o)
+{
+    PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
+    if (bits)
+        fan_refuse(PyExc_OverflowError,
+                   "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - "
+                   "1, or a float",
+                   bits);
+    Py_XDECREF(bits);
+    return -1;
 }
 
 /* import_python_scalar: 1 if `o` is one (D5), 0 if not, -1 with an exception. */
@@ -353,49 +401,36 @@ static int import_python_scalar(PyObject *o, fan_value *out)
         int64_t i;
         double f;
         Py_complex c;
-    } x;
+    } number = {.c = {0}};
     fan_dtype dtype;
-    FAN_UNINITIALIZED fan_error err;
-    int overflow = 0;
-    memset(&x, 0, sizeof x);
-    err.text[0] = '\0';
     if (PyFloat_CheckExact(o)) {
         dtype = FAN_DT_FLOAT64;
-        x.f = PyFloat_AS_DOUBLE(o);
+        number.f = PyFloat_AS_DOUBLE(o);
     } else if (PyLong_CheckExact(o)) {
+        int overflow;
         dtype = FAN_DT_INT64;
-        x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
-        if (overflow) {
-            PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-            if (bits)
-                fan_refuse(PyExc_OverflowError,
-                           "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - "
-                           "1, or a float",
-                           bits);
-            Py_XDECREF(bits);
-            return -1;
-        }
+        number.i = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (overflow)
+            return refuse_large_int(o);
     } else if (PyBool_Check(o)) {
         dtype = FAN_DT_BOOL;
-        x.b = o == Py_True;
+        number.b = o == Py_True;
     } else if (PyComplex_CheckExact(o)) {
         dtype = FAN_DT_COMPLEX128;
-        x.c = PyComplex_AsCComplex(o);
+        number.c = PyComplex_AsCComplex(o);
     } else {
         return 0;
     }
+    FAN_UNINITIALIZED fan_error err;
+    fan_error_clear(&err);
     fan_status status = fan_array_new(dtype, 0, NULL, NULL, &out->array, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    memcpy(out->array->data, &x, fan_dtype_size(dtype));
+    memcpy(out->array->data, &number, fan_dtype_size(dtype));
     out->array->writable = false; /* the object must not differ from it */
-    out->form = FAN_FORM_DENSE;
-    out->dtype = dtype;
     out->weak = true;
-    out->origin = FAN_FROM_PYTHON_SCALAR;
     out->rank = RANK_PYTHON_SCALAR;
-    out->device = fan_cpu();
-    out->object = Py_NewRef(o);
+    fan_value_set_dense(out, FAN_FROM_PYTHON_SCALAR, fan_cpu(), o);
     return 1;
 }
 
@@ -403,16 +438,17 @@ static int import_python_scalar(PyObject *o, fan_value *out)
 static int import_zero(PyObject *o, fan_value *out)
 {
     const fan_state *st = fan_state_get();
-    PyObject *shape = PyObject_GetAttr(o, st->str_shape),
-             *dtype = shape ? PyObject_GetAttr(o, st->str_dtype) : NULL;
-    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM] = {0};
+    PyObject *dtype = NULL;
     fan_storage *element = NULL;
-    fan_error err;
-    fan_status status;
-    int ndim, result = -1;
-    err.text[0] = '\0';
-    if (!dtype || fan_dtype_parse(dtype, &out->dtype) < 0 ||
-        (ndim = fan_shape_tuple(shape, dims)) < 0)
+    int result = -1;
+    PyObject *shape = PyObject_GetAttr(o, st->str_shape);
+    if (shape)
+        dtype = PyObject_GetAttr(o, st->str_dtype);
+    if (!dtype || fan_dtype_parse(dtype, &out->dtype) < 0)
+        goto done;
+    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM] = {0};
+    int ndim = fan_shape_tuple(shape, dims);
+    if (ndim < 0)
         goto done;
     element = fan_storage_new(16);
     if (!element) {
@@ -420,8 +456,9 @@ static int import_zero(PyObject *o, fan_value *out)
         goto done;
     }
     memset(element->data, 0, 16);
-    status = fan_array_view(element, element->data, out->dtype, ndim, dims, strides, false,
-                            &out->array, &err);
+    fan_error err = {0};
+    fan_status status = fan_array_view(element, element->data, out->dtype, ndim, dims, strides,
+                                       false, &out->array, &err);
     if (status != FAN_OK) {
         fan_refuse_error(status, &err);
         goto done;
@@ -447,52 +484,56 @@ enum {
     STORED_FIELDS = 8
 };
 
-/* collect_parts: the memory that an object declares; each part is an array that we can read, dense
- * or sparse. */
+/* refuse_parts: TypeError for what __fanin_parts__ returned; returns -1. */
+static int refuse_parts(PyObject *o)
+{
+    return fan_refuse(PyExc_TypeError,
+                      "__fanin_parts__() gave %s; expected the arrays that the object holds",
+                      FAN_TYPE_TEXT(o));
+}
+
+/* collect_part: appends the arrays of one part, which is dense or sparse, to those of `out`, where
+ * there is room. */
+static int collect_part(PyObject *part, fan_value *out)
+{
+    fan_value v;
+    fan_array *own[3];
+    size_t n;
+    if (fan_import(part, false, false, &v) < 0)
+        return -1;
+    if (v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE) {
+        fan_value_release(&v);
+        return refuse_parts(part);
+    }
+    fan_array *const *arrays = fan_value_arrays(&v, own, &n);
+    for (size_t i = 0; i < n; i++)
+        out->parts[out->nparts++] = fan_array_hold(arrays[i]);
+    if (!out->device || !out->device->backend->has_streams)
+        out->device = v.device;
+    fan_value_release(&v);
+    return 0;
+}
+
+/* collect_parts: the memory that an object declares. */
 static int collect_parts(PyObject *parts, fan_value *out)
 {
-    PyObject *fast =
-        Py_TYPE(parts)->tp_iter || PySequence_Check(parts) ? PySequence_Tuple(parts) : NULL;
-    Py_ssize_t n = fast ? PyTuple_GET_SIZE(fast) : 0;
-    int result = -1;
-    if (!fast)
-        return PyErr_Occurred()
-                   ? -1
-                   : fan_refuse(
-                         PyExc_TypeError,
-                         "__fanin_parts__() gave %s; expected the arrays that the object holds",
-                         FAN_TYPE_TEXT(parts));
+    if (!Py_TYPE(parts)->tp_iter && !PySequence_Check(parts))
+        return refuse_parts(parts);
+    PyObject *tuple = PySequence_Tuple(parts);
+    if (!tuple)
+        return -1;
+    int result = 0;
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
     if (n > 0) {
         out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
         if (!out->parts) {
             PyErr_NoMemory();
-            goto done;
+            result = -1;
         }
     }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *item = PyTuple_GET_ITEM(fast, i);
-        fan_value v;
-        fan_array *own[3];
-        int bad = fan_import(item, false, false, &v);
-        size_t k = 0;
-        if (!bad && v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE)
-            bad = fan_refuse(PyExc_TypeError,
-                             "__fanin_parts__() gave %s; expected the arrays that the object holds",
-                             FAN_TYPE_TEXT(item));
-        if (!bad) {
-            fan_array *const *all = fan_value_arrays(&v, own, &k);
-            for (size_t j = 0; j < k; j++)
-                out->parts[out->nparts++] = fan_array_hold(all[j]);
-            if (!out->device || !out->device->backend->has_streams)
-                out->device = v.device;
-        }
-        fan_value_release(&v);
-        if (bad)
-            goto done;
-    }
-    result = 0;
-done:
-    Py_DECREF(fast);
+    for (Py_ssize_t i = 0; result == 0 && i < n; i++)
+        result = collect_part(PyTuple_GET_ITEM(tuple, i), out);
+    Py_DECREF(tuple);
     return result;
 }
 
@@ -502,85 +543,101 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out)
     out->dtype = FAN_DT_NONE;
     out->origin = FAN_FROM_OBJECT;
     out->object = Py_NewRef(o);
-    return parts && parts != Py_None ? collect_parts(parts, out) : 0;
+    if (!parts || parts == Py_None)
+        return 0;
+    return collect_parts(parts, out);
 }
 
-/* import_described: what _interop.arrays makes of it. The records of _interop/records.py differ in
- * the number of their fields. */
-static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
+/* import_record: the value of a record of _interop.arrays. */
+static int import_record(PyObject *o, PyObject *record, bool has_combine, fan_value *out)
 {
-    PyObject *arrays = fan_arrays(), *d = NULL;
-    int result = -1;
-    fan_stream *ready = fan_error_context_stream();
-    PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
-    if (arrays && on)
-        d = PyObject_CallMethod(arrays, "describe", "OOOO", o, recording ? Py_True : Py_False,
-                                has_combine ? Py_True : Py_False, on);
-    Py_XDECREF(on);
-    if (!d)
-        return -1;
-    switch (PyTuple_Check(d) ? PyTuple_GET_SIZE(d) : 0) {
+    switch (PyTuple_Check(record) ? PyTuple_GET_SIZE(record) : 0) {
     case DENSE_FIELDS:
-        result = has_combine && is_not_summed(PyTuple_GET_ITEM(d, 2)) ? import_object(o, NULL, out)
-                                                                      : import_dense(d, out);
-        break;
+        if (has_combine && is_not_summed(PyTuple_GET_ITEM(record, 2)))
+            return import_object(o, NULL, out);
+        return import_dense(record, out);
     case STORED_FIELDS:
-        result = import_sparse(d, out);
-        break;
+        return import_sparse(record, out);
     case OBJECT_FIELDS:
-        result = import_object(o, PyTuple_GET_ITEM(d, 0), out);
-        break;
+        return import_object(o, PyTuple_GET_ITEM(record, 0), out);
     case REFUSED_FIELDS:
-        result = fan_refuse(PyTuple_GET_ITEM(d, 0), "%U", PyTuple_GET_ITEM(d, 1));
-        break;
+        return fan_refuse(PyTuple_GET_ITEM(record, 0), "%U", PyTuple_GET_ITEM(record, 1));
     default:
         PyErr_SetString(PyExc_SystemError, "_interop.arrays gave no record");
+        return -1;
     }
+}
+
+PyObject *fan_arrays_call(const char *name, const char *format, ...)
+{
+    PyObject *function = NULL;
+    PyObject *result = NULL;
+    va_list values;
+    va_start(values, format);
+    PyObject *args = Py_VaBuildValue(format, values); /* first: it takes the references of "N" */
+    va_end(values);
+    if (!args)
+        return NULL;
+    PyObject *arrays = fan_arrays();
+    if (arrays)
+        function = PyObject_GetAttrString(arrays, name);
+    if (function)
+        result = PyObject_Call(function, args, NULL);
+    Py_XDECREF(function);
+    Py_DECREF(args);
+    return result;
+}
+
+/* import_described: the value that _interop.arrays describes. */
+static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
+{
+    fan_stream *ready = fan_error_context_stream();
+    PyObject *record =
+        fan_arrays_call("describe", "(OOON)", o, fan_py_bool(recording), fan_py_bool(has_combine),
+                        ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None));
+    if (!record)
+        return -1;
+    int result = import_record(o, record, has_combine, out);
     PyObject *live = fan_exception_take(); /* a capsule's destructor is another library's code */
-    Py_DECREF(d);
+    Py_DECREF(record);
     fan_exception_put(live);
     return result;
 }
 
 /* ---- in ---- */
 
+/* import_any: -1 with an exception; else `out` has the value. */
 static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     fan_state *st = fan_state_get();
-    fan_array *a;
-    fan_device *device;
-    int known;
     if (PyArray_CheckExact(o) && !recording) {
-        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT ||
-            (has_combine && is_not_summed(o)))
+        PyArrayObject *a = (PyArrayObject *)o;
+        if (PyArray_TYPE(a) == NPY_OBJECT || (has_combine && is_not_summed(o)))
             return import_object(o, NULL, out);
         if (fan_storage_redirected() && fan_ndarray_check_known(o, "a sum, copy or conversion") < 0)
             return -1;
-        return import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, out);
+        return import_ndarray(a, o, FAN_FROM_NDARRAY, true, out);
     }
     if (o == Py_None)
         return 0;
     if (!recording) {
-        known = import_python_scalar(o, out);
+        int known = import_python_scalar(o, out);
         if (known != 0)
-            return known < 0 ? -1 : 0;
-        a = fan_array_arg(o, &device);
-        if (a && fan_array_usable(a) < 0)
-            return -1;
+            return known;
+        fan_device *device;
+        fan_array *a = fan_array_arg(o, &device);
         if (a) {
-            out->form = FAN_FORM_DENSE;
-            out->dtype = a->dtype;
-            out->origin = FAN_FROM_DEVICE_ARRAY;
-            out->device = device;
+            if (fan_array_usable(a) < 0)
+                return -1;
             out->array = fan_array_hold(a);
-            out->object = Py_NewRef(o);
+            fan_value_set_dense(out, FAN_FROM_DEVICE_ARRAY, device, o);
             return 0;
         }
         if (PyErr_Occurred())
             return -1;
         known = fan_import_by_table(o, out);
         if (known != 0)
-            return known < 0 ? -1 : 0;
+            return known;
         if (PyArray_IsScalar(o, Generic))
             return import_numpy_scalar(o, has_combine, out);
     }
@@ -594,7 +651,7 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     *out = (fan_value){.dtype = FAN_DT_NONE};
-    if (import_any(o, recording, has_combine, out) == 0)
+    if (import_any(o, recording, has_combine, out) >= 0)
         return 0;
     fan_value_release(out);
     return -1;
@@ -612,59 +669,56 @@ int fan_import_object(PyObject *o, fan_value *out)
 /* is_lazy: whether a torch tensor has this bit: its memory holds other numbers than it shows. */
 static bool is_lazy(PyObject *o, const char *method)
 {
-    PyObject *set = fan_is_tensor(fan_state_get(), o) ? PyObject_CallMethod(o, method, NULL) : NULL;
-    bool lazy = set == Py_True;
+    if (!fan_is_tensor(fan_state_get(), o))
+        return false;
+    PyObject *set = PyObject_CallMethod(o, method, NULL);
     Py_XDECREF(set);
     PyErr_Clear();
-    return lazy;
+    return set == Py_True;
 }
 
-/* read_only_words: why an array that is imported as read-only cannot be written. */
-static const char *read_only_words(PyObject *o)
+/* why_not_writable: the words for a value of `o` that cannot be written; NULL: it can. */
+static const char *why_not_writable(PyObject *o, const fan_value *v, fan_verdict itself)
 {
-    if (is_lazy(o, "is_conj"))
-        return "has torch's conjugate bit: give out=x.resolve_conj()";
-    if (is_lazy(o, "is_neg"))
-        return "has torch's negative bit: give out=x.resolve_neg()";
-    return "is read-only";
+    if (!v->array->writable) {
+        if (is_lazy(o, "is_conj"))
+            return "has torch's conjugate bit: give out=x.resolve_conj()";
+        if (is_lazy(o, "is_neg"))
+            return "has torch's negative bit: give out=x.resolve_neg()";
+        return "is read-only";
+    }
+    if (itself != FAN_OVERLAP_DISJOINT)
+        return "overlaps itself";
+    if (v->object != o) /* a write might not reach `o` */
+        return "is read through a detached copy or view: give x.detach()";
+    return NULL;
 }
 
 int fan_import_out(PyObject *o, fan_value *out)
 {
-    const char *why = NULL;
-    fan_verdict v = FAN_OVERLAP_DISJOINT;
-    if (PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+    if (is_not_summed(o))
         return fan_refuse(fan_state_get()->dtype_error,
                           "out: expected an array of a dtype that is summed, as np.empty(shape, "
                           "'float64'), got %S",
                           (PyObject *)PyArray_DESCR((PyArrayObject *)o));
     if (fan_import(o, false, false, out) < 0)
         return -1;
-    if (out->form == FAN_FORM_DENSE &&
-        (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
-        fan_value_release(out);
-    if (out->form != FAN_FORM_DENSE) {
-        fan_value_release(out);
-        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s",
-                          FAN_TYPE_TEXT(o));
+    bool is_number = out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR;
+    if (out->form != FAN_FORM_DENSE || is_number) {
+        fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s",
+                   FAN_TYPE_TEXT(o));
+        goto refused;
     }
-    const fan_region r = fan_region_of(out->array);
-    if (FAN_CHECK(fan_overlap_itself(&r, 0, NULL, NULL, &v, &err)) < 0) {
-        fan_value_release(out);
-        return -1;
-    }
-    if (!out->array->writable)
-        why = read_only_words(o);
-    else if (v != FAN_OVERLAP_DISJOINT)
-        why = "overlaps itself";
-    else if (out->object != o)
-        /* a write might not reach `o` */
-        why = "is read through a detached copy or view: give x.detach()";
-    if (why) {
-        fan_value_release(out);
-        return fan_refuse(PyExc_BufferError,
-                          "out: expected an array that can be written, got %s that %s",
-                          FAN_TYPE_TEXT(o), why);
-    }
-    return 0;
+    const fan_region region = fan_region_of(out->array);
+    fan_verdict itself;
+    if (FAN_CHECK(fan_overlap_itself(&region, 0, NULL, NULL, &itself, &err)) < 0)
+        goto refused;
+    const char *why = why_not_writable(o, out, itself);
+    if (!why)
+        return 0;
+    fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got %s that %s",
+               FAN_TYPE_TEXT(o), why);
+refused:
+    fan_value_release(out);
+    return -1;
 }

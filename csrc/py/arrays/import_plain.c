@@ -1,5 +1,8 @@
-/* import_plain: what a gradient must be to be plain (buffer/plain.h): ndarrays, exact torch
- * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
+/* import_plain: reads plain contributions (buffer/plain.h), without a Python call and without a
+ * lock: ndarrays, exact torch tensors, NumPy's scalars and Python's numbers.
+ *
+ * In this order: the kind of a tensor, of a number, of an ndarray; whether a contribution still is
+ * what it was when it came; fresh arrays for sums and copies. */
 #include "py/arrays/dlpack.h"
 #include "py/arrays/arrays.h"
 #include "py/arrays/objects.h"
@@ -11,9 +14,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Tensors for which torch's table threw. Until the first one none is checked, as the getters cost a
- * quarter of an
- * add. */
+/* Tensors for which torch's table threw. fan_tensor_look calls the getters of fan_tensor_is_plain
+ * after the first one only, as they cost a quarter of an add. */
 static atomic_llong throws;
 
 void fan_tensor_threw(void)
@@ -27,15 +29,31 @@ long long fan_tensor_throws(void)
 }
 #endif
 
+/* call_getter: reads an attribute of `o` by its descriptor. New reference; NULL with an
+ * exception. */
+static PyObject *call_getter(PyObject *descriptor, PyObject *o)
+{
+    const PyGetSetDef *getter = ((PyGetSetDescrObject *)descriptor)->d_getset;
+    return getter->get(o, getter->closure);
+}
+
+/* is_false: takes the reference to a result and compares it with False; clears an exception. */
+static bool is_false(PyObject *result)
+{
+    if (!result)
+        PyErr_Clear();
+    Py_XDECREF(result);
+    return result == Py_False;
+}
+
 bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
 {
-    PyObject *plain = st->torch_plain,
-             *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
+    PyObject *plain = st->torch_plain;
+    PyObject *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
     bool good = runs_python != NULL;
     for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
-        const PyGetSetDef *getter = ((PyGetSetDescrObject *)PyTuple_GET_ITEM(plain, i))->d_getset;
-        PyObject *value = getter->get(o, getter->closure);
-        good = value && value == PyTuple_GET_ITEM(plain, i + 1);
+        PyObject *value = call_getter(PyTuple_GET_ITEM(plain, i), o);
+        good = value == PyTuple_GET_ITEM(plain, i + 1);
         Py_XDECREF(value);
     }
     Py_XDECREF(runs_python);
@@ -56,19 +74,25 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
 
 bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char **data)
 {
-    int64_t run = 1;
+    int64_t elements = 1;
     bool in_c_order = true;
-    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1 || t->ndim < 0 ||
-        t->ndim > FAN_PLAIN_NDIM || !t->data || (t->ndim && !t->shape) ||
-        t->byte_offset > INT64_MAX)
+    if (t->device.type != FAN_DL_CPU || t->dtype.lanes != 1)
+        return false;
+    if (t->ndim < 0 || t->ndim > FAN_PLAIN_NDIM)
+        return false;
+    if (!t->data || t->byte_offset > INT64_MAX)
+        return false;
+    if (t->ndim && !t->shape)
         return false;
     kind->dtype = fan_dl_dtype_of(t->dtype);
     if (kind->dtype == FAN_DT_NONE)
         return false;
     for (int i = t->ndim - 1; i >= 0; i--) {
-        kind->shape[i] = t->shape[i];
-        in_c_order = in_c_order && (t->shape[i] <= 1 || !t->strides || t->strides[i] == run);
-        if (t->shape[i] < 0 || __builtin_mul_overflow(run, t->shape[i], &run))
+        int64_t extent = t->shape[i];
+        kind->shape[i] = extent;
+        if (extent > 1 && t->strides && t->strides[i] != elements)
+            in_c_order = false;
+        if (extent < 0 || __builtin_mul_overflow(elements, extent, &elements))
             return false;
     }
     kind->order = 0;
@@ -77,18 +101,18 @@ bool fan_dl_plain(const fan_dl_tensor *t, bool gaps, fan_plain_kind *kind, char 
     kind->ndim = (int8_t)t->ndim;
     kind->scalar = kind->weak = kind->inside = false;
     *data = (char *)t->data + t->byte_offset;
-    return run > 0 && run <= INT64_MAX / 16;
+    return elements > 0 && elements <= INT64_MAX / 16;
 }
 
 static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind,
                            char **data)
 {
-    fan_dl_tensor t;
-    if (!fan_tensor_look(st, o, &t) || t.dtype.code == FAN_DL_COMPLEX)
+    fan_dl_tensor tensor;
+    if (!fan_tensor_look(st, o, &tensor) || tensor.dtype.code == FAN_DL_COMPLEX)
         return false;
     kind->origin = st->torch_origin;
     kind->check_at_use = true;
-    return fan_dl_plain(&t, gaps, kind, data);
+    return fan_dl_plain(&tensor, gaps, kind, data);
 }
 
 static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
@@ -107,8 +131,6 @@ static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin,
 /* kind_of_number: a Python number whose type is exactly that. */
 static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
 {
-    int overflow = 0;
-    int64_t n = 0;
     if (PyFloat_CheckExact(o)) {
         *data = (char *)&((PyFloatObject *)o)->ob_fval;
         return set_number(kind, FAN_DT_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
@@ -117,7 +139,6 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
         *data = (char *)&((PyComplexObject *)o)->cval;
         return set_number(kind, FAN_DT_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
     }
-    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
     if (PyBool_Check(o)) {
         *data = NULL;
         *(char *)data = o == Py_True;
@@ -125,7 +146,9 @@ static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
     }
     if (!PyLong_CheckExact(o))
         return false;
-    n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    int overflow;
+    int64_t n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
     memcpy(data, &n, sizeof n);
     return !overflow && set_number(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
 }
@@ -170,37 +193,41 @@ void *fan_plain_number(const fan_plain_kind *kind, const char *value)
         double f;
         long long n;
         Py_complex c;
-    } x;
-    memcpy(&x, value, fan_dtype_size(kind->dtype));
+    } number;
+    memcpy(&number, value, fan_dtype_size(kind->dtype));
     if (!kind->weak) {
-        PyArray_Descr *d = fan_descr_of_dtype(kind->dtype);
-        PyObject *scalar = d ? PyArray_Scalar(&x, d, NULL) : NULL;
-        Py_XDECREF(d);
+        PyArray_Descr *descr = fan_descr_of_dtype(kind->dtype);
+        if (!descr)
+            return NULL;
+        PyObject *scalar = PyArray_Scalar(&number, descr, NULL);
+        Py_DECREF(descr);
         return scalar;
     }
     switch (kind->dtype) {
     case FAN_DT_FLOAT64:
-        return PyFloat_FromDouble(x.f);
+        return PyFloat_FromDouble(number.f);
     case FAN_DT_INT64:
-        return PyLong_FromLongLong(x.n);
+        return PyLong_FromLongLong(number.n);
     case FAN_DT_COMPLEX128:
-        return PyComplex_FromCComplex(x.c);
+        return PyComplex_FromCComplex(number.c);
     default:
         return PyBool_FromLong(*value);
     }
 }
 
-/* order_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: as fan_plain_order. */
-static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, uint32_t *order)
+/* order_of_ndarray: the order of the axes of an array of at most FAN_PLAIN_NDIM; false, as
+ * fan_plain_order returns it: it is no plain one. */
+static inline bool order_of_ndarray(PyArrayObject *a, bool gaps, uint32_t *order)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t),
                    "NumPy's shapes and strides are read as ours");
     *order = 0;
-    return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
-           (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
-            fan_plain_order(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
-                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a),
-                            (int64_t)PyArray_ITEMSIZE(a), gaps, order));
+    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
+        return true;
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED))
+        return false;
+    return fan_plain_order(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
+                           (const int64_t *)PyArray_STRIDES(a), PyArray_ITEMSIZE(a), gaps, order);
 }
 
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
@@ -214,8 +241,9 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
         const fan_state *st = fan_state_get();
         if (fan_is_tensor(st, o))
             return kind_of_tensor(st, o, gaps, kind, data);
-        return kind_of_number(o, kind, data) ||
-               (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
+        if (kind_of_number(o, kind, data))
+            return true;
+        return PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data);
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
@@ -236,50 +264,55 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
 bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
 {
     const fan_state *st = fan_state_get();
-    fan_dl_tensor t;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &t))
+    fan_dl_tensor tensor;
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &tensor))
         return false;
-    *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype)
-                                                                  : FAN_DT_NONE;
-    *ndim = t.ndim;
-    *shape = t.shape;
-    return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
+    if (tensor.device.type != FAN_DL_CPU)
+        return false;
+    if (tensor.dtype.lanes != 1 || tensor.dtype.code == FAN_DL_COMPLEX)
+        return false;
+    *dtype = fan_dl_dtype_of(tensor.dtype);
+    *ndim = tensor.ndim;
+    *shape = tensor.shape;
+    return *dtype != FAN_DT_NONE;
 }
 
 bool fan_plain_has_own_value(void *o)
 {
-    PyObject *neg =
-        ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
-    if (!neg)
-        PyErr_Clear();
-    Py_XDECREF(neg);
-    return neg == Py_False;
+    const PyObject *is_neg = fan_state_get()->torch_is_neg;
+    return is_false(((PyMethodDescrObject *)is_neg)->d_method->ml_meth(o, NULL));
 }
 
 bool fan_plain_is_detached(void *o)
 {
-    const PyGetSetDef *asks =
-        ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
-    PyObject *grad = asks->get(o, asks->closure);
-    if (!grad)
-        PyErr_Clear();
-    Py_XDECREF(grad);
-    return grad == Py_False;
+    return is_false(call_getter(fan_state_get()->torch_requires_grad, o));
+}
+
+/* base_of: the object whose memory an ndarray or a memoryview shows, borrowed; NULL: its own. */
+static PyObject *base_of(PyObject *view)
+{
+    if (PyArray_Check(view))
+        return PyArray_BASE((PyArrayObject *)view);
+    if (PyMemoryView_Check(view))
+        return PyMemoryView_GET_BASE(view);
+    return NULL;
 }
 
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
-    for (PyObject *next = owner; next;
-         next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
-                : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
-                                            : NULL)
-        owner = next;
-    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) ||
-        lo == hi)
+    PyObject *base = base_of(owner);
+    while (base) {
+        owner = base;
+        base = base_of(owner);
+    }
+    if (lo == hi || !PyArray_Check(owner))
         return true;
-    const char *at = PyArray_BYTES((PyArrayObject *)owner);
-    return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
+    PyArrayObject *a = (PyArrayObject *)owner;
+    if (!PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA))
+        return true;
+    const char *at = PyArray_BYTES(a);
+    return at <= lo && hi <= at + PyArray_NBYTES(a);
 }
 
 /* same_ndarray: whether an ndarray still is what fan_plain_import read. Field by field, as each
@@ -287,28 +320,28 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
+    if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data)
+        return false;
+    if (PyArray_NDIM(a) != kind->ndim || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        return false;
     uint32_t order;
-    if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
-        fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+    if (!order_of_ndarray(a, true, &order) || order != kind->order)
         return false;
-    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS)
-            ? kind->order != 0
-            : !order_of_ndarray(a, true, &order) || order != kind->order)
-        return false;
-    for (int i = 0; i < kind->ndim; i++)
+    for (int i = 0; i < kind->ndim; i++) {
         if (PyArray_DIM(a, i) != kind->shape[i])
             return false;
+    }
     return !PyArray_BASE(a) || fan_owner_has(o, data, data + fan_plain_reach(kind));
 }
 
 bool fan_plain_is_unchanged(void *o, const fan_plain_kind *kind, const char *data)
 {
-    FAN_UNINITIALIZED fan_plain_kind now;
-    char *at;
     if (kind->scalar || fan_is_unboxed(o))
-        return true; /* what cannot be changed */
+        return true; /* these cannot change */
     if (!kind->check_at_use)
         return same_ndarray(o, kind, data);
+    FAN_UNINITIALIZED fan_plain_kind now;
+    char *at;
     return fan_plain_import_as(o, true, &now, &at) && at == data && fan_plain_same(&now, kind);
 }
 
@@ -322,31 +355,31 @@ bool fan_plain_writable(void *o, const fan_plain_kind *kind)
 
 #define DATA_ALIGN 64
 
-/* What torch keeps of a tensor; its elements lie behind it, in the same block. */
+/* The record that torch keeps of a tensor; the elements follow it in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
     int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
 } tensor_block;
 
-/* block_gone: by whichever thread lets go of the tensor's memory last. */
-static void block_gone(fan_dl_versioned *managed)
+/* block_free: the thread that drops the last reference to the tensor's memory calls it. */
+static void block_free(fan_dl_versioned *managed)
 {
     fan_free(managed);
 }
 
-/* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and
- * wrapping that. */
+/* fresh_tensor: torch wraps memory of ours: half the work of a tensor of torch's allocator, which
+ * torch wraps, too. */
 static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
 {
     const fan_state *st = fan_state_get();
     tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_plain_bytes(kind));
-    void *object = NULL;
     if (!block)
         return NULL;
-    *data = (char *)(((uintptr_t)(block + 1) + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
+    uintptr_t end = (uintptr_t)(block + 1) + DATA_ALIGN - 1;
+    *data = (char *)(end - end % DATA_ALIGN);
     block->managed = (fan_dl_versioned){.major = FAN_DL_MAJOR,
                                         .minor = FAN_DL_MINOR,
-                                        .deleter = block_gone,
+                                        .deleter = block_free,
                                         .tensor = {.data = *data,
                                                    .device = {FAN_DL_CPU, 0},
                                                    .ndim = kind->ndim,
@@ -356,12 +389,15 @@ static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
     for (int i = 0; i < kind->ndim; i++)
         block->shape[i] = kind->shape[i];
     fan_plain_strides(kind, 1, block->strides);
-    if (st->torch_api->give(&block->managed, &object) != 0) /* which has the block, errors too */
-        object = NULL;
+    void *made = NULL;
+    int failed = st->torch_api->give(&block->managed, &made); /* takes the block, errors too */
     PyErr_Clear();
-    if (object && Py_TYPE((PyObject *)object) != st->torch_type)
-        Py_CLEAR(object);
-    return object;
+    if (failed)
+        return NULL;
+    PyObject *tensor = made;
+    if (tensor && Py_TYPE(tensor) != st->torch_type)
+        Py_CLEAR(tensor);
+    return tensor;
 }
 
 void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
@@ -370,19 +406,20 @@ void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
         return fan_unboxed_fresh(kind, data);
     if (kind->check_at_use)
         return fresh_tensor(kind, data);
-    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
-    npy_intp dims[FAN_PLAIN_NDIM];
-    bool same = fan_dtype_of_descr(d) == kind->dtype; /* else one of them is a wider sum */
-    if (!same && !(d = fan_descr_of_dtype(kind->dtype)))
+    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)first);
+    if (fan_dtype_of_descr(descr) == kind->dtype)
+        Py_INCREF(descr);
+    else /* one of them is a wider sum */
+        descr = fan_descr_of_dtype(kind->dtype);
+    if (!descr)
         return NULL;
-    int64_t strides[FAN_PLAIN_NDIM];
+    npy_intp dims[FAN_PLAIN_NDIM];
     for (int i = 0; i < kind->ndim; i++)
-        dims[i] = (npy_intp)kind->shape[i];
+        dims[i] = kind->shape[i];
+    int64_t strides[FAN_PLAIN_NDIM];
     if (kind->order)
-        fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
-    if (same)
-        Py_INCREF(d);
-    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims,
+        fan_plain_strides(kind, PyDataType_ELSIZE(descr), strides);
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, kind->ndim, dims,
                                           kind->order ? (npy_intp *)strides : NULL, NULL, 0, NULL);
     *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
     return made;
@@ -390,16 +427,17 @@ void *fan_plain_fresh(void *first, const fan_plain_kind *kind, char **data)
 
 void *fan_plain_copy(void *o, const fan_plain_kind *kind, char **data)
 {
-    char *from = *data, *to = NULL;
-    PyObject *copy =
-        !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;
+    char *to = NULL;
+    PyObject *copy = NULL;
+    if (!kind->check_at_use || fan_plain_has_own_value(o))
+        copy = fan_plain_fresh(o, kind, &to);
     PyErr_Clear();
     /* the calls above may have run arbitrary code */
-    if (copy && !fan_plain_is_unchanged(o, kind, from))
+    if (copy && !fan_plain_is_unchanged(o, kind, *data))
         Py_CLEAR(copy);
     if (!copy)
         return NULL;
+    memcpy(to, *data, (size_t)fan_plain_bytes(kind));
     *data = to;
-    memcpy(to, from, (size_t)fan_plain_bytes(kind));
     return copy;
 }

@@ -1,5 +1,7 @@
-/* library: C calls to and from libraries that own arrays on CUDA devices: exchange tables, current
- * streams, allocators, and the streams that used what leaves us. */
+/* library: C calls to and from libraries that own arrays on CUDA devices.
+ *
+ * In this order: arrays that come in by an exchange table; the library's current stream; sums in
+ * arrays of the library's allocator; which streams used an array that goes back to its library. */
 #include "py/arrays/arrays.h"
 
 #include "py/device/backends.h"
@@ -14,45 +16,91 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
     (void)text; /* the general path raises, if it fails as well */
 }
 
-/* ---- memory of other libraries on a device: whose stream, whose allocator ---- */
+/* ---- in, by an exchange table ---- */
 
-/* reads_by_table: how; its origin, and perhaps FAN_ASKS_VALUE. -1: it is no such type. */
+/* reads_by_table: the origin of an array that a table reads, plus FAN_ASKS_VALUE where the table's
+ * record lacks whether its memory holds its value; -1: it is of no such type. */
 static long reads_by_table(PyObject *o)
 {
-    const fan_state *st = fan_state_get();
-    PyObject *how =
-        st->table_types ? PyDict_GetItem(st->table_types, (PyObject *)Py_TYPE(o)) : NULL;
-    return how ? PyLong_AsLong(how) : -1;
+    PyObject *types = fan_state_get()->table_types;
+    PyObject *reading = types ? PyDict_GetItem(types, (PyObject *)Py_TYPE(o)) : NULL;
+    if (!reading)
+        return -1;
+    return PyLong_AsLong(reading);
 }
 
-/* answers_false: whether an attribute is False, or a method without arguments returns it. */
-static bool answers_false(PyObject *o, PyObject *name, bool method)
+/* table_of: the table of what reads_by_table returned; NULL: none is known. */
+static const fan_dl_api *table_of(long reading)
 {
-    PyObject *said = method ? PyObject_CallMethodNoArgs(o, name) : PyObject_GetAttr(o, name);
-    Py_XDECREF(said);
-    return said == Py_False;
+    if (reading < 0)
+        return NULL;
+    return fan_state_get()->tables[reading % FAN_ASKS_VALUE];
+}
+
+/* is_false: whether a new reference, which it takes, is False. */
+static bool is_false(PyObject *result)
+{
+    Py_XDECREF(result);
+    return result == Py_False;
+}
+
+/* has_own_value: whether an array that a table reads requires no gradient, and its memory holds its
+ * value; false, perhaps with an exception: unknown, too. */
+static bool has_own_value(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    return is_false(PyObject_GetAttr(o, st->str_requires_grad)) &&
+           is_false(PyObject_CallMethodNoArgs(o, st->str_is_neg)) &&
+           is_false(PyObject_CallMethodNoArgs(o, st->str_is_conj));
 }
 
 bool fan_tensor_has(PyObject *o, const fan_array *a)
 {
     const fan_state *st = fan_state_get();
-    fan_dl_tensor is;
-    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &is))
+    fan_dl_tensor tensor;
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &tensor))
         return false;
-    bool same = is.ndim == a->ndim &&
-                (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
-    for (int i = 0; i < a->ndim && same; i++)
-        same = is.shape[i] == a->shape[i];
-    return same;
+    if (tensor.ndim != a->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (tensor.shape[i] != a->shape[i])
+            return false;
+    }
+    if (a->size == 0)
+        return true;
+    return tensor.data && (char *)tensor.data + tensor.byte_offset == a->data;
 }
 
-/* int_of: what a method without arguments returns; -1: it fails, perhaps with an exception. */
+/* int_of: the int that a method without arguments returns; -1: it fails, perhaps with an
+ * exception. */
 static int64_t int_of(PyObject *o, const char *method)
 {
-    PyObject *n = o ? PyObject_CallMethod(o, method, NULL) : NULL;
-    int64_t value = n ? PyLong_AsLongLong(n) : -1;
-    Py_XDECREF(n);
+    PyObject *n = PyObject_CallMethod(o, method, NULL);
+    if (!n)
+        return -1;
+    int64_t value = PyLong_AsLongLong(n);
+    Py_DECREF(n);
     return value;
+}
+
+/* is_inside_storage: whether all elements of a torch tensor, which has some, are inside its
+ * storage; false, perhaps with an exception: it was cut. */
+static bool is_inside_storage(PyObject *o, const fan_dl_tensor *tensor)
+{
+    PyObject *storage = PyObject_CallMethod(o, "untyped_storage", NULL);
+    if (!storage)
+        return false;
+    int64_t bytes = int_of(storage, "nbytes");
+    Py_DECREF(storage);
+    int64_t last = int_of(o, "storage_offset");
+    if (bytes <= 0 || last < 0)
+        return false;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] <= 0)
+            return false;
+        last += (tensor->shape[i] - 1) * tensor->strides[i];
+    }
+    return last < bytes / (tensor->dtype.bits / 8 * tensor->dtype.lanes);
 }
 
 /* host_view: another tensor over the memory of a torch tensor on the CPU: it keeps that memory
@@ -61,20 +109,27 @@ static int64_t int_of(PyObject *o, const char *method)
 static PyObject *host_view(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    fan_dl_tensor t;
-    if (!fan_is_tensor(st, o) || !fan_tensor_is_plain(st, o) || !fan_tensor_look(st, o, &t) ||
-        t.device.type != FAN_DL_CPU || !t.data || t.dtype.bits < 8 || (t.ndim && !t.strides))
+    fan_dl_tensor tensor;
+    if (!fan_is_tensor(st, o) || !fan_tensor_is_plain(st, o) || !fan_tensor_look(st, o, &tensor))
         return NULL;
-    PyObject *storage = PyObject_CallMethod(o, "untyped_storage", NULL);
-    int64_t bytes = int_of(storage, "nbytes"), last = int_of(o, "storage_offset");
-    bool whole = bytes > 0 && last >= 0;
-    for (int i = 0; i < t.ndim && whole; i++) {
-        whole = t.shape[i] > 0;
-        last += (t.shape[i] - 1) * t.strides[i];
-    }
-    whole = whole && last < bytes / (t.dtype.bits / 8 * t.dtype.lanes);
-    Py_XDECREF(storage);
-    return whole ? PyObject_CallMethod(o, "detach", NULL) : NULL;
+    if (tensor.device.type != FAN_DL_CPU || tensor.dtype.bits < 8)
+        return NULL;
+    if (!tensor.data || (tensor.ndim && !tensor.strides))
+        return NULL;
+    if (!is_inside_storage(o, &tensor))
+        return NULL;
+    return PyObject_CallMethod(o, "detach", NULL);
+}
+
+/* backend_of: the backend of a tensor, which may be NULL; NULL: there is none, or the tensor has no
+ * address. */
+static const fan_backend_entry *backend_of(const fan_dl_versioned *made)
+{
+    if (!made || made->major != FAN_DL_MAJOR)
+        return NULL;
+    if (!made->tensor.data || made->tensor.device.id < 0)
+        return NULL;
+    return fan_backend_of_dlpack(made->tensor.device.type);
 }
 
 /* tensor_by_table: an array of a CUDA device, or (`host`, its host_view) a torch tensor on the CPU,
@@ -85,12 +140,9 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    /* A table's record lacks whether its memory holds the value of the array (dlpack.h,
-     * fan_dl_api). */
-    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) ||
-        (asks_value &&
-         !(answers_false(o, st->str_requires_grad, false) &&
-           answers_false(o, st->str_is_neg, true) && answers_false(o, st->str_is_conj, true)))) {
+    if (fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o))
+        return NULL;
+    if (asks_value && !has_own_value(o)) {
         PyErr_Clear();
         return NULL;
     }
@@ -98,15 +150,13 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
         made = NULL;
         fan_tensor_threw();
     }
-    const fan_backend_entry *b =
-        made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
-            ? fan_backend_of_dlpack(made->tensor.device.type)
-            : NULL;
-    if (b && host) {
+    const fan_backend_entry *entry = backend_of(made);
+    if (entry && host) {
         *device = fan_cpu();
         return made;
     }
-    if (b && b->backend->has_streams && fan_backend_device(b, made->tensor.device.id, device) == 0)
+    if (entry && entry->backend->has_streams &&
+        fan_backend_device(entry, made->tensor.device.id, device) == 0)
         return made;
     PyErr_Clear(); /* the other way raises the error again, if it is one */
     if (made && made->deleter)
@@ -116,64 +166,81 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, PyObject *host, const fan_
 
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
-    long how = reads_by_table(o);
-    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
+    long reading = reads_by_table(o);
     const fan_dl_device said = {-1, 0};
     fan_device *device = NULL;
-    PyObject *host = api ? host_view(o) : NULL;
+    const fan_dl_api *api = table_of(reading);
+    if (!api)
+        return 0;
+    bool asks_value = reading >= FAN_ASKS_VALUE;
+    PyObject *host = host_view(o);
     PyErr_Clear();
-    fan_dl_versioned *tensor =
-        api ? tensor_by_table(o, host, api, how >= FAN_ASKS_VALUE, &device) : NULL;
+    fan_dl_versioned *tensor = tensor_by_table(o, host, api, asks_value, &device);
     Py_XDECREF(host);
     if (!tensor)
         return 0;
     int result = fan_dlpack_adopt(tensor, true, o, &said,
-                                  how >= FAN_ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS, device,
+                                  asks_value ? FAN_DL_WRITE : FAN_DL_WRITABLE_IF_FLAGGED, device,
                                   &out->array);
-    out->device = device; /* its memory holds it */
-    fan_device_drop(device);
+    fan_device_drop(device); /* its memory holds it */
     if (result < 0)
         return -1;
-    out->form = FAN_FORM_DENSE;
-    out->dtype = out->array->dtype;
-    out->origin = (uint8_t)(how % FAN_ASKS_VALUE);
-    out->object = Py_NewRef(o);
+    fan_value_set_dense(out, (fan_origin)(reading % FAN_ASKS_VALUE), device, o);
     out->own_memory = device == fan_cpu() && fan_tensor_has(o, out->array);
     return 1;
+}
+
+/* ---- the library's current stream ---- */
+
+/* current_handle: the handle of the current stream of the library that owns `o`. 1, 0 where it has
+ * none, -1 with an exception. */
+static int current_handle(PyObject *o, const fan_device *d, uint64_t *out)
+{
+    void *stream = NULL;
+    const fan_dl_api *api = table_of(reads_by_table(o));
+    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
+        *out = (uintptr_t)stream;
+        return 1;
+    }
+    PyErr_Clear();
+    PyObject *current = fan_arrays_call("library_stream", "(Oi)", o, d->index);
+    if (!current)
+        return -1;
+    int has_one = current != Py_None;
+    if (has_one)
+        *out = PyLong_AsUnsignedLongLong(current);
+    Py_DECREF(current);
+    if (PyErr_Occurred())
+        return -1;
+    return has_one;
 }
 
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 {
     fan_device *d = v->device;
-    unsigned long long handle;
-    void *stream = NULL;
+    uint64_t handle;
     *out = NULL;
-    if (!d || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(d))
+    if (!d || !v->object)
+        return 0;
+    if (v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(d))
         return 0;
     fan_stream *pushed = fan_stream_pushed(d);
     fan_stream_drop(pushed);
     if (pushed)
         return 0;
-    long how = reads_by_table(v->object);
-    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
-    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
-        handle = (unsigned long long)(uintptr_t)stream;
-    } else {
-        PyErr_Clear();
-        PyObject *arrays = fan_arrays();
-        PyObject *current = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi",
-                                                         (PyObject *)v->object, d->index)
-                                   : NULL;
-        bool none = current == Py_None;
-        handle = current && !none ? PyLong_AsUnsignedLongLong(current) : 0;
-        Py_XDECREF(current);
-        if (!current || none || (handle == (unsigned long long)-1 && PyErr_Occurred()))
-            return none ? 0 : -1;
-    }
-    bool same = last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY);
-    *out = same ? fan_stream_hold(last) : fan_backend_stream(d, handle);
-    return *out ? 0 : -1;
+    int has_one = current_handle(v->object, d, &handle);
+    if (has_one <= 0)
+        return has_one;
+    if (last && last->device == d && last->handle == (handle ? handle : FAN_LEGACY))
+        *out = fan_stream_hold(last);
+    else
+        *out = fan_backend_stream(d, handle);
+    if (!*out)
+        return -1;
+    return 0;
 }
+
+/* ---- arrays of a library's allocator ---- */
 
 void fan_release_library_array(void *ctx)
 {
@@ -183,20 +250,25 @@ void fan_release_library_array(void *ctx)
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim,
                        const int64_t *shape, const int64_t *strides)
 {
-    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim ||
-        t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
+    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index)
+        return false;
+    if (t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not requested */
         return false;
-    for (int i = 0; i < ndim; i++)
-        if (t->shape[i] != shape[i] || (shape[i] > 1 && t->strides && t->strides[i] != strides[i]))
+    for (int i = 0; i < ndim; i++) {
+        if (t->shape[i] != shape[i])
             return false;
+        if (shape[i] > 1 && t->strides && t->strides[i] != strides[i])
+            return false;
+    }
     return true;
 }
 
-/* allocated: a library's new array; NULL, without an exception, where it gives none. */
+/* allocated: a new array of a library, and its tensor; NULL, without an exception: it gives
+ * none. */
 static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim,
-                           int64_t *shape, int64_t *strides, fan_dl_tensor *is)
+                           int64_t *shape, int64_t *strides, fan_dl_tensor *out)
 {
     fan_dl_tensor like = {.device = {d->backend->dlpack[0], d->index},
                           .ndim = ndim,
@@ -204,12 +276,14 @@ static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype
                           .shape = shape,
                           .strides = strides};
     fan_dl_versioned *managed = NULL;
-    void *object = NULL;
-    if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed &&
-        api->give(managed, &object) != 0)
-        object = NULL;
-    if (object &&
-        (api->look(object, is) != 0 || !fan_is_dense_like(is, d, dtype, ndim, shape, strides)))
+    void *made = NULL;
+    int failed = api->allocate(&like, &managed, NULL, tensor_failed);
+    if (failed || !managed || api->give(managed, &made) != 0)
+        made = NULL;
+    PyObject *object = made;
+    bool good = object && api->look(object, out) == 0 &&
+                fan_is_dense_like(out, d, dtype, ndim, shape, strides);
+    if (!good)
         Py_CLEAR(object);
     PyErr_Clear();
     return object;
@@ -226,58 +300,65 @@ fan_status fan_dl_order(fan_stream *on, fan_stream *from, fan_error *err)
     return status;
 }
 
-/* allocator_on: `on` becomes the library's current stream, where it is one of its own: its
- * allocator gives memory of the current stream, and a sum need not wait for what is queued on
- * another. What ends that; NULL, without an exception: it is not, or it is that already. */
+/* allocator_on: makes `on` the library's current stream, where it is one of its own, until the
+ * context manager that it returns ends: the library's allocator gives memory of the current stream,
+ * and then a sum need not wait for work that is queued on another. NULL, without an exception: it
+ * cannot, or it is the current stream already. */
 static PyObject *allocator_on(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on)
 {
     void *current = NULL;
-    PyObject *arrays = fan_arrays(), *s = NULL, *scope = NULL, *entered = NULL;
-    if (!arrays || api->current_stream(d->backend->dlpack[0], d->index, &current) != 0 ||
-        (current ? (uint64_t)(uintptr_t)current : FAN_LEGACY) == on->handle)
-        goto done;
-    s = fan_stream_wrap(on);
-    scope = s ? PyObject_CallMethod(arrays, "allocator_on", "iO", (int)origin, s) : NULL;
+    PyObject *scope = NULL;
+    PyObject *entered = NULL;
+    int failed = api->current_stream(d->backend->dlpack[0], d->index, &current);
+    uint64_t handle = current ? (uintptr_t)current : FAN_LEGACY;
+    if (!failed && handle != on->handle)
+        scope = fan_arrays_call("allocator_on", "(iN)", (int)origin, fan_stream_wrap(on));
     if (scope && scope != Py_None)
         entered = PyObject_CallMethod(scope, "__enter__", NULL);
-done:
     PyErr_Clear();
     if (!entered)
         Py_CLEAR(scope);
     Py_XDECREF(entered);
-    Py_XDECREF(s);
     return scope;
 }
 
+/* allocator_leave: ends what allocator_on returned, which may be NULL. */
+static void allocator_leave(PyObject *scope)
+{
+    if (!scope)
+        return;
+    PyObject *left = PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None);
+    if (!left)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(left);
+    Py_DECREF(scope);
+}
+
+/* fresh_from: an array of the library's allocator whose memory is ready on `on`; FAN_OK and *out
+ * unchanged: the library gives none. */
 static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on,
                              fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides,
                              const int64_t *steps, fan_array **out, fan_error *err)
 {
-    fan_dl_tensor is;
+    fan_dl_tensor tensor;
     fan_storage *st = NULL;
     fan_stream *from = NULL;
-    fan_status status = FAN_OK;
     void *current = NULL;
+    PyObject *object = NULL;
     PyObject *scope = allocator_on(api, origin, d, on);
-    PyObject *object = api->current_stream(d->backend->dlpack[0], d->index, &current) == 0
-                           ? allocated(api, d, dtype, ndim, shape, strides, &is)
-                           : NULL;
+    if (api->current_stream(d->backend->dlpack[0], d->index, &current) == 0)
+        object = allocated(api, d, dtype, ndim, shape, strides, &tensor);
     PyErr_Clear();
-    PyObject *left =
-        scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
-    if (scope && !left)
-        PyErr_WriteUnraisable(scope);
-    Py_XDECREF(left);
-    Py_XDECREF(scope);
+    allocator_leave(scope);
     if (!object)
         return FAN_OK;
-    status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object,
-                             &st, err);
+    fan_status status = fan_memory_wrap(d, (char *)tensor.data + tensor.byte_offset,
+                                        fan_release_library_array, object, &st, err);
     if (status != FAN_OK) {
         Py_DECREF(object);
         return status;
     }
-    FAN_GO(d->backend->find_stream(d, (uint64_t)(uintptr_t)current, &from, err));
+    FAN_GO(d->backend->find_stream(d, (uintptr_t)current, &from, err));
     fan_memory_set_stream(st, from);
     FAN_GO(fan_dl_order(on, from, err)); /* what ran there before on the same memory comes first */
     FAN_GO(fan_memory_record_stream(st, on, err));
@@ -292,15 +373,18 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
 {
     const fan_state *state = fan_state_get();
-    const fan_dl_api *api =
-        state && origin >= FAN_FROM_FOREIGN && fan_is_shared(d) ? state->tables[origin] : NULL;
-    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM], size = 1;
-    uint64_t capture;
-    fan_gil gil;
     *out = NULL;
-    if (!api || !on)
+    if (!state || !on)
         return FAN_OK;
+    const fan_dl_api *api = state->tables[origin];
+    if (!api)
+        return FAN_OK;
+    if (origin < FAN_FROM_FOREIGN || !fan_is_shared(d))
+        return FAN_OK;
+    uint64_t capture;
     FAN_TRY(fan_stream_capture(on, &capture, err));
+    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    int64_t size = 1;
     fan_dense_strides(ndim, shape, fan_dtype_size(dtype), like, steps);
     for (int i = ndim - 1; i >= 0; i--) {
         dims[i] = shape[i];
@@ -309,9 +393,11 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     }
     if (capture || !size) /* no call of its allocator inside a capture: the pool would be unknown */
         return FAN_OK;
-    for (int i = 0; i < ndim; i++)
+    for (int i = 0; i < ndim; i++) {
         if (dims[i] > 1 && steps[i] != strides[i] * (int64_t)fan_dtype_size(dtype))
             return FAN_OK; /* its allocator makes C order alone (D16) */
+    }
+    fan_gil gil;
     if (!fan_gil_enter(&gil))
         return FAN_OK;
     PyObject *live = fan_exception_take();
@@ -321,25 +407,38 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
+/* ---- out ---- */
+
+/* add_stream: appends a stream to a list that lacks it, NULL without memory. */
+static void add_stream(PyObject **streams, fan_stream *user)
+{
+    PyObject *s = fan_stream_wrap(user);
+    int known = -1;
+    if (s)
+        known = PySequence_Contains(*streams, s);
+    if (known < 0)
+        Py_CLEAR(*streams);
+    if (known == 0)
+        fan_list_add(streams, Py_NewRef(s));
+    Py_XDECREF(s);
+}
+
 void fan_leaves(PyObject *object, const fan_value *v)
 {
     fan_array *own[3];
     size_t n;
     fan_array *const *parts = fan_value_arrays(v, own, &n);
-    PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
-    for (size_t i = 0; streams && i < n; i++) {
+    PyObject *streams = PyList_New(0);
+    PyObject *done = NULL;
+    for (size_t i = 0; i < n; i++) {
         fan_stream *user;
         for (size_t k = 0; streams && (user = fan_memory_user(parts[i]->storage, k)); k++) {
-            PyObject *s = fan_stream_wrap(user);
-            int known = s ? PySequence_Contains(streams, s) : -1;
-            if (known < 0 || (known == 0 && PyList_Append(streams, s) < 0))
-                Py_CLEAR(streams);
-            Py_XDECREF(s);
+            add_stream(&streams, user);
             fan_stream_drop(user);
         }
     }
     if (streams && PyList_GET_SIZE(streams))
-        done = PyObject_CallMethod(arrays, "leaving", "OiO", object, v->device->index, streams);
+        done = fan_arrays_call("leaving", "(OiO)", object, v->device->index, streams);
     else if (streams)
         done = Py_NewRef(Py_None);
     if (!done)

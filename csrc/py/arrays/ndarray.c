@@ -1,5 +1,6 @@
-/* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot
- * end. */
+/* ndarray: a host array of ours as an ndarray, or, in a graph tree, whose memory ends with its
+ * step, as a handle. In this order: an ndarray over memory; which memory an ndarray shows, and
+ * whether a graph tree can find it again; fan_export_array. */
 #include "py/arrays/arrays.h"
 
 #include "array/nditer.h"
@@ -18,31 +19,37 @@ PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base)
     FAN_UNINITIALIZED npy_intp dims[FAN_MAX_NDIM];
     FAN_UNINITIALIZED npy_intp strides[FAN_MAX_NDIM];
     PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
-    PyObject *made;
     if (!descr)
         return NULL;
     for (int i = 0; i < a->ndim; i++) {
-        dims[i] = (npy_intp)a->shape[i];
-        strides[i] = (npy_intp)a->strides[i];
+        dims[i] = a->shape[i];
+        strides[i] = a->strides[i];
     }
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data,
-                                write ? NPY_ARRAY_WRITEABLE : 0, NULL);
-    if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
-        Py_CLEAR(made);
-    return made;
+    PyObject *nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data,
+                                        write ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (nd && PyArray_SetBaseObject((PyArrayObject *)nd, Py_NewRef(base)) < 0)
+        Py_CLEAR(nd);
+    return nd;
 }
 
 void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
 {
     PyArrayObject *a = (PyArrayObject *)o;
-    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
+    npy_intp low = 0;
+    npy_intp high = PyArray_ITEMSIZE(a);
+    *lo = PyArray_BYTES(a);
+    *bytes = 0;
+    if (PyArray_SIZE(a) == 0)
+        return;
     for (int i = 0; i < PyArray_NDIM(a); i++) {
-        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
-        *(way < 0 ? &low : &high) += way;
+        npy_intp last = (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i);
+        if (last < 0)
+            low += last;
+        else
+            high += last;
     }
-    bool none = PyArray_SIZE(a) == 0;
-    *lo = PyArray_BYTES(a) + (none ? 0 : low);
-    *bytes = none ? 0 : (size_t)(high - low);
+    *lo += low;
+    *bytes = (size_t)(high - low);
 }
 
 /* is_kernel_view: whether it is a view that a kernel of a graph tree was called with, or a view of
@@ -56,24 +63,37 @@ static bool is_kernel_view(PyObject *o)
 
 int fan_ndarray_check_known(PyObject *o, const char *op)
 {
-    const fan_handles_scope *s = fan_handles_outermost();
+    const fan_handles_scope *scope = fan_handles_outermost();
     const char *data;
     size_t bytes;
     /* not redirected: the function runs as it is */
-    if (!s || !fan_storage_redirected() || is_kernel_view(o))
+    if (!scope || !fan_storage_redirected() || is_kernel_view(o))
         return 0;
     fan_ndarray_extent(o, &data, &bytes);
-    for (size_t i = 0; i < s->n; i++) {
-        int64_t lo, hi;
-        if (!s->in[i] || !s->stays(s, i))
-            continue;
-        fan_array_reach(s->in[i], &lo, &hi);
-        if (fan_flat_within(data, bytes, s->in[i]->data + lo, (uint64_t)(hi - lo)))
-            return 0;
-    }
     if (bytes == 0)
         return 0;
-    return fan_set_error(fan_state_get()->capture_error, s->foreign, s->function, op);
+    for (size_t i = 0; i < scope->n; i++) {
+        const fan_array *operand = scope->in[i];
+        int64_t lo, hi;
+        if (!operand || !scope->stays(scope, i))
+            continue;
+        fan_array_reach(operand, &lo, &hi);
+        if (fan_flat_within(data, bytes, operand->data + lo, (uint64_t)(hi - lo)))
+            return 0;
+    }
+    return fan_set_error(fan_state_get()->capture_error, scope->foreign, scope->function, op);
+}
+
+/* export_widened: an array of torch's bfloat16 or float8 as float32, which loses nothing. */
+static PyObject *export_widened(const fan_array *a)
+{
+    fan_array *wide;
+    if (FAN_CHECK(fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err)) < 0)
+        return NULL;
+    fan_array_copy(wide, a);
+    PyObject *nd = fan_export_array(wide);
+    fan_array_drop(wide);
+    return nd;
 }
 
 /* Address of an ndarray -> how many calls of all threads lock it. With the interpreter's lock. */
@@ -129,33 +149,23 @@ void fan_ndarray_lock(PyArrayObject *a, bool locks)
 
 PyObject *fan_export_array(fan_array *a)
 {
-    PyObject *nd, *base;
     if (fan_wants_handles(a))
         return fan_array_wrap(a, fan_cpu());
-    if (fan_dtype_needs_ml_dtypes(a->dtype)) {
-        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes:
-         * nothing is lost in float32. */
-        fan_array *wide = NULL;
-        fan_error err = {0};
-        fan_status status = fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err);
-        if (status != FAN_OK)
-            return fan_raise(status, &err);
-        fan_array_copy(wide, a);
-        nd = fan_export_array(wide);
-        fan_array_drop(wide);
-        return nd;
-    }
+    /* Only where arrays of torch met NumPy's and the caller has no ml_dtypes. */
+    if (fan_dtype_needs_ml_dtypes(a->dtype))
+        return export_widened(a);
     if (a->size == 0) {
         PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
-        return descr ? PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim,
-                                            (const npy_intp *)a->shape, NULL, NULL, 0, NULL)
-                     : NULL;
+        if (!descr)
+            return NULL;
+        return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, (const npy_intp *)a->shape, NULL,
+                                    NULL, 0, NULL);
     }
-    base = PyCapsule_New(a, FAN_ARRAY_CAPSULE, array_gone);
+    PyObject *base = PyCapsule_New(a, FAN_ARRAY_CAPSULE, array_gone);
     if (!base)
         return NULL;
     fan_array_hold(a);
-    nd = fan_ndarray_over(a, a->writable, base);
+    PyObject *nd = fan_ndarray_over(a, a->writable, base);
     Py_DECREF(base);
     return nd;
 }

@@ -1,5 +1,5 @@
-/* objects: what the core carries as `void *`: Python objects, and arrays without an object around
- * them. */
+/* objects: Python objects, and arrays of the core without an object around them, which the core
+ * carries as `void *`. In this order: unboxed arrays (objects.h); references. */
 #include "py/arrays/objects.h"
 #include "py/arrays/arrays.h"
 
@@ -33,21 +33,25 @@ void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data)
     return fan_unboxed(a);
 }
 
+/* has_one_hold: whether the caller's is the one hold on an array. */
+static bool has_one_hold(const fan_array *a)
+{
+    return atomic_load_explicit(&a->refs, memory_order_acquire) == 1;
+}
+
 bool fan_unboxed_is_unique(void *object)
 {
     const fan_array *a = fan_unboxed_array(object);
-    return atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && a->writable &&
-           fan_storage_only_ours(a->storage);
+    return has_one_hold(a) && a->writable && fan_storage_only_ours(a->storage);
 }
 
 bool fan_unboxed_drop_if_shared(void *object)
 {
     fan_array *a = fan_unboxed_array(object);
-    bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 &&
-                 !fan_storage_only_ours(a->storage);
-    if (!calls)
-        fan_array_drop(a);
-    return !calls;
+    if (has_one_hold(a) && !fan_storage_only_ours(a->storage))
+        return false; /* the drop would call out */
+    fan_array_drop(a);
+    return true;
 }
 
 fan_value fan_unboxed_value(void *object)
@@ -86,14 +90,15 @@ void fan_object_hold(void *object)
 void fan_object_drop(void *object)
 {
     fan_gil gil;
-    PyObject *live;
     if (fan_is_unboxed(object)) {
         fan_array_drop(fan_unboxed_array(object));
         return;
     }
     if (!fan_gil_enter(&gil))
         return;
-    live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    PyObject *live = NULL;
+    if (PyErr_Occurred())
+        live = fan_exception_take();
     Py_DECREF((PyObject *)object);
     if (live)
         fan_exception_put(live);

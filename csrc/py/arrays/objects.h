@@ -1,10 +1,8 @@
-/* unboxed: arrays of the core that travel through a pass without a Python object around them.
+/* unboxed: arrays of the core that pass from node to node without a Python object around them.
  *
  * The engine and plain entries of buffers carry `void *`: an object, or, with the lowest bit set, a
- * fan_array on the CPU. Holds of the latter are taken and dropped on any thread, without the
- * interpreter. They become ndarrays where Python code gets them: in functions, hooks, leaves and
- *
- * results. */
+ * fan_array on the CPU. Any thread may take and drop holds of the latter, without the interpreter.
+ * They become ndarrays where Python code gets them: in functions, hooks, leaves and results. */
 #ifndef FAN_PY_OBJECTS_H
 #define FAN_PY_OBJECTS_H
 
@@ -19,7 +17,7 @@ static inline fan_array *fan_unboxed_array(void *object)
 {
     return (fan_array *)(void *)((char *)object - 1);
 }
-/* takes the hold */
+/* fan_unboxed: takes the hold. */
 static inline void *fan_unboxed(fan_array *a)
 {
     return a ? (char *)a + 1 : NULL;
@@ -45,9 +43,10 @@ static inline int fan_box(void **object)
 }
 static inline int fan_box_all(void **objects, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (fan_box(&objects[i]) < 0)
             return -1;
+    }
     return 0;
 }
 

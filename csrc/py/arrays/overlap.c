@@ -1,7 +1,9 @@
-/* overlap: which arrays share memory. fanin._overlap has the public functions and classes. */
+/* overlap: which arrays share memory. fanin._overlap has the public functions and classes. In this
+ * order: one pair; the components of many arrays, and verdicts and pairs of these. */
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "py/base/args.h"
+#include "py/arrays/arrays.h"
 #include "py/arrays/region.h"
 
 #define CAPSULE "fanin.overlaps"
@@ -17,28 +19,31 @@ static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_regi
 {
     if (v == FAN_OVERLAP_DISJOINT)
         Py_RETURN_NONE;
-    return v == FAN_OVERLAP_YES
-               ? Py_BuildValue("(NN)", fan_ints(a->ndim, at[0]), fan_ints(b->ndim, at[1]))
-               : PyUnicode_FromString(fan_verdict_words(v));
+    if (v != FAN_OVERLAP_YES)
+        return PyUnicode_FromString(fan_verdict_words(v));
+    return Py_BuildValue("(NN)", fan_ints(a->ndim, at[0]), fan_ints(b->ndim, at[1]));
+}
+
+/* search: fan_overlap of a and b; b NULL: fan_overlap_itself of a. */
+static fan_status search(const fan_region *a, const fan_region *b, uint64_t budget,
+                         int64_t (*at)[FAN_MAX_NDIM], fan_verdict *v, fan_error *err)
+{
+    if (b)
+        return fan_overlap(a, b, budget, at[0], at[1], v, err);
+    return fan_overlap_itself(a, budget, at[0], at[1], v, err);
 }
 
 /* judge: first a short search; a hard pair is decided without the GIL. b NULL: a itself. */
 static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget)
 {
     FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
-    FAN_UNINITIALIZED fan_error err;
     fan_verdict v;
-    fan_status status;
-    err.text[0] = '\0';
-    status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err)
-               : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
-    if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
-        Py_BEGIN_ALLOW_THREADS
-            status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
-                       : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
-        Py_END_ALLOW_THREADS
-    }
-    return status == FAN_OK ? verdict_wrap(v, a, b ? b : a, at) : fan_raise(status, &err);
+    if (FAN_CHECK(search(a, b, 0, at, &v, &err)) < 0)
+        return NULL;
+    if (v == FAN_OVERLAP_HARD && budget > 0 &&
+        FAN_CHECK_UNLOCKED(search(a, b, budget, at, &v, &err)) < 0)
+        return NULL;
+    return verdict_wrap(v, a, b ? b : a, at);
 }
 
 static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -69,19 +74,27 @@ static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *a
     return judge(&item.region, NULL, budget);
 }
 
+/* components_find: the list of n regions, and the label of the component of each. */
+static fan_status components_find(const fan_region *regions, size_t n, uint64_t budget,
+                                  fan_overlaps **list, uint32_t *labels, size_t *components,
+                                  bool *exact, fan_error *err)
+{
+    fan_interrupt interrupt;
+    fan_interrupt_begin(&interrupt, fan_check_signals, err);
+    fan_status status = fan_overlaps_new(regions, n, list, err);
+    if (status == FAN_OK)
+        status = fan_overlaps_components(*list, budget, labels, components, exact, err);
+    return fan_interrupt_end(&interrupt, status);
+}
+
 static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_regions r = {.n = 0};
     fan_region *regions = NULL;
     uint32_t *labels = NULL;
     fan_overlaps *list = NULL;
-    PyObject *numbers = NULL, *capsule = NULL, *made = NULL;
-    fan_interrupt interrupt;
-    fan_error err = {0};
-    fan_status status;
+    PyObject *made = NULL;
     uint64_t budget;
-    size_t components;
-    bool exact, easy;
     if (fan_overlap_budget_arg(a[1], &budget) < 0 || fan_regions_read(a[0], "overlaps", &r) < 0)
         return NULL;
     if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
@@ -94,31 +107,21 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *a)
     }
     for (size_t i = 0; i < r.n; i++)
         regions[i] = r.items[i].region;
-    Py_BEGIN_ALLOW_THREADS
-        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
-        status = fan_overlaps_new(regions, r.n, &list, &err);
-        if (status == FAN_OK)
-            status = fan_overlaps_components(list, budget, labels, &components, &exact, &err);
-        status = fan_interrupt_end(&interrupt, status);
-    Py_END_ALLOW_THREADS;
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
+    size_t components;
+    bool exact;
+    if (FAN_CHECK_UNLOCKED(
+            components_find(regions, r.n, budget, &list, labels, &components, &exact, &err)) < 0)
         goto done;
-    }
-    numbers = PyList_New(0);
+    PyObject *numbers = PyList_New(0);
     for (size_t i = 0; numbers && i < r.n; i++)
         fan_list_add(&numbers, PyLong_FromUnsignedLong(labels[i]));
-    numbers = fan_tuple_of(numbers);
-    capsule = numbers ? PyCapsule_New(list, CAPSULE, free_list) : NULL;
-    if (capsule) {
-        easy = fan_overlaps_are_easy(list);
+    bool easy = fan_overlaps_are_easy(list);
+    PyObject *capsule = PyCapsule_New(list, CAPSULE, free_list);
+    if (capsule)
         list = NULL;
-        made = Py_BuildValue("(OOnOO)", capsule, numbers, (Py_ssize_t)components,
-                             exact ? Py_True : Py_False, easy ? Py_True : Py_False);
-    }
+    made = Py_BuildValue("(NNnOO)", capsule, fan_tuple_of(numbers), (Py_ssize_t)components,
+                         fan_py_bool(exact), fan_py_bool(easy));
 done:
-    Py_XDECREF(capsule);
-    Py_XDECREF(numbers);
     fan_overlaps_free(list);
     fan_free(regions);
     fan_free(labels);
@@ -129,55 +132,55 @@ done:
 static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
+    const fan_region *region[2];
     uint64_t budget;
-    int64_t at[2];
     if (!list || fan_overlap_budget_arg(a[3], &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++) {
-        if (fan_index(a[1 + i], "verdict", PyExc_IndexError, &at[i]) < 0)
+        int64_t at;
+        if (fan_index(a[1 + i], "verdict", PyExc_IndexError, &at) < 0)
             return NULL;
-        if ((uint64_t)at[i] >= fan_overlaps_count(list))
+        if ((uint64_t)at >= fan_overlaps_count(list))
             return PyErr_Format(PyExc_IndexError,
-                                "verdict: there is no array %lld: expected 0 to %zd",
-                                (long long)at[i], (Py_ssize_t)fan_overlaps_count(list) - 1);
+                                "verdict: there is no array %lld: expected 0 to %zd", (long long)at,
+                                (Py_ssize_t)fan_overlaps_count(list) - 1);
+        region[i] = fan_overlaps_region(list, (size_t)at);
     }
-    return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]),
-                 budget);
+    return judge(region[0], region[1], budget);
 }
 
+/* pairs_find: fan_overlaps_pairs that polls for Ctrl-C. */
+static fan_status pairs_find(const fan_overlaps *list, uint64_t budget, fan_pair **pairs, size_t *n,
+                             fan_error *err)
+{
+    fan_interrupt interrupt;
+    fan_interrupt_begin(&interrupt, fan_check_signals, err);
+    return fan_interrupt_end(&interrupt, fan_overlaps_pairs(list, budget, pairs, n, err));
+}
+
+/* overlaps_pairs: a list of the pairs that overlap or are undecided, and one of the undecided. */
 static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *lists[2], *made = NULL;
+    const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
     fan_pair *pairs = NULL;
     size_t n = 0;
-    fan_error err = {0};
-    fan_status status;
-    fan_interrupt interrupt;
-    const fan_overlaps *list = PyCapsule_GetPointer(a[0], CAPSULE);
     uint64_t budget;
     if (!list || fan_overlap_budget_arg(a[1], &budget) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
-        status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(list, budget, &pairs, &n, &err));
-    Py_END_ALLOW_THREADS;
-    lists[0] = PyList_New(0);
-    lists[1] = PyList_New(0);
-    bool good = status == FAN_OK && lists[0] && lists[1];
-    for (size_t i = 0; good && i < n; i++) {
-        PyObject *pair = Py_BuildValue("(II)", pairs[i].one, pairs[i].two);
-        good = pair && PyList_Append(lists[0], pair) == 0 &&
-               (pairs[i].verdict == FAN_OVERLAP_YES || PyList_Append(lists[1], pair) == 0);
-        Py_XDECREF(pair);
+    if (FAN_CHECK_UNLOCKED(pairs_find(list, budget, &pairs, &n, &err)) < 0) {
+        fan_free(pairs);
+        return NULL;
     }
-    if (good)
-        made = PyTuple_Pack(2, lists[0], lists[1]);
-    else if (status != FAN_OK)
-        fan_raise(status, &err);
-    Py_XDECREF(lists[0]);
-    Py_XDECREF(lists[1]);
+    PyObject *all = PyList_New(0);
+    PyObject *undecided = PyList_New(0);
+    for (size_t i = 0; all && undecided && i < n; i++) {
+        PyObject *pair = Py_BuildValue("(II)", pairs[i].one, pairs[i].two);
+        if (pairs[i].verdict != FAN_OVERLAP_YES)
+            fan_list_add(&undecided, Py_XNewRef(pair));
+        fan_list_add(&all, pair);
+    }
     fan_free(pairs);
-    return made;
+    return Py_BuildValue("(NN)", all, undecided);
 }
 
 static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)

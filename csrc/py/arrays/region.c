@@ -338,13 +338,17 @@ static const char *device_words(uint64_t device, char *buf, size_t size)
 int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *who)
 {
     char one[64], two[64];
-    for (size_t i = 1; i < n; i++)
-        if (items[i].device != items[0].device)
-            return fan_set_error(PyExc_ValueError,
-                                 "%s: array %zu is on %s, array 0 on %s: expected arrays of one "
-                                 "device, whose addresses can be compared",
-                                 who, i, device_words(items[i].device, one, sizeof one),
-                                 device_words(items[0].device, two, sizeof two));
+    for (size_t i = 1; i < n; i++) {
+        if (items[i].device == items[0].device)
+            continue;
+        const char *here = device_words(items[i].device, one, sizeof one);
+        const char *there = device_words(items[0].device, two, sizeof two);
+        return fan_set_error(PyExc_ValueError,
+                             "%s: array %zu is on %s, array 0 on %s%s: expected arrays of one "
+                             "device, whose addresses can be compared",
+                             who, i, here, there,
+                             strcmp(here, there) == 0 ? " of another machine" : "");
+    }
     return 0;
 }
 

@@ -1,4 +1,7 @@
-/* window: exact sums (array/window.h) for fanin.dist, which sends them between ranks. */
+/* window: exact sums (array/window.h) for fanin.dist, which sends them between ranks.
+ *
+ * A Python object has one window; a thread enters it for each call. In this order: the object;
+ * additions; messages between ranks; the rounded sum. */
 #include "array/exact.h"
 #include "array/window.h"
 #include "base/mem.h"
@@ -9,14 +12,14 @@
 
 /* A thread that works on a window without the GIL sets `busy`; the calls of others then fail. */
 typedef struct window {
-    fan_window *w;
+    fan_window *sum;
     atomic_flag busy;
 } window;
 
 static void window_free(PyObject *capsule)
 {
     window *self = PyCapsule_GetPointer(capsule, WINDOW);
-    fan_window_free(self->w);
+    fan_window_free(self->sum);
     fan_free(self);
 }
 
@@ -40,9 +43,9 @@ static void window_leave(window *self)
  * accepts NULL. */
 static PyThreadState *window_threads_begin(const window *self)
 {
-    return fan_window_size(self->w) * (int64_t)sizeof(int64_t) >= FAN_BUSY_BYTES
-               ? PyEval_SaveThread()
-               : NULL;
+    if (fan_window_size(self->sum) * (int64_t)sizeof(int64_t) < FAN_BUSY_BYTES)
+        return NULL;
+    return PyEval_SaveThread();
 }
 
 static void window_threads_end(PyThreadState *left)
@@ -53,12 +56,13 @@ static void window_threads_end(PyThreadState *left)
 
 static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    fan_dtype d;
+    fan_dtype dtype;
     int64_t size;
-    if (fan_dtype_parse(a[0], &d) < 0 ||
-        fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
+    if (fan_dtype_parse(a[0], &dtype) < 0)
         return NULL;
-    if (d == FAN_DT_NONE || !fan_exact_fits(d))
+    if (fan_index(a[1], "window_new: size", PyExc_ValueError, &size) < 0)
+        return NULL;
+    if (dtype == FAN_DT_NONE || !fan_exact_fits(dtype))
         return PyErr_Format(PyExc_ValueError,
                             "window_new: expected a real or complex float dtype, got %R", a[0]);
     if (size < 0 || size > INT64_MAX / 1024)
@@ -66,14 +70,14 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
                             "window_new: %S elements are more than memory can hold", a[1]);
     window *self = fan_calloc(sizeof *self);
     if (self)
-        self->w = fan_window_new(d, size);
-    if (!self || !self->w) {
+        self->sum = fan_window_new(dtype, size);
+    if (!self || !self->sum) {
         fan_free(self);
         return PyErr_NoMemory();
     }
     PyObject *capsule = PyCapsule_New(self, WINDOW, window_free);
     if (!capsule) {
-        fan_window_free(self->w);
+        fan_window_free(self->sum);
         fan_free(self);
     }
     return capsule;
@@ -83,12 +87,13 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
  * an exception. */
 static int window_check_array(const window *self, const fan_value *v, const char *call, PyObject *o)
 {
+    int64_t size = fan_window_size(self->sum);
     if (v->form != FAN_FORM_DENSE || v->device != fan_cpu())
         return fan_refuse(PyExc_TypeError, "%s: expected a dense array on the CPU, got %s", call,
                           FAN_TYPE_TEXT(o));
-    if (v->array->size != fan_window_size(self->w))
+    if (v->array->size != size)
         return fan_refuse(PyExc_ValueError, "%s: expected an array of %lld elements, got %lld",
-                          call, (long long)fan_window_size(self->w), (long long)v->array->size);
+                          call, (long long)size, (long long)v->array->size);
     return 0;
 }
 
@@ -97,12 +102,12 @@ static int window_check_array(const window *self, const fan_value *v, const char
 static int window_check_term(const window *self, const fan_value *v, const fan_array *first,
                              PyObject *o)
 {
-    fan_dtype d = fan_window_dtype(self->w);
+    fan_dtype dtype = fan_window_dtype(self->sum);
     if (window_check_array(self, v, "window_add", o) < 0)
         return -1;
-    if (!fan_dtype_can_cast(v->dtype, d))
+    if (!fan_dtype_can_cast(v->dtype, dtype))
         return fan_refuse(PyExc_ValueError, "window_add: a window of %s cannot add an array of %s",
-                          fan_dtype_name(d), fan_dtype_name(v->dtype));
+                          fan_dtype_name(dtype), fan_dtype_name(v->dtype));
     if (!fan_array_same_shape(v->array, first))
         return fan_refuse(PyExc_ValueError, "window_add: expected arrays of one shape");
     return 0;
@@ -110,40 +115,41 @@ static int window_check_term(const window *self, const fan_value *v, const fan_a
 
 static PyObject *window_add(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *arrays = a[1], *result = NULL;
-    size_t n = (size_t)PyTuple_GET_SIZE(arrays), read = 0;
+    PyObject *arrays = a[1];
+    PyObject *result = NULL;
+    size_t n = (size_t)PyTuple_GET_SIZE(arrays);
+    size_t read = 0;
     window *self = window_enter(a[0]);
-    fan_value *values = fan_calloc((n + !n) * sizeof *values);
-    const fan_array **in = fan_alloc((n + !n) * sizeof(const fan_array *));
-    FAN_UNINITIALIZED fan_error err;
     if (!self)
-        goto done;
+        return NULL;
+    fan_value *values = fan_calloc((n + 1) * sizeof *values);
+    const fan_array **in = fan_alloc((n + 1) * sizeof *in);
     if (!values || !in) {
         PyErr_NoMemory();
         goto done;
     }
-    for (; read < n; read++) {
+    while (read < n) {
         PyObject *o = PyTuple_GET_ITEM(arrays, read);
-        if (fan_import(o, false, false, &values[read]) < 0)
+        fan_value *v = &values[read];
+        if (fan_import(o, false, false, v) < 0)
             goto done;
-        in[read] = values[read].array;
-        if (window_check_term(self, &values[read], in[0], o) < 0) {
-            read++;
+        in[read] = v->array;
+        read++;
+        if (window_check_term(self, v, in[0], o) < 0)
             goto done;
-        }
     }
+    FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     PyThreadState *left = window_threads_begin(self);
-    fan_status status = fan_window_add(self->w, in, n, &err);
+    fan_status status = fan_window_add(self->sum, in, n, &err);
     window_threads_end(left);
-    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+    result = fan_done(status, &err);
 done:
     for (size_t i = 0; i < read; i++)
         fan_value_release(&values[i]);
     fan_free(values);
     fan_free(in);
-    if (self)
-        window_leave(self);
+    window_leave(self);
     return result;
 }
 
@@ -152,7 +158,7 @@ static PyObject *window_room(PyObject *Py_UNUSED(module), PyObject *capsule)
     window *self = window_enter(capsule);
     if (!self)
         return NULL;
-    size_t room = fan_window_room(self->w);
+    size_t room = fan_window_room(self->sum);
     window_leave(self);
     return PyLong_FromSize_t(room);
 }
@@ -163,7 +169,7 @@ static PyObject *message_new(PyObject *Py_UNUSED(module), PyObject *size)
     int64_t n;
     if (fan_index(size, "message_new: size", PyExc_ValueError, &n) < 0)
         return NULL;
-    /* a message is no memory of a graph tree: sums into it are refused there */
+    /* A message is no memory of a graph tree, which refuses sums into it. */
     if (fan_storage_redirected()) {
         npy_intp dim = (npy_intp)n;
         return PyArray_SimpleNew(1, &dim, NPY_UINT8);
@@ -179,7 +185,8 @@ static PyObject *message_new(PyObject *Py_UNUSED(module), PyObject *size)
 static int window_check_message(PyObject *o, const char *call)
 {
     PyArrayObject *a = (PyArrayObject *)o;
-    if (PyArray_TYPE(a) == NPY_UBYTE && PyArray_NDIM(a) == 1 && PyArray_IS_C_CONTIGUOUS(a))
+    bool is_flat = PyArray_NDIM(a) == 1 && PyArray_IS_C_CONTIGUOUS(a);
+    if (is_flat && PyArray_TYPE(a) == NPY_UBYTE)
         return 0;
     return fan_refuse(PyExc_TypeError, "%s: expected a contiguous array of uint8 with one axis",
                       call);
@@ -187,21 +194,21 @@ static int window_check_message(PyObject *o, const char *call)
 
 static PyObject *window_pack(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
+    PyArrayObject *message = (PyArrayObject *)a[1];
     PyObject *result = NULL;
     window *self = window_enter(a[0]);
     if (!self)
         return NULL;
     if (window_check_message(a[1], "window_pack") < 0)
         goto done;
-    PyArrayObject *out = (PyArrayObject *)a[1];
-    size_t room = fan_window_room(self->w);
-    if (!PyArray_ISWRITEABLE(out) || (size_t)PyArray_SIZE(out) < room) {
+    size_t room = fan_window_room(self->sum);
+    if (!PyArray_ISWRITEABLE(message) || (size_t)PyArray_SIZE(message) < room) {
         fan_refuse(PyExc_BufferError, "window_pack: expected %zu writable bytes, got %zd", room,
-                   PyArray_SIZE(out));
+                   PyArray_SIZE(message));
         goto done;
     }
     PyThreadState *left = window_threads_begin(self);
-    size_t bytes = fan_window_pack(self->w, PyArray_DATA(out));
+    size_t bytes = fan_window_pack(self->sum, PyArray_DATA(message));
     window_threads_end(left);
     result = PyLong_FromSize_t(bytes);
 done:
@@ -211,20 +218,23 @@ done:
 
 static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
+    PyArrayObject *message = (PyArrayObject *)a[1];
     PyObject *result = NULL;
-    FAN_UNINITIALIZED fan_error err;
     window *self = window_enter(a[0]);
     if (!self)
         return NULL;
     if (window_check_message(a[1], "window_merge_packed") == 0) {
-        PyArrayObject *message = (PyArrayObject *)a[1];
         size_t used = 0;
+        FAN_UNINITIALIZED fan_error err;
         fan_error_clear(&err);
         PyThreadState *left = window_threads_begin(self);
-        fan_status status = fan_window_merge_packed(self->w, PyArray_DATA(message),
+        fan_status status = fan_window_merge_packed(self->sum, PyArray_DATA(message),
                                                     (size_t)PyArray_SIZE(message), &used, &err);
         window_threads_end(left);
-        result = status == FAN_OK ? PyLong_FromSize_t(used) : fan_raise(status, &err);
+        if (status == FAN_OK)
+            result = PyLong_FromSize_t(used);
+        else
+            fan_raise(status, &err);
     }
     window_leave(self);
     return result;
@@ -232,36 +242,38 @@ static PyObject *window_merge_packed(PyObject *Py_UNUSED(module), PyObject *cons
 
 /* window_check_round: 0 if the sum can be written to `out` with this scale, or -1 with an
  * exception. */
-static int window_check_round(const window *self, const fan_value *out, const fan_take *how,
+static int window_check_round(const window *self, const fan_value *out, const fan_take *options,
                               PyObject *o)
 {
-    fan_dtype d = fan_window_dtype(self->w);
+    fan_dtype dtype = fan_window_dtype(self->sum);
+    char kind = fan_dtype_kind(dtype);
     if (window_check_array(self, out, "window_round", o) < 0)
         return -1;
-    if (fan_dtype_kind(d) != fan_dtype_kind(out->dtype))
+    if (kind != fan_dtype_kind(out->dtype))
         return fan_refuse(PyExc_ValueError,
                           "window_round: a sum of %s cannot be written to an array of %s",
-                          fan_dtype_name(d), fan_dtype_name(out->dtype));
-    if (how->scale.on && !how->real && fan_dtype_kind(d) != 'c')
+                          fan_dtype_name(dtype), fan_dtype_name(out->dtype));
+    bool complex_scale = options->scale.on && !options->real;
+    if (complex_scale && kind != 'c')
         return fan_refuse(PyExc_ValueError,
                           "window_round: a sum of %s needs a real number as scale",
-                          fan_dtype_name(d));
+                          fan_dtype_name(dtype));
     return 0;
 }
 
 static PyObject *window_round(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    fan_value out = {0};
-    fan_take how = {0};
+    fan_value out;
+    fan_take options = {0};
     PyObject *result = NULL;
     window *self = window_enter(a[0]);
     if (!self)
         return NULL;
-    if (fan_scale_arg(a[2], &how) < 0 || fan_import_out(a[1], &out) < 0)
+    if (fan_scale_arg(a[2], &options) < 0 || fan_import_out(a[1], &out) < 0)
         goto done;
-    if (window_check_round(self, &out, &how, a[1]) == 0) {
+    if (window_check_round(self, &out, &options, a[1]) == 0) {
         PyThreadState *left = window_threads_begin(self);
-        fan_window_round(out.array, self->w, how.scale.on ? &how.scale : NULL);
+        fan_window_round(out.array, self->sum, options.scale.on ? &options.scale : NULL);
         window_threads_end(left);
         result = Py_NewRef(Py_None);
     }

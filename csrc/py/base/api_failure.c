@@ -1,3 +1,4 @@
+/* api_failure: statuses, failures and structs with a size, between the core and fanin.h. */
 #include "py/base/api_failure.h"
 
 #include <stdio.h>
@@ -82,14 +83,15 @@ fan_status fan_api_options(const void *given, size_t least, size_t size, const c
 
 fan_status fan_api_flags(uint32_t flags, uint32_t known, const char *what, fan_error *err)
 {
-    return flags & ~known
-               ? fan_fail(err, FAN_ERR_VALUE, "%s: flags: unknown bits 0x%x", what, flags & ~known)
-               : FAN_OK;
+    uint32_t unknown = flags & ~known;
+    if (!unknown)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "%s: flags: unknown bits 0x%x", what, unknown);
 }
 
 fan_status fan_api_reserved(uint32_t reserved, const char *what, fan_error *err)
 {
-    return reserved
-               ? fan_fail(err, FAN_ERR_VALUE, "%s: reserved: expected 0, got %u", what, reserved)
-               : FAN_OK;
+    if (!reserved)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE, "%s: reserved: expected 0, got %u", what, reserved);
 }

@@ -8,7 +8,8 @@
 /* release_all: calls all from `r` on without a buffer's lock, and, if `unlock`, without the GIL. */
 static void release_all(fan_api_release *r, bool unlock)
 {
-    bool left = fan_api_leave(), held = fan_gil_held();
+    bool left = fan_api_leave();
+    bool held = fan_gil_held();
     /* The caller of the API may have an exception, which code of Python's in a release must not
      * find. */
     PyObject *live = held ? fan_exception_take() : NULL;

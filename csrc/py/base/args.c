@@ -121,14 +121,43 @@ int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject
 
 /* ---- one argument ---- */
 
+bool fan_is_array(PyObject *o)
+{
+    if (PyArray_Check(o))
+        return true;
+    PyObject *live = fan_exception_take();
+    bool has = PyObject_HasAttrString((PyObject *)Py_TYPE(o), "__dlpack__");
+    fan_exception_put(live);
+    return has;
+}
+
+/* refuse_integer: TypeError for an object that is no integer. */
+static int refuse_integer(PyObject *o, const char *what)
+{
+    return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
+}
+
+/* integer_of: a Python int of an integer; new reference; NULL with an exception. The error of an
+ * array's __index__ is replaced: it is its library's. */
+static PyObject *integer_of(PyObject *o, const char *what)
+{
+    if (!PyIndex_Check(o)) {
+        (void)refuse_integer(o, what);
+        return NULL;
+    }
+    PyObject *i = PyNumber_Index(o);
+    if (!i && PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) {
+        PyErr_Clear();
+        (void)refuse_integer(o, what);
+    }
+    return i;
+}
+
 int fan_number_arg(PyObject *o, const char *what, int64_t *out)
 {
     if (!o)
         return 0;
-    if (!PyIndex_Check(o))
-        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what,
-                          FAN_TYPE_TEXT(o));
-    PyObject *i = PyNumber_Index(o);
+    PyObject *i = integer_of(o, what);
     int overflow = 0;
     long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
     Py_XDECREF(i);
@@ -149,10 +178,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     if (PyLong_CheckExact(o)) {
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
     } else {
-        if (!PyIndex_Check(o))
-            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what,
-                              FAN_TYPE_TEXT(o));
-        i = PyNumber_Index(o);
+        i = integer_of(o, what);
         if (!i)
             return -1;
         n = PyLong_AsLongLongAndOverflow(i, &overflow);
@@ -170,6 +196,13 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
                           overflow > 0 || n > 0 ? " that fits 64 bits" : "", o);
     *out = n;
     return 0;
+}
+
+int fan_slot_index(PyObject *o, const char *what, int64_t *out)
+{
+    if (!PyLong_CheckExact(o) && fan_is_array(o))
+        return refuse_integer(o, what);
+    return fan_index(o, what, PyExc_IndexError, out);
 }
 
 const char *fan_text_arg(PyObject *text)
@@ -205,14 +238,27 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
         return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what,
                           FAN_TYPE_TEXT(o));
     *out = PySequence_Tuple(o);
+    /* one without axes */
+    if (!*out && PyErr_ExceptionMatches(PyExc_TypeError) && fan_is_array(o)) {
+        PyErr_Clear();
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s without axes", what,
+                          FAN_TYPE_TEXT(o));
+    }
     return *out ? 0 : -1;
 }
 
 /* ---- making one ---- */
 
+static bool is_number_of_bytes(PyObject *o)
+{
+    if (PyFloat_Check(o))
+        return true;
+    return PyIndex_Check(o) && !PyBool_Check(o) && !fan_is_array(o);
+}
+
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 {
-    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+    if (!is_number_of_bytes(o))
         return fan_refuse(PyExc_TypeError,
                           "%s: expected a number of bytes, math.inf or None, got %R", what, o);
     double f = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : 0;
@@ -236,7 +282,7 @@ int fan_budget_arg(PyObject *o, const char *what, uint64_t *out)
 
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
 {
-    if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
+    if (!PyUnicode_Check(o) && !is_number_of_bytes(o))
         return fan_refuse(PyExc_TypeError,
                           "budget: expected \"auto\", a number of bytes, math.inf or None, got %R",
                           o);

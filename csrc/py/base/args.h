@@ -137,6 +137,12 @@ int fan_step_set(setter call, PyObject *self, PyObject *value, void *closure);
  * `negative`; NULL: *out is -1 then, as for one that 64 bits do not hold. `what` begins the
  * message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
+/* fan_is_array: an ndarray, or an object of a class with DLPack. A live exception stays. */
+bool fan_is_array(PyObject *o);
+/* fan_slot_index: fan_index of a slot. An array is none, not even one of a single integer: it is
+ * meant as a
+ * gradient. */
+int fan_slot_index(PyObject *o, const char *what, int64_t *out);
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception.
  * fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, const char *what, uint64_t *out);

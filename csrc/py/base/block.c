@@ -11,7 +11,9 @@ static bool block_interrupts(PyObject *raised)
 
 int fan_block_end(PyObject *block, PyObject *error)
 {
-    PyObject *interrupt = NULL, *cause = Py_NewRef(error ? error : Py_None), *raised = NULL;
+    PyObject *interrupt = NULL;
+    PyObject *cause = Py_NewRef(error ? error : Py_None);
+    PyObject *raised = NULL;
     bool again = true;
     while (again) {
         PyObject *done = PyObject_CallMethod(block, "_end", "O", cause);
@@ -35,10 +37,10 @@ int fan_block_end(PyObject *block, PyObject *error)
 
 PyObject *fan_block_begin(PyObject *block)
 {
-    PyObject *result = PyObject_CallMethod(block, "_begin", NULL), *error;
+    PyObject *result = PyObject_CallMethod(block, "_begin", NULL);
     if (result)
         return result;
-    error = fan_exception_take();
+    PyObject *error = fan_exception_take();
     if (fan_block_end(block, error) < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) {
         Py_DECREF(error);
         return NULL;

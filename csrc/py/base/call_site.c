@@ -99,19 +99,32 @@ static const char *call_site_find(PyFrameObject *frame)
     return place->text;
 }
 
+static _Thread_local int64_t site_level = 1;
+
+int64_t fan_call_site_level(int64_t level)
+{
+    int64_t before = site_level;
+    site_level = level;
+    return before;
+}
+
 void fan_call_site(char *buf, size_t size)
 {
     PyFrameObject *frame = PyEval_GetFrame();
+    int64_t wanted = site_level;
     if (size == 0)
         return;
     buf[0] = '\0';
     Py_XINCREF(frame);
-    while (frame && !buf[0]) {
+    while (frame && wanted > 0) {
         const char *text = call_site_find(frame);
         size_t n = strnlen(text, size - 1);
-        memcpy(buf, text, n);
-        buf[n] = '\0';
-        PyFrameObject *back = n ? NULL : PyFrame_GetBack(frame);
+        if (n) {
+            memcpy(buf, text, n);
+            buf[n] = '\0';
+            wanted--;
+        }
+        PyFrameObject *back = wanted ? PyFrame_GetBack(frame) : NULL;
         Py_DECREF(frame);
         frame = back;
     }

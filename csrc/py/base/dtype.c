@@ -7,25 +7,27 @@
  * imported it. Never fails. */
 static PyObject *const *ml_types(void)
 {
-    fan_state *st = fan_state_get();
-    PyObject *modules, *m;
-    if (st->has_ml_types)
-        return st->ml_types;
-    modules = PyImport_GetModuleDict();
-    m = modules ? PyDict_GetItemString(modules, "ml_dtypes") : NULL; /* borrowed */
+    fan_state *state = fan_state_get();
+    if (state->has_ml_types)
+        return state->ml_types;
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *m = modules ? PyDict_GetItemString(modules, "ml_dtypes") : NULL; /* borrowed */
     if (!m)
-        return st->ml_types;
+        return state->ml_types;
     Py_INCREF(m);
     bool all = true; /* false: another thread imports it now */
-    for (int d = 0; d < FAN_DT_COUNT; d++)
-        if (fan_dtype_of_ml_dtypes((fan_dtype)d) && !st->ml_types[d] &&
-            !(st->ml_types[d] = PyObject_GetAttrString(m, fan_dtype_name((fan_dtype)d)))) {
+    for (fan_dtype d = 0; d < FAN_DT_COUNT; d++) {
+        if (!fan_dtype_of_ml_dtypes(d) || state->ml_types[d])
+            continue;
+        state->ml_types[d] = PyObject_GetAttrString(m, fan_dtype_name(d));
+        if (!state->ml_types[d]) {
             PyErr_Clear();
             all = false;
         }
-    st->has_ml_types = all;
+    }
+    state->has_ml_types = all;
     Py_DECREF(m);
-    return st->ml_types;
+    return state->ml_types;
 }
 
 /* of_type: not inlined, so that the fast path saves no registers for it. */
@@ -62,9 +64,10 @@ fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
                                                      INTEGER(LONGLONG, npy_longlong)};
     if (!PyDataType_ISNOTSWAPPED(d))
         return FAN_DT_NONE;
-    if (d->type_num >= 0 && d->type_num < NPY_USERDEF)
-        return more_by_one[d->type_num] ? (fan_dtype)(more_by_one[d->type_num] - 1) : FAN_DT_NONE;
-    return of_type(d->typeobj);
+    if (d->type_num < 0 || d->type_num >= NPY_USERDEF)
+        return of_type(d->typeobj);
+    uint8_t number = more_by_one[d->type_num];
+    return number ? (fan_dtype)(number - 1) : FAN_DT_NONE;
 }
 
 bool fan_dtype_needs_ml_dtypes(fan_dtype d)
@@ -82,10 +85,9 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 #undef X
     };
     PyArray_Descr *descr = NULL;
-    PyObject *type;
     if (!fan_dtype_of_ml_dtypes(d))
         return PyArray_DescrFromType(numbers[d]);
-    type = ml_types()[d];
+    PyObject *type = ml_types()[d];
     if (!type) {
         PyErr_Format(PyExc_TypeError,
                      "NumPy has %s only through ml_dtypes, which is not imported: import ml_dtypes",
@@ -97,18 +99,21 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 
 int fan_dtype_refuse(PyArray_Descr *d, const char *what)
 {
-    PyObject *type = fan_state_get()->dtype_error, *name = (PyObject *)d;
+    PyObject *type = fan_state_get()->dtype_error;
+    PyObject *name = (PyObject *)d;
     if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num))
         return fan_refuse(type,
                           "%s has dtype %S of foreign byte order; expected native: "
                           "x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)",
                           what, name);
-    if (d->type_num == NPY_LONGDOUBLE || d->type_num == NPY_CLONGDOUBLE)
+    bool long_real = d->type_num == NPY_LONGDOUBLE;
+    if (long_real || d->type_num == NPY_CLONGDOUBLE) {
+        const char *instead = long_real ? "float64" : "complex128";
         return fan_refuse(
             type,
             "%s has dtype %S, which is not summed; expected %s: x.astype('%s'), or Slot(combine=f)",
-            what, name, d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
-            d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128");
+            what, name, instead, instead);
+    }
     if (PyTypeNum_ISUSERDEF(d->type_num)) {
         char names[256] = "";
         for (int i = 0; i < FAN_DT_COUNT; i++)
@@ -132,43 +137,69 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
  * without exception, where it is neither. */
 static PyObject *name_of(PyObject *o)
 {
-    PyObject *text, *after;
+    const Py_ssize_t before = (Py_ssize_t)strlen("torch.");
     if (PyUnicode_Check(o))
         return Py_NewRef(o);
     if (strcmp(Py_TYPE(o)->tp_name, "torch.dtype") != 0)
         return NULL;
-    text = PyObject_Str(o);
-    after =
-        text ? PyUnicode_Substring(text, (Py_ssize_t)strlen("torch."), PyUnicode_GET_LENGTH(text))
-             : NULL;
-    Py_XDECREF(text);
-    return after;
+    PyObject *text = PyObject_Str(o);
+    if (!text)
+        return NULL;
+    PyObject *name = PyUnicode_Substring(text, before, PyUnicode_GET_LENGTH(text));
+    Py_DECREF(text);
+    return name;
+}
+
+/* parse_name: reads a name; *out stays FAN_DT_NONE where it is none of ours. 0, or -1 with an
+ * exception. o: the object whose name it is. */
+static int parse_name(PyObject *o, PyObject *name, fan_dtype *out)
+{
+    const char *text = fan_word_of(name);
+    if (!text)
+        return PyErr_Occurred() ? -1 : 0;
+    *out = fan_dtype_from_name(text);
+    if (*out != FAN_DT_NONE || o == name)
+        return 0;
+    return fan_refuse(
+        fan_state_get()->dtype_error,
+        "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex", o);
+}
+
+/* refuse_descr: DTypeError for a dtype of NumPy that is none of ours. Returns -1. */
+static int refuse_descr(PyArray_Descr *descr)
+{
+    PyObject *type = fan_state_get()->dtype_error;
+    if (PyDataType_ISNOTSWAPPED(descr) || !PyTypeNum_ISNUMBER(descr->type_num))
+        return fan_refuse(type,
+                          "dtype %S is not summed; expected bool, int8..64, uint8..64, float or "
+                          "complex in native byte order, or a slot without a dtype and with "
+                          "combine=f",
+                          (PyObject *)descr);
+    PyObject *native = (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
+    if (!native)
+        return -1;
+    fan_refuse(type,
+               "dtype %S is not summed: its byte order is foreign; expected native byte order, "
+               "'%S': x.astype('%S')",
+               (PyObject *)descr, native, native);
+    Py_DECREF(native);
+    return -1;
 }
 
 int fan_dtype_parse(PyObject *o, fan_dtype *out)
 {
     PyArray_Descr *descr = NULL;
-    PyObject *name;
-    const char *text;
     *out = FAN_DT_NONE;
     if (o == Py_None)
         return 0;
-    name = name_of(o);
+    PyObject *name = name_of(o);
     if (!name && PyErr_Occurred())
         return -1;
     if (name) {
-        text = fan_word_of(name);
-        if (text)
-            *out = fan_dtype_from_name(text);
-        if (text && *out == FAN_DT_NONE && o != name)
-            fan_refuse(
-                fan_state_get()->dtype_error,
-                "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex", o);
+        int bad = parse_name(o, name, out);
         Py_DECREF(name);
-        if (*out != FAN_DT_NONE)
-            return 0;
-        if (PyErr_Occurred())
-            return -1;
+        if (bad || *out != FAN_DT_NONE)
+            return bad;
     }
     if (PyArray_DescrConverter(o, &descr) != NPY_SUCCEED) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
@@ -180,21 +211,9 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
                           o);
     }
     *out = fan_dtype_of_descr(descr);
-    if (*out == FAN_DT_NONE && !PyDataType_ISNOTSWAPPED(descr) &&
-        PyTypeNum_ISNUMBER(descr->type_num)) {
-        PyArray_Descr *native = PyArray_DescrNewByteorder(descr, NPY_NATIVE);
-        if (native)
-            fan_refuse(fan_state_get()->dtype_error,
-                       "dtype %S is not summed: its byte order is foreign; expected native byte "
-                       "order, '%S': x.astype('%S')",
-                       (PyObject *)descr, (PyObject *)native, (PyObject *)native);
-        Py_XDECREF(native);
-    } else if (*out == FAN_DT_NONE)
-        fan_refuse(fan_state_get()->dtype_error,
-                   "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex "
-                   "in native byte order, "
-                   "or a slot without a dtype and with combine=f",
-                   (PyObject *)descr);
+    int bad = 0;
+    if (*out == FAN_DT_NONE)
+        bad = refuse_descr(descr);
     Py_DECREF(descr);
-    return *out == FAN_DT_NONE ? -1 : 0;
+    return bad;
 }

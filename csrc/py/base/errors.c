@@ -1,4 +1,7 @@
-/* errors: the core's error box and Python's exceptions, each turned into the other. */
+/* errors: the core's error box and Python's exceptions, each turned into the other.
+ *
+ * In order: the live exception of a thread; fan_raise, from a status to an exception; the other
+ * way; the context of a call (buffer, slot, key), which fan_refuse puts before a message. */
 #include "py/base/py.h"
 
 #include <stdarg.h>
@@ -38,20 +41,41 @@ void fan_exception_put(PyObject *e)
 
 void fan_iteration_failed(const char *iteration, PyObject *end)
 {
-    PyObject *cause;
-    PyObject *replacement;
     if (!PyErr_ExceptionMatches(end))
         return;
-    cause = fan_exception_take();
+    PyObject *cause = fan_exception_take();
     PyErr_Format(PyExc_RuntimeError, "%s: a callback raised %s, which does not end the iteration",
                  iteration, Py_TYPE(cause)->tp_name);
-    replacement = fan_exception_take();
+    PyObject *replacement = fan_exception_take();
     PyException_SetCause(replacement, Py_NewRef(cause));
     PyException_SetContext(replacement, cause);
     fan_exception_put(replacement);
 }
 
-/* class_of: borrowed. */
+/* class_of_fanin: the class of fanin for a status; borrowed; NULL: it has none, or the core is
+ * without fanin.sim. */
+static PyObject *class_of_fanin(fan_status s)
+{
+    fan_state *state = fan_state_get();
+    if (!state)
+        return NULL;
+    switch (s) {
+    case FAN_ERR_RACE:
+        return state->race_error;
+    case FAN_ERR_DEVICE:
+        return state->device_error;
+    case FAN_ERR_DEVICE_NOMEM:
+        return state->device_oom_error;
+    case FAN_ERR_CAPTURE:
+        return state->capture_error;
+    case FAN_ERR_DEADLOCK:
+        return fan_lazy(&state->deadlock_error, "fanin.sim.machine", "DeadlockError");
+    default:
+        return NULL;
+    }
+}
+
+/* class_of: the class of the exception for a status; borrowed. */
 static PyObject *class_of(fan_status s)
 {
     static PyObject **const builtin[] = {[FAN_ERR_INDEX] = &PyExc_IndexError,
@@ -61,28 +85,21 @@ static PyObject *class_of(fan_status s)
                                          [FAN_ERR_BUFFER] = &PyExc_BufferError,
                                          [FAN_ERR_NOMEM] = &PyExc_MemoryError,
                                          [FAN_ERR_EXTERN] = NULL};
-    fan_state *st = fan_state_get();
-    PyObject *c = builtin[s]                  ? *builtin[s]
-                  : !st                       ? NULL
-                  : s == FAN_ERR_RACE         ? st->race_error
-                  : s == FAN_ERR_DEVICE       ? st->device_error
-                  : s == FAN_ERR_DEVICE_NOMEM ? st->device_oom_error
-                  : s == FAN_ERR_CAPTURE      ? st->capture_error
-                  : s == FAN_ERR_DEADLOCK
-                      ? fan_lazy(&st->deadlock_error, "fanin.sim.machine", "DeadlockError")
-                      : NULL;
-    if (!c)
-        PyErr_Clear(); /* a core without fanin.sim */
-    return c ? c : PyExc_RuntimeError;
+    if (builtin[s])
+        return *builtin[s];
+    PyObject *c = class_of_fanin(s);
+    if (c)
+        return c;
+    PyErr_Clear();
+    return PyExc_RuntimeError;
 }
 
 /* chain: makes `context` (taken) the __context__ of the live exception. */
 static void chain(PyObject *context)
 {
-    PyObject *e;
     if (!context)
         return;
-    e = fan_exception_take();
+    PyObject *e = fan_exception_take();
     if (!e) {
         fan_exception_put(context);
         return;
@@ -94,8 +111,8 @@ static void chain(PyObject *context)
     fan_exception_put(e);
 }
 
-/* set_field: an attribute of an exception; takes `value`; NULL: none. A field that cannot be set is
- * left out. */
+/* set_field: sets an attribute of an exception; takes `value`; NULL: none. A field that cannot be
+ * set is left out. */
 static void set_field(PyObject *e, const char *name, PyObject *value)
 {
     if (!value || PyObject_SetAttrString(e, name, value) < 0)
@@ -103,7 +120,7 @@ static void set_field(PyObject *e, const char *name, PyObject *value)
     Py_XDECREF(value);
 }
 
-/* text_of: a message may carry names of the user's, cut anywhere. NULL of "". */
+/* text_of: a str of a message, which may carry names of the user's, cut anywhere. NULL of "". */
 static PyObject *text_of(const char *text)
 {
     return text[0] ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
@@ -125,16 +142,20 @@ static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slo
 
 void fan_exception_note(PyObject *e, PyObject *note)
 {
-    PyObject *notes = e && note ? PyObject_GetAttrString(e, "__notes__") : NULL, *done = NULL;
+    if (!e || !note) {
+        PyErr_Clear();
+        Py_XDECREF(note);
+        return;
+    }
+    PyObject *notes = PyObject_GetAttrString(e, "__notes__");
     PyErr_Clear(); /* only the exception itself counts, here and below */
     bool has = notes && PySequence_Contains(notes, note) == 1;
     PyErr_Clear();
-    if (e && note && !has)
-        done = PyObject_CallMethod(e, "add_note", "O", note);
+    PyObject *done = has ? NULL : PyObject_CallMethod(e, "add_note", "O", note);
     PyErr_Clear();
     Py_XDECREF(done);
     Py_XDECREF(notes);
-    Py_XDECREF(note);
+    Py_DECREF(note);
 }
 
 /* note_place: adds to the live exception, which another library raised, what it was about. */
@@ -147,40 +168,52 @@ static void note_place(const fan_error *err)
     fan_exception_put(e);
 }
 
-PyObject *fan_raise(fan_status s, const fan_error *err)
+/* error_object: an exception of a status; new reference; NULL: another one is live. `has_text`: err
+ * has a message. */
+static PyObject *error_object(fan_status s, const fan_error *err, bool has_text)
 {
-    PyObject *context, *e = NULL, *text;
-    if (s == FAN_ERR_EXTERN) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
-        if (err && err->text[0] && err->object[0])
-            note_place(err);
+    PyObject *text = text_of(has_text ? err->text : fan_status_word(s));
+    if (!text)
         return NULL;
-    }
-    context = fan_exception_take();
-    text = text_of(err && err->text[0] ? err->text : fan_status_word(s));
-    if (text)
-        e = PyObject_CallOneArg(class_of(s), text);
-    if (e && (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM))
+    PyObject *e = PyObject_CallOneArg(class_of(s), text);
+    Py_DECREF(text);
+    if (!e)
+        return NULL;
+    if (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM)
         set_field(e, "code", PyLong_FromLong(err ? err->code : 0));
-    if (e && err && err->text[0] && err->object[0]) {
+    if (has_text && err->object[0]) {
         set_place(e, text_of(err->object), err->slot, text_of(err->slot_name), err->key,
                   text_of(err->text + err->reason));
         set_field(e, "expected", text_of(err->expected));
         set_field(e, "got", text_of(err->got));
     }
+    return e;
+}
+
+PyObject *fan_raise(fan_status s, const fan_error *err)
+{
+    bool has_text = err && err->text[0];
+    if (s == FAN_ERR_EXTERN) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
+        if (has_text && err->object[0])
+            note_place(err);
+        return NULL;
+    }
+    PyObject *context = fan_exception_take();
+    PyObject *e = error_object(s, err, has_text);
     if (e)
         PyErr_SetObject((PyObject *)Py_TYPE(e), e);
     chain(context);
-    Py_XDECREF(text);
     Py_XDECREF(e);
     return NULL;
 }
 
 void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason)
 {
-    PyObject *args =
-        place ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason)) : NULL;
+    PyObject *args = NULL;
+    if (place)
+        args = Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason));
     if (!args || PyObject_SetAttrString(e, "args", args) < 0)
         PyErr_Clear();
     Py_XDECREF(args);
@@ -210,8 +243,8 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     const char *name = Py_TYPE(o)->tp_name;
     if (o == Py_None)
         return "None";
-    PyOS_snprintf(buf, size, "%s %.200s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a",
-                  name);
+    bool vowel = name[0] && strchr("AEIOaeio", name[0]);
+    PyOS_snprintf(buf, size, "%s %.200s", vowel ? "an" : "a", name);
     return buf;
 }
 
@@ -233,41 +266,50 @@ fan_stream *fan_error_context_stream(void)
     return where ? where->stream : NULL;
 }
 
-/* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
+/* prefix: the place of the call, as "grads: slot 2 (w1), key 3: "; new reference. */
 static PyObject *prefix(void)
 {
     const fan_error_context *w = where;
-    PyObject *place, *key, *all;
+    PyObject *place;
     if (!w || !w->buffer)
         return PyUnicode_FromString("");
     if (w->slot < 0)
         return PyUnicode_FromFormat("%s: ", w->buffer);
-    place = w->slot_name
-                ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
-                : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
-    key = w->key < 0 ? PyUnicode_FromString("")
-                     : PyUnicode_FromFormat(", key %lld", (long long)w->key);
-    all = place && key ? PyUnicode_FromFormat("%U%U: ", place, key) : NULL;
-    Py_XDECREF(place);
-    Py_XDECREF(key);
+    if (w->slot_name)
+        place = PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name);
+    else
+        place = PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
+    if (!place)
+        return NULL;
+    PyObject *all;
+    if (w->key >= 0)
+        all = PyUnicode_FromFormat("%U, key %lld: ", place, (long long)w->key);
+    else
+        all = PyUnicode_FromFormat("%U: ", place);
+    Py_DECREF(place);
     return all;
 }
 
 int fan_refuse(PyObject *type, const char *fmt, ...)
 {
     const fan_error_context *w = where;
-    PyObject *before = prefix(), *text, *e;
+    PyObject *before = prefix();
     va_list args;
     va_start(args, fmt);
-    text = PyUnicode_FromFormatV(fmt, args);
+    PyObject *text = PyUnicode_FromFormatV(fmt, args);
     va_end(args);
-    if (before && text)
-        PyErr_Format(type, "%U%U", before, text);
-    if (before && text && w && w->buffer && (e = fan_exception_take())) {
-        set_place(e, text_of(w->buffer), w->slot, Py_XNewRef(w->slot_name), w->key,
-                  Py_NewRef(text));
+    if (!before || !text)
+        goto done;
+    PyErr_Format(type, "%U%U", before, text);
+    if (!w || !w->buffer)
+        goto done;
+    PyObject *e = fan_exception_take();
+    if (e) {
+        PyObject *slot_name = Py_XNewRef(w->slot_name);
+        set_place(e, text_of(w->buffer), w->slot, slot_name, w->key, Py_NewRef(text));
         fan_exception_put(e);
     }
+done:
     Py_XDECREF(before);
     Py_XDECREF(text);
     return -1;

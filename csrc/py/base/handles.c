@@ -1,3 +1,5 @@
+/* handles: Python's objects for streams, events and arrays of devices, and which of them a scope or
+ * a kernel holds. */
 #include "py/base/handles.h"
 
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)

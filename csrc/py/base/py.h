@@ -131,7 +131,7 @@ typedef struct fan_state {
     struct fan_state *older;
 } fan_state;
 
-int fan_numpy_import(void); /* numpy.c; -1 with an exception */
+int fan_numpy_import(void); /* state.c; -1 with an exception */
 
 /* state.c */
 /* the module state (the newest, if the module was loaded again); borrowed */
@@ -304,8 +304,11 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what);
  * not imported. */
 bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
-/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
+/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread.
+ * fan_call_site_level: from now on, on this thread, of the level-th such frame, or of the
+ * outermost; returns the level before. */
 void fan_call_site(char *buf, size_t size);
+int64_t fan_call_site_level(int64_t level);
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec,

@@ -1,4 +1,7 @@
-/* state: the module's state, NumPy's C API, and whether a thread may call Python. */
+/* state: the module's state, NumPy's C API, and whether a thread may call Python.
+ *
+ * In order: the states; functions of Python that C calls by name; the interpreter's lock, with the
+ * lock of a buffer of the C API that stands for it. */
 #define FAN_PY_IMPORTS_NUMPY
 #include "py/base/api_lock.h"
 #include "py/base/py.h"
@@ -19,19 +22,20 @@ fan_state *fan_state_get(void)
     return newest;
 }
 
-void fan_state_link(fan_state *st)
+void fan_state_link(fan_state *state)
 {
-    st->older = newest;
-    newest = st;
+    state->older = newest;
+    newest = state;
 }
 
-void fan_state_unlink(fan_state *st)
+void fan_state_unlink(fan_state *state)
 {
-    for (fan_state **at = &newest; *at; at = &(*at)->older)
-        if (*at == st) {
-            *at = st->older;
+    for (fan_state **at = &newest; *at; at = &(*at)->older) {
+        if (*at == state) {
+            *at = state->older;
             return;
         }
+    }
 }
 
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
@@ -55,8 +59,8 @@ PyObject *fan_call(const char *module, const char *name, const char *format, ...
     va_start(given, format);
     PyObject *args = Py_VaBuildValue(format, given);
     va_end(given);
-    PyObject *m = args ? PyImport_ImportModule(module) : NULL,
-             *f = m ? PyObject_GetAttrString(m, name) : NULL;
+    PyObject *m = args ? PyImport_ImportModule(module) : NULL;
+    PyObject *f = m ? PyObject_GetAttrString(m, name) : NULL;
     PyObject *made = f ? PyObject_CallObject(f, args) : NULL;
     Py_XDECREF(f);
     Py_XDECREF(m);
@@ -117,7 +121,10 @@ void *fan_allow_threads_begin(void)
 {
     /* A thread that has no lock to give, a device's for one, gives none. */
     uintptr_t left = fan_api_leave();
-    return (void *)((fan_gil_held() ? (uintptr_t)PyEval_SaveThread() : 0) | left);
+    uintptr_t thread = 0;
+    if (fan_gil_held())
+        thread = (uintptr_t)PyEval_SaveThread();
+    return (void *)(thread | left);
 }
 
 void fan_allow_threads_end(void *left)
@@ -145,7 +152,9 @@ static fan_fork adopting_fork = {.lock = adopting_lock, .unlock = adopting_unloc
 int fan_api_lock_init(fan_api_lock *l)
 {
     l->generation = fan_fork_generation();
-    return fan_fork_add(&adopting_fork) == 0 ? fan_mutex_init(&l->mutex) : -1;
+    if (fan_fork_add(&adopting_fork) != 0)
+        return -1;
+    return fan_mutex_init(&l->mutex);
 }
 
 void fan_api_lock_fini(fan_api_lock *l)

@@ -1,4 +1,4 @@
-/* step: a call as a step of an explored schedule. */
+/* step: a call as a step of an explored schedule: opens it, and records what it may access. */
 #include "py/base/args.h"
 #include "py/base/handles.h"
 
@@ -29,7 +29,8 @@ static size_t small_index(PyObject *o)
  * what is counted. */
 static void buffer_accessed(const fan_buffer *b, PyObject *slots)
 {
-    if (slots && (PyList_CheckExact(slots) || PyTuple_CheckExact(slots))) {
+    bool several = slots && (PyList_CheckExact(slots) || PyTuple_CheckExact(slots));
+    if (several) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(slots); i++)
             fan_buffer_seen(b, small_index(PySequence_Fast_GET_ITEM(slots, i)), FAN_SCHED_WRITE);
         return;
@@ -41,26 +42,30 @@ static void buffer_accessed(const fan_buffer *b, PyObject *slots)
     }
 }
 
-static bool of_graph_tree(const fan_state *st, const PyTypeObject *type)
+/* of_graph: nodes, leaves, walks, and what belongs to a graph tree. */
+static bool of_graph(const fan_state *state, PyTypeObject *type)
 {
-    return type == st->graph_tree_type || type == st->graph_step_type ||
-           type == st->graph_function_type;
+    const PyTypeObject *const types[] = {state->walk_type, state->graph_tree_type,
+                                         state->graph_step_type, state->graph_function_type};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (type == types[i])
+            return true;
+    return PyType_IsSubtype(type, state->node_type);
 }
 
 /* accessed: a call writes `o`, its self or an argument, if it is ours. Streams and machines record
  * their own steps, and a leaf's gradient has a lock. */
 static void accessed(PyObject *o, PyObject *slots)
 {
-    const fan_state *st = fan_state_get();
+    const fan_state *state = fan_state_get();
     PyTypeObject *type = Py_TYPE(o);
-    if (type == st->buffer_type)
+    if (type == state->buffer_type)
         buffer_accessed(fan_buffer_of(o), slots);
-    else if (type == st->array_type)
+    else if (type == state->array_type)
         fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
-    else if (type == st->event_type)
+    else if (type == state->event_type)
         fan_sim_read_event(fan_event_of(o));
-    else if (type == st->walk_type || of_graph_tree(st, type) ||
-             PyType_IsSubtype(type, st->node_type))
+    else if (of_graph(state, type))
         fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 
@@ -78,9 +83,10 @@ static int step_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs, P
         return 0;
     for (Py_ssize_t i = nargs; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, i - nargs);
-        if (PyUnicode_CompareWithASCIIString(name, "slot") == 0 ||
-            PyUnicode_CompareWithASCIIString(name, "slots") == 0)
-            slots = args[i] == Py_None ? slots : args[i];
+        bool of_slots = PyUnicode_CompareWithASCIIString(name, "slot") == 0 ||
+                        PyUnicode_CompareWithASCIIString(name, "slots") == 0;
+        if (of_slots && args[i] != Py_None)
+            slots = args[i];
         writes |= PyUnicode_CompareWithASCIIString(name, "out") == 0;
     }
     fan_sched_access(FAN_THING_HOST_MEMORY, 0, writes ? FAN_SCHED_WRITE : FAN_SCHED_READ);

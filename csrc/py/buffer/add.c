@@ -202,7 +202,7 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
     size_t slot;
     int bad;
-    if (fan_slot_arg(self, a[SLOT], &slot) < 0 ||
+    if (fan_slot_of_add(self, a[SLOT], "add(slot, gradient)", &slot) < 0 ||
         fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
         return NULL;
     if (a[STREAM] && a[STREAM] != Py_None) {

@@ -102,7 +102,8 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     for (; made < n; made++) {
         Py_ssize_t k = (Py_ssize_t)made;
         PyObject *gradient = NULL;
-        if (fan_slot_arg(self, PyTuple_GET_ITEM(t->slots, k), &slots[made]) < 0)
+        if (fan_slot_of_add(self, PyTuple_GET_ITEM(t->slots, k), "add_many(slots, gradients)",
+                            &slots[made]) < 0)
             goto done;
         c[made] = (fan_contribution){.key = -1,
                                      .stream = stream,

@@ -1,4 +1,7 @@
-/* add_n: the sum of arrays, without a buffer of the caller's. */
+/* add_n: the sum of arrays, without a buffer of the caller's.
+ *
+ * A few small arrays of one kind are summed here (add_n_plain); all others by a buffer of one slot
+ * (add_n_any). */
 #include "array/extents.h"
 #include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
@@ -13,23 +16,34 @@ static void note(Py_ssize_t i)
     fan_exception_put(e);
 }
 
+/* add_one: adds an array, None or a symbolic zero. 0, or -1 with an exception. */
+static int add_one(fan_buffer *core, PyObject *array, int64_t key)
+{
+    if (fan_is_no_gradient(array))
+        array = Py_None;
+    int added = fan_plain_add_only(core, array, key);
+    if (added != 0)
+        return added < 0 ? -1 : 0;
+    fan_contribution c = {.key = key};
+    int bad = fan_import(array, false, false, &c.value);
+    if (!bad)
+        bad = fan_add_on(core, 0, &c);
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_drop(&fan_python, &c.value);
+    return bad < 0 ? -1 : 0;
+}
+
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *given = PyTuple_GET_ITEM(arrays, i);
-        PyObject *array = fan_is_no_gradient(given) ? Py_None : given;
         int64_t key = -1;
-        int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
-        if (added == 0)
-            added = fan_plain_add_only(core, array, key);
-        if (added == 0) {
-            fan_contribution c = {.key = key};
-            added = fan_import(array, false, false, &c.value) < 0 ? -1 : fan_add_on(core, 0, &c);
-            if (c.value.form != FAN_FORM_UNDEFINED)
-                fan_value_drop(&fan_python, &c.value);
-        }
-        if (added < 0) {
+        int bad = 0;
+        if (keys)
+            bad = fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key);
+        if (!bad)
+            bad = add_one(core, PyTuple_GET_ITEM(arrays, i), key);
+        if (bad) {
             note(i);
             return -1;
         }
@@ -51,6 +65,33 @@ static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind
     return true;
 }
 
+/* first_fits: imports the first of n arrays; true if such arrays can be summed here. */
+static bool first_fits(PyObject *first, size_t n, bool has_out, fan_plain_kind *kind, char **data)
+{
+    if (!fan_plain_import(first, kind, data))
+        return false;
+    if (kind->scalar || (kind->check_at_use && has_out))
+        return false;
+    uint64_t bytes = fan_plain_bytes(kind);
+    if (!fan_plain_fits(kind->dtype, fan_dtype_accumulate(kind->dtype), bytes))
+        return false;
+    return fan_plain_is_flat(bytes, n) && fan_plain_allowed();
+}
+
+/* out_fits: true if `out` can be written and shares memory with no array but in the same place. */
+static bool out_fits(PyObject *out, const char *const *src, size_t n, const fan_plain_kind *kind,
+                     char **to)
+{
+    FAN_UNINITIALIZED fan_plain_kind other;
+    if (!fan_plain_writable_now(out, &other, to) || !fan_plain_same(kind, &other))
+        return false;
+    uint64_t bytes = fan_plain_bytes(kind);
+    for (size_t i = 0; i < n; i++)
+        if (src[i] != *to && fan_flats_meet(src[i], bytes, *to, bytes))
+            return false;
+    return true;
+}
+
 /* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL
  * without an exception: not plain ones. */
 static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
@@ -59,15 +100,14 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
     /* their list may change while they are summed */
     FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS];
     FAN_UNINITIALIZED fan_plain_kind kind, other;
-    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays)
-                       ? PySequence_Fast_GET_SIZE(arrays)
-                       : 0;
-    PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
-    if (n < 2 || n > FAN_PLAIN_TERMS || !fan_plain_import(items[0], &kind, &data) ||
-        (kind.check_at_use && out) || kind.scalar ||
-        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind)) ||
-        !fan_plain_is_flat(fan_plain_bytes(&kind), (size_t)n) || !fan_plain_allowed())
+    if (!PyList_CheckExact(arrays) && !PyTuple_CheckExact(arrays))
+        return NULL;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(arrays);
+    if (n < 2 || n > FAN_PLAIN_TERMS)
+        return NULL;
+    PyObject **items = PySequence_Fast_ITEMS(arrays);
+    if (!first_fits(items[0], (size_t)n, out != NULL, &kind, &data))
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
@@ -75,14 +115,8 @@ static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
             return NULL;
         src[i] = data;
     }
-    if (out) {
-        if (!fan_plain_writable_now(out, &other, &to) || !fan_plain_same(&kind, &other))
-            return NULL;
-        uint64_t bytes = fan_plain_bytes(&kind);
-        for (Py_ssize_t i = 0; i < n; i++)
-            if (src[i] != to && fan_flats_meet(src[i], bytes, to, bytes))
-                return NULL;
-    }
+    if (out && !out_fits(out, src, (size_t)n, &kind, &to))
+        return NULL;
     for (Py_ssize_t i = 0; i < n; i++)
         held[i] = Py_NewRef(items[i]);
     PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(held[0], &kind, &to);
@@ -106,18 +140,20 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     int bare = fan_is_bare(a->arrays);
     if (bare < 0)
         return -1;
-    if (bare || PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays) || PyDict_Check(a->arrays) ||
-        !Py_TYPE(a->arrays)->tp_iter)
+    bool is_text = PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays);
+    bool is_list = Py_TYPE(a->arrays)->tp_iter && !PyDict_Check(a->arrays);
+    if (bare || is_text || !is_list)
         return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
                           Py_TYPE(a->arrays)->tp_name, bare ? ": give list(x) or [x, ..]" : "");
-    if (!(*items = PySequence_Tuple(a->arrays)))
+    *items = PySequence_Tuple(a->arrays);
+    if (!*items)
         return -1;
     if (PyTuple_GET_SIZE(*items) == 0)
         return fan_refuse(PyExc_ValueError,
                           "expected at least one array: the sum of none has no shape and no dtype");
     if (!a->keys || a->keys == Py_None)
         return 0;
-    if (!(*keys = PySequence_Tuple(a->keys)))
+    if (fan_sequence_arg(a->keys, "keys", keys) < 0)
         return -1;
     if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
         return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd",
@@ -128,7 +164,8 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
 /* take_sum: the sum of the buffer's one slot. */
 static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
-    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None;
+    PyObject *out = a->out ? a->out : Py_None;
+    PyObject *scale = a->scale ? a->scale : Py_None;
     PyObject *sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
@@ -143,7 +180,10 @@ static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 
 static PyObject *add_n_any(const add_n_args *a)
 {
-    PyObject *items = NULL, *keys = NULL, *sum = NULL;
+    PyObject *items = NULL;
+    PyObject *keys = NULL;
+    PyObject *sum = NULL;
+    PyObject *accumulate = a->accumulate ? a->accumulate : Py_None;
     fan_buffer_config config = {.slots = 1,
                                 .budget = UINT64_MAX,
                                 .accumulate = FAN_DT_NONE,
@@ -153,14 +193,17 @@ static PyObject *add_n_any(const add_n_args *a)
     fan_buffer *core = NULL;
     config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
-    if (operands_of(a, &items, &keys) == 0 &&
-        fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate,
-                           &config.exact) == 0) {
-        if (FAN_CHECK(fan_buffer_new(&config, &core, &err)) == 0 && add_all(core, items, keys) == 0)
-            sum = take_sum(core, a);
-        if (sum && config.stats)
-            sum = Py_BuildValue("(NN)", sum, fan_stats_wrap(core, 0));
-    }
+    int bad = operands_of(a, &items, &keys);
+    if (!bad)
+        bad = fan_accumulate_arg(accumulate, &config.accumulate, &config.exact);
+    if (!bad)
+        bad = FAN_CHECK(fan_buffer_new(&config, &core, &err));
+    if (!bad)
+        bad = add_all(core, items, keys);
+    if (!bad)
+        sum = take_sum(core, a);
+    if (sum && config.stats)
+        sum = Py_BuildValue("(NN)", sum, fan_stats_wrap(core, 0));
     fan_error_context_pop(&w);
     if (core) {
         PyObject *live = fan_exception_take();
@@ -185,7 +228,8 @@ static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
-    if (!a.keys && !a.accumulate && !a.scale && !a.stats) {
+    bool has_options = a.keys || a.accumulate || a.scale || a.stats;
+    if (!has_options) {
         PyObject *sum = add_n_plain(a.arrays, a.out == Py_None ? NULL : a.out);
         if (sum || PyErr_Occurred())
             return sum;
@@ -195,9 +239,12 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 
 PyObject *fan_add_two(PyObject *a, PyObject *b)
 {
-    PyObject *both = PyTuple_Pack(2, a, b), *const values[6] = {both},
-             *sum = both ? add_n(NULL, values) : NULL;
-    Py_XDECREF(both);
+    PyObject *both = PyTuple_Pack(2, a, b);
+    if (!both)
+        return NULL;
+    PyObject *const values[6] = {both};
+    PyObject *sum = add_n(NULL, values);
+    Py_DECREF(both);
     return sum;
 }
 

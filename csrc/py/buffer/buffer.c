@@ -1,5 +1,7 @@
-/* buffer: fanin.InputBuffer: how one is made, kept for its next life, visited by the collector and
- * ended; its methods, but for add, add_many and take. */
+/* buffer: the class fanin.InputBuffer, without its methods add, add_many and take.
+ *
+ * In order: creation, with the list of buffers that are kept for their next lives; deallocation and
+ * traversal; explain, repr and counters; the other methods; the type. */
 #include "py/arrays/objects.h"
 #include "py/buffer/buffer_object.h"
 
@@ -29,7 +31,8 @@ enum {
 static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
 {
     int64_t n = 0;
-    if (!PyLong_Check(slots) && !PyArray_IsScalar(slots, Integer) && !PyArray_IsScalar(slots, Bool))
+    bool is_scalar = PyArray_IsScalar(slots, Integer) || PyArray_IsScalar(slots, Bool);
+    if (!PyLong_Check(slots) && !is_scalar)
         return fan_slot_specs_of(slots, name, d, names);
     if (fan_index(slots, "slots", PyExc_ValueError, &n) < 0)
         return -1;
@@ -41,15 +44,16 @@ static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObj
 
 /* An engine makes a buffer for each node: a few that are as InputBuffer(n) and
  * InputBuffer([Slot(..)]) make them, and without references, are kept for their next lives.
- * freelist_take: one of them, with nothing declared. */
+ * freelist_take: returns one of them, with nothing declared; NULL without an exception: none fits.
+ */
 static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
-    fan_state *st = fan_state_get();
-    for (unsigned i = st->nfreelist; i-- > 0;) {
-        PyObject *o = st->freelist[i];
+    fan_state *state = fan_state_get();
+    for (unsigned i = state->nfreelist; i-- > 0;) {
+        PyObject *o = state->freelist[i];
         if (fan_buffer_self(o)->n != n || Py_TYPE(o) != type)
             continue;
-        st->freelist[i] = st->freelist[--st->nfreelist];
+        state->freelist[i] = state->freelist[--state->nfreelist];
         Py_INCREF(type);
         _Py_NewReference(o);
         fan_buffer_reuse(fan_buffer_self(o)->core, budget);
@@ -59,28 +63,31 @@ static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
     return NULL;
 }
 
-/* freelist_put: true: it is kept. */
+/* freelist_put: returns true if the buffer is kept. */
 static bool freelist_put(buffer_object *self)
 {
 #ifdef Py_GIL_DISABLED
     return false;
 #endif
-    fan_state *st = fan_state_get();
-    if (!st || self->declared || !self->core || fan_finalizing() ||
-        !fan_buffer_empty_for_reuse(self->core))
+    fan_state *state = fan_state_get();
+    if (!state || fan_finalizing())
+        return false;
+    if (self->declared || !self->core)
+        return false;
+    if (!fan_buffer_empty_for_reuse(self->core))
         return false;
     fan_slot_specs_forget(self);
     /* checked last: dropping the buffer's contents may have filled it */
-    if (st->nfreelist == FAN_FREELIST)
+    if (state->nfreelist == FAN_FREELIST)
         return false;
-    st->freelist[st->nfreelist++] = (PyObject *)self;
+    state->freelist[state->nfreelist++] = (PyObject *)self;
     return true;
 }
 
-void fan_buffer_freelist_free(fan_state *st)
+void fan_buffer_freelist_free(fan_state *state)
 {
-    while (st->nfreelist) {
-        PyObject *o = st->freelist[--st->nfreelist];
+    while (state->nfreelist) {
+        PyObject *o = state->freelist[--state->nfreelist];
         fan_buffer_free(fan_buffer_self(o)->core);
         PyObject_GC_Del(o);
     }
@@ -88,16 +95,19 @@ void fan_buffer_freelist_free(fan_state *st)
 
 static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config)
 {
-    PyObject *reused =
-        fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
-    buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
     FAN_UNINITIALIZED fan_error err;
     fan_status status;
+    PyObject *reused = NULL;
+    if (fan_buffer_reusable(config))
+        reused = freelist_take(type, config->slots, config->budget);
+    buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
     if (!self)
         return NULL;
     fan_error_clear(&err);
-    status = reused ? fan_buffer_declare(self->core, config, &err)
-                    : fan_buffer_new(config, &self->core, &err);
+    if (reused)
+        status = fan_buffer_declare(self->core, config, &err);
+    else
+        status = fan_buffer_new(config, &self->core, &err);
     self->n = config->slots;
     if (status == FAN_OK)
         return (PyObject *)self;
@@ -110,10 +120,10 @@ static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyOb
                                fan_buffer_config *config)
 {
     fan_slot_spec *open = NULL;
-    buffer_object *self;
-    /* such a buffer conforms gradients by their own operators */
     if (d->specs && config->create_graph) {
-        if (!(open = fan_alloc(d->n * sizeof *open)))
+        /* the gradients' own operators bring them to the declared shapes */
+        open = fan_alloc(d->n * sizeof *open);
+        if (!open)
             return PyErr_NoMemory();
         for (size_t i = 0; i < d->n; i++) {
             open[i] = d->specs[i];
@@ -124,7 +134,7 @@ static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyOb
     }
     config->slots = d->n;
     config->specs = open ? open : d->specs;
-    self = (buffer_object *)buffer_make(type, config);
+    buffer_object *self = (buffer_object *)buffer_make(type, config);
     if (self) {
         self->names = Py_XNewRef(names);
         self->create_graph = config->create_graph;
@@ -142,6 +152,19 @@ PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buff
     return declared_make(fan_state_get()->buffer_type, d, names, &config);
 }
 
+/* config_read: reads the arguments after `slots` and `name`. 0, or -1 with an exception. */
+static int config_read(PyObject *const *a, fan_buffer_config *config)
+{
+    PyObject *accumulate = a[ACCUMULATE] ? a[ACCUMULATE] : Py_None;
+    PyObject *stream = a[STREAM] ? a[STREAM] : Py_None;
+    bool has_budget = a[BUDGET] && a[BUDGET] != Py_None;
+    if (has_budget && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0)
+        return -1;
+    if (fan_accumulate_arg(accumulate, &config->accumulate, &config->exact) < 0)
+        return -1;
+    return fan_stream_arg(stream, &config->stream);
+}
+
 static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
 {
     fan_buffer_config config = {.accumulate = FAN_DT_NONE,
@@ -152,17 +175,18 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *const *a)
                                 .create_graph = a[CREATE_GRAPH] == Py_True};
     fan_error_context w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
     fan_slot_specs d = {0};
-    bool named = a[NAME] && a[NAME] != Py_None;
-    PyObject *text = named ? PyObject_Str(a[NAME]) : NULL, *names = NULL, *self = NULL;
-    if (named && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
-        goto done;
+    PyObject *text = NULL;
+    PyObject *names = NULL;
+    PyObject *self = NULL;
+    if (a[NAME] && a[NAME] != Py_None) {
+        text = PyObject_Str(a[NAME]);
+        config.name = text ? fan_text_arg(text) : NULL;
+        if (!config.name)
+            goto done;
+        w.buffer = config.name;
+    }
     fan_error_context_push(&w);
-    if ((!a[BUDGET] || a[BUDGET] == Py_None ||
-         fan_buffer_budget_arg(a[BUDGET], &config.budget) == 0) &&
-        fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config.accumulate,
-                           &config.exact) == 0 &&
-        fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &config.stream) == 0 &&
-        slots_arg(a[SLOTS], w.buffer, &d, &names) == 0)
+    if (config_read(a, &config) == 0 && slots_arg(a[SLOTS], w.buffer, &d, &names) == 0)
         self = declared_make(type, &d, names, &config);
     fan_error_context_pop(&w);
     fan_slot_specs_fini(&d);
@@ -189,26 +213,34 @@ PyObject *fan_buffer_plain(size_t n, uint64_t budget)
     return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, budget);
 }
 
+/* budget_read: reads the only argument by name, `budget`, a number. Returns false if it is not
+ * that; an exception may be set. */
+static bool budget_read(PyObject *kwnames, PyObject *value, uint64_t *budget)
+{
+    bool only = PyTuple_GET_SIZE(kwnames) == 1;
+    if (!only || PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_budget)
+        return false;
+    if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value))
+        return false;
+    return fan_budget_arg(value, "budget", budget) == 0;
+}
+
 /* buffer_new_fast: InputBuffer(n), InputBuffer(n, budget=..) and InputBuffer(slots). */
 static int buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames,
                            PyObject **result)
 {
-    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
+    bool single = PyVectorcall_NARGS(nargsf) == 1;
+    bool counted = single && PyLong_CheckExact(args[0]);
+    Py_ssize_t n = counted ? PyLong_AsSsize_t(args[0]) : -1;
     uint64_t budget = fan_state_get()->budget;
     bool plain = n >= 0 && n <= INT32_MAX;
-    if (plain && kwnames) {
-        PyObject *value = args[nargs];
-        plain = PyTuple_GET_SIZE(kwnames) == 1 &&
-                PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
-                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) &&
-                fan_budget_arg(value, "budget", &budget) == 0;
-    }
+    if (plain && kwnames)
+        plain = budget_read(kwnames, args[1], &budget);
     if (plain) {
         *result = made_plain((PyTypeObject *)type, n, budget);
         return 1;
     }
-    if (nargs == 1 && !kwnames && !PyLong_CheckExact(args[0])) {
+    if (single && !counted && !kwnames) {
         PyObject *const a[PARAMETERS] = {args[0]};
         *result = buffer_new((PyTypeObject *)type, a);
         return 1;
@@ -229,13 +261,11 @@ static void buffer_dealloc(PyObject *o)
 {
     buffer_object *self = fan_buffer_self(o);
     PyTypeObject *type = Py_TYPE(o);
-    PyObject *live;
-    bool kept;
     PyObject_GC_UnTrack(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    live = PyErr_Occurred() ? fan_exception_take() : NULL;
-    kept = freelist_put(self);
+    PyObject *live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    bool kept = freelist_put(self);
     if (!kept && self->core)
         fan_buffer_free(self->core);
     if (live)
@@ -258,17 +288,20 @@ typedef struct visitor {
 static int visit_object(void *object, const fan_value *value, void *arg)
 {
     const visitor *v = arg;
-    int answer = fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
-    return answer || fan_is_unboxed(object) ? answer
-                                            : fan_visit_behind(object, value, v->visit, v->arg);
+    if (fan_is_unboxed(object))
+        return 0;
+    int answer = v->visit((PyObject *)object, v->arg);
+    if (answer)
+        return answer;
+    return fan_visit_behind(object, value, v->visit, v->arg);
 }
 
 static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 {
     visitor v = {visit, arg};
+    fan_buffer *core = fan_buffer_self(o)->core;
     Py_VISIT(Py_TYPE(o));
-    return fan_buffer_self(o)->core ? fan_buffer_visit(fan_buffer_self(o)->core, visit_object, &v)
-                                    : 0;
+    return core ? fan_buffer_visit(core, visit_object, &v) : 0;
 }
 
 /* ---- explain, repr, counters ---- */
@@ -279,13 +312,80 @@ static const char *form_word(fan_form f)
     return words[f];
 }
 
-static PyObject *view_of_item(const fan_item_view *v)
+/* put: takes the reference to `value` and sets (*dict)[name]. If that fails, or `value` is NULL,
+ * *dict becomes NULL, with an exception; a NULL *dict stays. */
+static void put(PyObject **dict, const char *name, PyObject *value)
 {
-    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form",
-                         form_word(v->form), "dtype", fan_dtype_name(v->dtype), "producer",
-                         (unsigned long long)v->producer, "event", PyBool_FromLong(v->event),
-                         "donated", PyBool_FromLong(v->donated), "ready",
-                         PyBool_FromLong(v->ready));
+    bool good = *dict && value && PyDict_SetItemString(*dict, name, value) == 0;
+    Py_XDECREF(value);
+    if (!good)
+        Py_CLEAR(*dict);
+}
+
+static void put_flag(PyObject **dict, const char *name, bool flag)
+{
+    put(dict, name, PyBool_FromLong(flag));
+}
+
+static void put_number(PyObject **dict, const char *name, int64_t number)
+{
+    put(dict, name, PyLong_FromLongLong(number));
+}
+
+/* put_unsigned: bytes, bits of rules, and handles of streams. */
+static void put_unsigned(PyObject **dict, const char *name, uint64_t number)
+{
+    put(dict, name, PyLong_FromUnsignedLongLong(number));
+}
+
+static void put_text(PyObject **dict, const char *name, const char *text)
+{
+    put(dict, name, text ? PyUnicode_FromString(text) : Py_NewRef(Py_None));
+}
+
+static PyObject *item_describe(const fan_item_view *item)
+{
+    PyObject *dict = PyDict_New();
+    put_number(&dict, "key", item->key);
+    put_text(&dict, "form", form_word(item->form));
+    put_text(&dict, "dtype", fan_dtype_name(item->dtype));
+    put_unsigned(&dict, "producer", item->producer);
+    put_flag(&dict, "event", item->event);
+    put_flag(&dict, "donated", item->donated);
+    put_flag(&dict, "ready", item->ready);
+    return dict;
+}
+
+/* slot_describe: the keys that fanin._trace.explain reads, but for the slot's names and items. */
+static PyObject *slot_describe(const fan_slot_view *view)
+{
+    const char how[] = {view->how, 0};
+    unsigned long long alone = view->limits.alone;
+    unsigned long long held = view->limits.held;
+    PyObject *dict = PyDict_New();
+    put_text(&dict, "how", how);
+    put_unsigned(&dict, "rules", view->rules);
+    put_unsigned(&dict, "consumer", view->consumer);
+    put_unsigned(&dict, "accum", view->accum);
+    put_unsigned(&dict, "ready", view->ready);
+    put_flag(&dict, "event", view->event);
+    put_flag(&dict, "has_value", view->has_value);
+    put_flag(&dict, "value_ours", view->value_owned);
+    put_text(&dict, "value_form", form_word(view->value_form));
+    put_text(&dict, "poisoned", view->poisoned);
+    put_text(&dict, "dtype", fan_dtype_name(view->dtype));
+    put_text(&dict, "accumulate", fan_dtype_name(view->accumulate));
+    put_number(&dict, "count", view->count);
+    put_number(&dict, "expected", view->expected);
+    put_number(&dict, "next_key", view->next_key);
+    put_text(&dict, "next_action", fan_action_word(view->next.action));
+    put_unsigned(&dict, "next_rules", view->next.rules);
+    put_text(&dict, "reuse", fan_reuse_words(view->next.reuse));
+    put(&dict, "budget", fan_budget_wrap(view->budget));
+    put(&dict, "limits", Py_BuildValue("(KK)", alone, held));
+    put_unsigned(&dict, "parked_bytes", view->parked);
+    put_unsigned(&dict, "alone_bytes", view->alone);
+    return dict;
 }
 
 fan_status fan_slot_look(fan_buffer *core, size_t slot, fan_slot_view *v, fan_item_view **items,
@@ -313,31 +413,22 @@ PyObject *fan_slot_text(const char *buffer, size_t slot, PyObject *name, const f
 {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < v->items; i++)
-        fan_list_add(&list, view_of_item(&items[i]));
-    return fan_call(
-        "fanin._trace.explain", "explain",
-        "({s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z,s:N,s:(KK),s:K,s:K,s:s#,s:s,s:s,s:s,s:L,s:L,"
-        "s:L,s:s,"
-        "s:K,s:s,s:N})",
-        "buffer", buffer, "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
-        (unsigned long long)v->rules, "consumer", (unsigned long long)v->consumer, "accum",
-        (unsigned long long)v->accum, "ready", (unsigned long long)v->ready, "event",
-        PyBool_FromLong(v->event), "has_value", PyBool_FromLong(v->has_value), "value_ours",
-        PyBool_FromLong(v->value_owned), "poisoned", v->poisoned, "budget",
-        fan_budget_wrap(v->budget), "limits", (unsigned long long)v->limits.alone,
-        (unsigned long long)v->limits.held, "parked_bytes", (unsigned long long)v->parked,
-        "alone_bytes", (unsigned long long)v->alone, "how", &v->how, (Py_ssize_t)(v->how != 0),
-        "value_form", form_word(v->value_form), "dtype", fan_dtype_name(v->dtype), "accumulate",
-        fan_dtype_name(v->accumulate), "count", (long long)v->count, "expected",
-        (long long)v->expected, "next_key", (long long)v->next_key, "next_action",
-        fan_action_word(v->next.action), "next_rules", (unsigned long long)v->next.rules, "reuse",
-        fan_reuse_words(v->next.reuse), "items", list);
+        fan_list_add(&list, item_describe(&items[i]));
+    PyObject *view = slot_describe(v);
+    put_text(&view, "buffer", buffer);
+    put_unsigned(&view, "slot", slot);
+    put(&view, "name", Py_NewRef(name ? name : Py_None));
+    put(&view, "items", list);
+    if (!view)
+        return NULL;
+    PyObject *text = fan_call("fanin._trace.explain", "explain", "(O)", view);
+    Py_DECREF(view);
+    return text;
 }
 
 static PyObject *buffer_explain(PyObject *o, PyObject *which)
 {
     const buffer_object *self = fan_buffer_self(o);
-    PyObject *text;
     fan_slot_view v;
     fan_item_view *items;
     size_t slot;
@@ -346,7 +437,8 @@ static PyObject *buffer_explain(PyObject *o, PyObject *which)
     fan_buffer_seen_parked(self->core);
     if (FAN_CHECK(fan_slot_look(self->core, slot, &v, &items, &err)) < 0)
         return NULL;
-    text = fan_slot_text(fan_buffer_name(self->core), slot, fan_slot_name(self, slot), &v, items);
+    const char *name = fan_buffer_name(self->core);
+    PyObject *text = fan_slot_text(name, slot, fan_slot_name(self, slot), &v, items);
     fan_free(items);
     return text;
 }
@@ -355,22 +447,25 @@ static PyObject *buffer_repr(PyObject *o)
 {
     const buffer_object *self = fan_buffer_self(o);
     const char *name = fan_buffer_name(self->core);
-    fan_sketch s;
-    char said[64] = "", sums[40] = "", lost[40] = "";
-    fan_buffer_sketch(self->core, &s);
+    fan_sketch sketch;
+    char named[64] = "";
+    char parked[64] = "";
+    char sums[40] = "";
+    char lost[40] = "";
+    fan_buffer_sketch(self->core, &sketch);
     if (strcmp(name, "InputBuffer") != 0)
-        snprintf(said, sizeof said, " '%.58s'", name);
-    if (s.sums)
-        snprintf(sums, sizeof sums, ", %zu sum%s begun", s.sums, FAN_PLURAL(s.sums));
-    if (s.poisoned)
-        snprintf(lost, sizeof lost, ", %zu poisoned", s.poisoned);
-    if (!s.parked)
-        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n,
-                                    FAN_PLURAL(self->n), s.sums || s.poisoned ? "" : ", empty",
-                                    sums, lost);
-    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said,
-                                self->n, FAN_PLURAL(self->n), s.parked, (unsigned long long)s.bytes,
-                                sums, lost);
+        snprintf(named, sizeof named, " '%.58s'", name);
+    if (sketch.parked)
+        snprintf(parked, sizeof parked, ", %zu parked, %llu B", sketch.parked,
+                 (unsigned long long)sketch.bytes);
+    else if (!sketch.sums && !sketch.poisoned)
+        snprintf(parked, sizeof parked, ", empty");
+    if (sketch.sums)
+        snprintf(sums, sizeof sums, ", %zu sum%s begun", sketch.sums, FAN_PLURAL(sketch.sums));
+    if (sketch.poisoned)
+        snprintf(lost, sizeof lost, ", %zu poisoned", sketch.poisoned);
+    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", named, self->n,
+                                FAN_PLURAL(self->n), parked, sums, lost);
 }
 
 /* counters_of: an object of a class of fanin.options, whose fields are these numbers. */
@@ -405,22 +500,24 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *a)
         ON
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_error_context w;
     fan_stream *stream = NULL;
     PyObject *target = NULL;
     int64_t key = -1;
     size_t slot;
+    int bad = 0;
     if (fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
-    w = fan_slot_context(self, slot);
+    fan_error_context w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
     if (self->create_graph)
-        fan_refuse(
+        bad = fan_refuse(
             PyExc_ValueError,
             "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
-    else if ((!a[KEY] || a[KEY] == Py_None ||
-              fan_index(a[KEY], "key", PyExc_ValueError, &key) == 0) &&
-             (!a[ON] || fan_stream_arg(a[ON], &stream) == 0))
+    if (!bad && a[KEY] && a[KEY] != Py_None)
+        bad = fan_index(a[KEY], "key", PyExc_ValueError, &key);
+    if (!bad && a[ON])
+        bad = fan_stream_arg(a[ON], &stream);
+    if (!bad)
         target = fan_target_new(o, slot, key, stream);
     fan_error_context_pop(&w);
     fan_stream_drop(stream);
@@ -434,15 +531,13 @@ static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
         N
     };
     buffer_object *self = fan_buffer_self(o);
-    fan_error_context w;
     int64_t n = 0;
     size_t slot;
-    int bad;
     if (fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
-    w = fan_slot_context(self, slot);
+    fan_error_context w = fan_slot_context(self, slot);
     fan_error_context_push(&w);
-    bad = fan_index(a[N], "n", PyExc_ValueError, &n);
+    int bad = fan_index(a[N], "n", PyExc_ValueError, &n);
     fan_error_context_pop(&w);
     if (bad)
         return NULL;
@@ -451,36 +546,37 @@ static PyObject *buffer_expect(PyObject *o, PyObject *const *a)
 
 static PyObject *buffer_ready(PyObject *o, PyObject *which)
 {
-    FAN_UNINITIALIZED fan_error err;
-    fan_status status;
+    buffer_object *self = fan_buffer_self(o);
     bool ready = false;
     size_t slot;
-    if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
+    if (fan_slot_arg(self, which, &slot) < 0)
         return NULL;
-    fan_error_clear(&err);
-    status = fan_buffer_ready(fan_buffer_self(o)->core, slot, &ready, &err);
-    if (status == FAN_OK && !ready && fan_sched_active())
+    if (FAN_CHECK(fan_buffer_ready(self->core, slot, &ready, &err)) < 0)
+        return NULL;
+    if (!ready && fan_sched_active())
         fan_sched_not_ready();
-    return status == FAN_OK ? PyBool_FromLong(ready) : fan_raise(status, &err);
+    return PyBool_FromLong(ready);
 }
 
 static PyObject *buffer_getitem(PyObject *o, PyObject *which)
 {
-    fan_value v = {.dtype = FAN_DT_NONE};
+    buffer_object *self = fan_buffer_self(o);
+    fan_value sum = {.dtype = FAN_DT_NONE};
     size_t slot;
-    if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
+    if (fan_slot_arg(self, which, &slot) < 0)
         return NULL;
-    return FAN_CHECK(fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err)) < 0
-               ? NULL
-               : fan_export(&v);
+    if (FAN_CHECK(fan_buffer_snapshot(self->core, slot, NULL, &sum, &err)) < 0)
+        return NULL;
+    return fan_export(&sum);
 }
 
 static PyObject *buffer_stats(PyObject *o, PyObject *which)
 {
+    buffer_object *self = fan_buffer_self(o);
     size_t slot;
-    return fan_slot_arg(fan_buffer_self(o), which, &slot) < 0
-               ? NULL
-               : fan_stats_wrap(fan_buffer_self(o)->core, slot);
+    if (fan_slot_arg(self, which, &slot) < 0)
+        return NULL;
+    return fan_stats_wrap(self->core, slot);
 }
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))

@@ -25,13 +25,15 @@ enum {
  * it is no dense tensor, too large to be copied, or the block has ended; -1 with an exception. */
 static int plain_add(PyObject *hook, PyObject *gradient)
 {
-    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True},
-             *came = PyTuple_GET_ITEM(hook, CAME);
+    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True};
+    PyObject *came = PyTuple_GET_ITEM(hook, CAME);
     buffer_object *buffer = fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER));
     const fan_slot *slot = &buffer->core->slots[PyLong_AsSsize_t(args[0])];
-    if ((PyTuple_GET_ITEM(hook, SMALL) != Py_True && !fan_plain_has_sum(slot)) ||
-        PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] ||
-        !fan_is_tensor(fan_state_get(), gradient) || !fan_plain_is_detached(gradient))
+    bool small = PyTuple_GET_ITEM(hook, SMALL) == Py_True;
+    bool ended = PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1];
+    if (ended || (!small && !fan_plain_has_sum(slot)))
+        return 0;
+    if (!fan_is_tensor(fan_state_get(), gradient) || !fan_plain_is_detached(gradient))
         return 0;
     return fan_buffer_add_plain(buffer, args, PyTuple_GET_ITEM(hook, COPY));
 }
@@ -41,7 +43,8 @@ static int plain_add(PyObject *hook, PyObject *gradient)
  * references where Dynamo evaluates frames. */
 static PyObject *collect(PyObject *hook, PyObject *gradients)
 {
-    PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *nothing = PyTuple_GET_ITEM(hook, NOTHING);
+    PyObject *slot = PyTuple_GET_ITEM(hook, SLOT);
+    PyObject *nothing = PyTuple_GET_ITEM(hook, NOTHING);
     if (!PyTuple_CheckExact(gradients) || PyTuple_GET_SIZE(gradients) != 1)
         return PyErr_Format(PyExc_TypeError, "collect: expected a tuple of one gradient");
     PyObject *gradient = PyTuple_GET_ITEM(gradients, 0);
@@ -53,10 +56,11 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
         return Py_NewRef(nothing);
     }
     PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    PyObject *answer = error ? PyObject_CallFunction(PyTuple_GET_ITEM(hook, OTHERWISE), "OOnO",
-                                                     slot, gradient, Py_REFCNT(gradient), error)
-                             : NULL;
-    Py_XDECREF(error);
+    if (!error)
+        return NULL;
+    PyObject *answer = PyObject_CallFunction(PyTuple_GET_ITEM(hook, OTHERWISE), "OOnO", slot,
+                                             gradient, Py_REFCNT(gradient), error);
+    Py_DECREF(error);
     if (!answer)
         return NULL;
     Py_DECREF(answer);
@@ -67,16 +71,20 @@ static PyMethodDef hook_def = {"collect", collect, METH_O, NULL};
 
 static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *buffer = a[0], *small = a[1], *came = a[2], *otherwise = a[3], *hooks;
-    const fan_state *st = fan_state_get();
-    if (Py_TYPE(buffer) != st->buffer_type)
+    PyObject *buffer = a[0];
+    PyObject *small = a[1];
+    PyObject *came = a[2];
+    PyObject *otherwise = a[3];
+    const fan_state *state = fan_state_get();
+    if (Py_TYPE(buffer) != state->buffer_type)
         return PyErr_Format(PyExc_TypeError, "_collectors: expected an InputBuffer, got %s",
                             FAN_TYPE_TEXT(buffer));
     Py_ssize_t n = PyList_GET_SIZE(small);
     if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
-    PyObject *copy = PyTuple_Pack(1, st->str_copy), *nothing = PyTuple_Pack(1, Py_None);
-    hooks = copy && nothing ? PyList_New(n) : NULL;
+    PyObject *copy = PyTuple_Pack(1, state->str_copy);
+    PyObject *nothing = PyTuple_Pack(1, Py_None);
+    PyObject *hooks = copy && nothing ? PyList_New(n) : NULL;
     for (Py_ssize_t i = 0; hooks && i < n; i++) {
         PyObject *self = Py_BuildValue("(OnOOOOO)", buffer, i, PyList_GET_ITEM(small, i), came,
                                        otherwise, copy, nothing);

@@ -12,7 +12,7 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
     int64_t i = 0;
     int result;
     fan_error_context_push(&w);
-    result = fan_index(o, "slot", PyExc_IndexError, &i);
+    result = fan_slot_index(o, "slot", &i);
     if (result == 0 && (uint64_t)i >= self->n)
         result = self->n
                      ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)",
@@ -21,6 +21,21 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
     fan_error_context_pop(&w);
     *out = (size_t)i;
     return result;
+}
+
+int fan_slot_of_add(const buffer_object *self, PyObject *o, const char *call, size_t *out)
+{
+    int bad = fan_slot_arg(self, o, out);
+    if (bad && fan_is_array(o)) {
+        fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+        PyErr_Clear();
+        fan_error_context_push(&w);
+        fan_refuse(PyExc_TypeError,
+                   "slot: expected an integer, got %s: the slot comes first, as in %s",
+                   FAN_TYPE_TEXT(o), call);
+        fan_error_context_pop(&w);
+    }
+    return bad;
 }
 
 void fan_slot_specs_fini(fan_slot_specs *d)

@@ -147,6 +147,28 @@ done:
     return list;
 }
 
+/* refuse_stream: names the parameter that a number or a sequence was meant for; other errors
+ * stay. */
+static void refuse_stream(PyObject *o)
+{
+    bool is_slot = PyLong_Check(o) || PyArray_IsScalar(o, Integer);
+    bool is_out = PyList_Check(o) || PyTuple_Check(o) || fan_is_array(o);
+    if (!is_slot && !is_out)
+        return;
+    PyErr_Clear();
+    if (is_slot)
+        fan_refuse(PyExc_TypeError,
+                   "stream: expected a stream or None, got the number %R: pass "
+                   "fanin.Stream(device, %R), or, for the sum "
+                   "of one slot, take(slot=%R)",
+                   o, o, o);
+    else
+        fan_refuse(
+            PyExc_TypeError,
+            "stream: expected a stream or None, got %s: for arrays to sum into, take(out=..)",
+            FAN_TYPE_TEXT(o));
+}
+
 PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
 {
     enum {
@@ -165,7 +187,10 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
     fan_error_context_push(&w);
-    if (fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &s) == 0)
+    bool other = a[STREAM] && a[STREAM] != Py_None && fan_stream_arg(a[STREAM], &s) < 0;
+    if (other)
+        refuse_stream(a[STREAM]);
+    else
         list =
             fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
                          a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);

@@ -1,4 +1,7 @@
-/* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
+/* target: `with buf.target(slot) as out:`, a context that lends an array to add into.
+ *
+ * The core lends the running sum (fan_buffer_target) and takes it back at the end, when the sum is
+ * poisoned if the block raised. */
 #include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
 
@@ -38,21 +41,34 @@ PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream 
 static int end(target_object *self, bool good)
 {
     FAN_UNINITIALIZED fan_error err;
-    fan_status status;
     bool device = self->t.device->backend->has_streams;
     self->state = OVER;
     fan_error_clear(&err);
-    status = fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
-                                   device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
-    if (status != FAN_OK && good)
-        fan_raise(status, &err);
-    return status == FAN_OK || !good ? 0 : -1;
+    fan_status status =
+        fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
+                              device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
+    if (status == FAN_OK || !good)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
+/* lent_wrap: the lent array as a Python object; new reference; NULL with an exception. */
+static PyObject *lent_wrap(const target_object *self)
+{
+    if (self->t.device->backend->has_streams)
+        return fan_array_wrap(self->t.array, self->t.device);
+    if (!fan_dtype_needs_ml_dtypes(self->t.array->dtype))
+        return fan_export_array(self->t.array);
+    /* NumPy would get a copy */
+    fan_refuse(PyExc_TypeError, "the sum runs in a dtype that NumPy has only through ml_dtypes: "
+                                "import ml_dtypes first");
+    return NULL;
 }
 
 static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     target_object *self = of(o);
-    PyObject *out;
     if (self->state != FRESH) {
         PyErr_SetString(PyExc_RuntimeError,
                         "a target is entered once; make another with buffer.target()");
@@ -62,14 +78,7 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
                                     self->stream, &self->t, &err)) < 0)
         return NULL;
     self->state = LENT;
-    if (self->t.device->backend->has_streams)
-        out = fan_array_wrap(self->t.array, self->t.device);
-    else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
-        fan_refuse(PyExc_TypeError, "the sum runs in a dtype that NumPy has only through "
-                                    "ml_dtypes: import ml_dtypes first");
-        out = NULL;
-    } else
-        out = fan_export_array(self->t.array);
+    PyObject *out = lent_wrap(self);
     if (!out) {
         PyObject *live = fan_exception_take();
         /* Nothing was written: the running sum is what it was, so a failure here must not poison

@@ -1,3 +1,4 @@
+/* backends: the table of backends, devices by their names, and fanin.devices. */
 #include "py/device/backends.h"
 #include "py/base/args.h"
 
@@ -33,7 +34,9 @@ int fan_backend_device(const fan_backend_entry *b, long index, fan_device **out)
 fan_stream *fan_backend_stream(fan_device *d, uint64_t handle)
 {
     fan_stream *s = NULL;
-    return FAN_CHECK(d->backend->find_stream(d, handle, &s, &err)) < 0 ? NULL : s;
+    if (FAN_CHECK(d->backend->find_stream(d, handle, &s, &err)) < 0)
+        return NULL;
+    return s;
 }
 
 void fan_backends_keep(size_t bytes)
@@ -62,17 +65,21 @@ static long backend_index(const fan_backend_entry *b, const char *name)
         return -1;
     if (!name[n])
         return b->bare_name ? 0 : -1;
-    const char *digits = name + n + 1;
-    if (!b->count || name[n] != ':' || !*digits || digits[strspn(digits, "0123456789")])
+    if (!b->count || name[n] != ':')
         return -1;
-    for (; *digits; digits++)
-        index = index > INT_MAX ? LONG_MAX : 10 * index + (*digits - '0');
+    const char *digits = name + n + 1;
+    if (!*digits || digits[strspn(digits, "0123456789")])
+        return -1;
+    for (; *digits; digits++) {
+        if (index > INT_MAX)
+            return LONG_MAX;
+        index = 10 * index + (*digits - '0');
+    }
     return index;
 }
 
 int fan_device_arg(PyObject *o, fan_device **out)
 {
-    const char *name;
     *out = NULL;
     if (!o || o == Py_None)
         return 0;
@@ -80,7 +87,8 @@ int fan_device_arg(PyObject *o, fan_device **out)
         return fan_set_error(PyExc_TypeError,
                              "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
                              Py_TYPE(o)->tp_name);
-    if (!(name = fan_word_of(o)))
+    const char *name = fan_word_of(o);
+    if (!name)
         return -1;
     for (size_t i = 0; i < N_BACKENDS; i++) {
         long index = backend_index(backends[i], name);
@@ -101,15 +109,17 @@ static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     PyObject *names = PyList_New(0);
     for (size_t i = 0; names && i < N_BACKENDS; i++) {
-        int n = 1;
+        const char *name = backends[i]->backend->name;
+        int n = 0;
+        if (!backends[i]->count) {
+            fan_list_add(&names, PyUnicode_FromString(name));
+            continue;
+        }
         Py_BEGIN_ALLOW_THREADS
-            if (backends[i]->count)
-                n = backends[i]->count();
+            n = backends[i]->count();
         Py_END_ALLOW_THREADS
         for (int k = 0; names && k < n; k++)
-            fan_list_add(&names, backends[i]->count
-                                     ? PyUnicode_FromFormat("%s:%d", backends[i]->backend->name, k)
-                                     : PyUnicode_FromString(backends[i]->backend->name));
+            fan_list_add(&names, PyUnicode_FromFormat("%s:%d", name, k));
     }
     return names;
 }

@@ -11,8 +11,11 @@
 static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *given = NULL;
-    if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
-        return NULL;
+    if (path != Py_None) {
+        given = PyUnicode_AsUTF8(path);
+        if (!given)
+            return NULL;
+    }
     return FAN_DONE_UNLOCKED(fan_driver_use(given, &err));
 }
 
@@ -20,17 +23,59 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 static fan_cuda *driver_open(void)
 {
     fan_cuda *c = NULL;
-    return FAN_CHECK(fan_driver_open(&c, &err)) < 0 ? NULL : c;
+    if (FAN_CHECK(fan_driver_open(&c, &err)) < 0)
+        return NULL;
+    return c;
 }
 
-static int put_kernels(PyObject *kernels, int index, const char *words)
+/* put_text: sets (*dict)[name] to a text; without memory *dict becomes NULL, with an exception. */
+static void put_text(PyObject **dict, const char *name, const char *words)
 {
-    char name[32];
-    snprintf(name, sizeof name, "cuda:%d", index);
     PyObject *text = PyUnicode_FromString(words);
-    int code = text ? PyDict_SetItemString(kernels, name, text) : -1;
+    if (!text || PyDict_SetItemString(*dict, name, text) < 0)
+        Py_CLEAR(*dict);
     Py_XDECREF(text);
-    return code;
+}
+
+/* devices_of: a list with a line about each device; NULL with an exception. */
+static PyObject *devices_of(fan_cuda *c)
+{
+    PyObject *devices = PyList_New(0);
+    for (int i = 0; devices && i < fan_cuda_count(c); i++) {
+        char text[256];
+        fan_error err = {0};
+        if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
+            snprintf(text, sizeof text, "%.250s", err.text);
+        fan_list_add(&devices, PyUnicode_FromString(text));
+    }
+    return devices;
+}
+
+/* kernels_of: a dict from the devices that have kernels to how they came; NULL with an exception.
+ */
+static PyObject *kernels_of(fan_cuda *c)
+{
+    PyObject *kernels = PyDict_New();
+    for (int i = 0; kernels && i < fan_cuda_count(c); i++) {
+        const char *words = fan_cuda_kernels(c, i);
+        char name[32];
+        if (!words)
+            continue;
+        snprintf(name, sizeof name, "cuda:%d", i);
+        put_text(&kernels, name, words);
+    }
+    return kernels;
+}
+
+/* missing_of: a dict from the features that the driver lacks to the functions it lacks; NULL with
+ * an exception. */
+static PyObject *missing_of(const fan_cuda_api *api)
+{
+    PyObject *missing = PyDict_New();
+    for (fan_cuda_feature i = 0; missing && i < FAN_CUDA_FEATURES; i++)
+        if (!api->has[i])
+            put_text(&missing, fan_cuda_feature_words(i), api->missing[i]);
+    return missing;
 }
 
 static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
@@ -44,25 +89,10 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     if (status != FAN_OK)
         return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     const fan_cuda_api *api = fan_cuda_driver(c);
-    PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(),
-             *made = NULL;
-    for (int i = 0; kernels && i < fan_cuda_count(c); i++)
-        if (fan_cuda_kernels(c, i) && put_kernels(kernels, i, fan_cuda_kernels(c, i)) < 0)
-            Py_CLEAR(kernels);
-    for (int i = 0; devices && i < fan_cuda_count(c); i++) {
-        char text[256];
-        if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
-            snprintf(text, sizeof text, "%.250s", err.text);
-        fan_list_add(&devices, PyUnicode_FromString(text));
-    }
-    for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
-        if (!api->has[i]) {
-            PyObject *name = PyUnicode_FromString(api->missing[i]);
-            if (!name || PyDict_SetItemString(missing, fan_cuda_feature_words((fan_cuda_feature)i),
-                                              name) < 0)
-                Py_CLEAR(missing);
-            Py_XDECREF(name);
-        }
+    PyObject *devices = devices_of(c);
+    PyObject *kernels = kernels_of(c);
+    PyObject *missing = missing_of(api);
+    PyObject *made = NULL;
     if (devices && kernels && missing)
         made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version,
                              "devices", devices, "kernels", kernels, "missing", missing);
@@ -75,9 +105,11 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 
 static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
 {
-    fan_cuda *c;
     uint64_t bits;
-    if (fan_plans_arg(words, &bits) < 0 || !(c = driver_open()))
+    if (fan_plans_arg(words, &bits) < 0)
+        return NULL;
+    fan_cuda *c = driver_open();
+    if (!c)
         return NULL;
     fan_cuda_leave_out(c, bits);
     fan_cuda_drop(c);

@@ -39,11 +39,12 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
     if (s->device != e->device) {
         char mine[32], theirs[32];
         PyErr_Format(PyExc_ValueError,
-                     "Event.record: the event is of %s, the stream of %s; an event is recorded on "
-                     "its own device: use "
+                     "Event.record: the event is of %s, the stream of %s%s; an event is recorded "
+                     "on its own device: use "
                      "stream.record()",
                      fan_device_text(e->device, mine, sizeof mine),
-                     fan_device_text(s->device, theirs, sizeof theirs));
+                     fan_device_text(s->device, theirs, sizeof theirs),
+                     fan_device_of_another(s->device, e->device));
         fan_stream_drop(s);
         return NULL;
     }

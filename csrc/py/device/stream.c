@@ -7,14 +7,15 @@
 
 static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
 {
-    PyObject *where = a[0], *number = a[1], *made = NULL;
+    PyObject *where = a[0];
+    PyObject *number = a[1];
+    PyObject *made = NULL;
     fan_device *d = NULL;
     fan_stream *s = NULL;
-    unsigned long long handle;
     if (!PyLong_Check(number) || PyBool_Check(number))
         return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s",
                             Py_TYPE(number)->tp_name);
-    handle = PyLong_AsUnsignedLongLong(number);
+    unsigned long long handle = PyLong_AsUnsignedLongLong(number);
     if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear();
         return PyErr_Format(PyExc_ValueError, "Stream: no stream has the handle %R", number);
@@ -34,29 +35,49 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
 
 FAN_DEALLOC(stream_dealloc, fan_stream_drop(fan_stream_of(o)))
 
+/* waited_stream: the stream that an argument of wait is; a hold, or NULL with an exception. */
+static fan_stream *waited_stream(PyObject *arg)
+{
+    fan_stream *s = NULL;
+    bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
+    if (arg != Py_None && fan_stream_arg(arg, &s) < 0) {
+        if (claims || !PyErr_ExceptionMatches(PyExc_TypeError))
+            return NULL;
+        PyErr_Clear();
+    }
+    if (!s)
+        PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s",
+                     Py_TYPE(arg)->tp_name);
+    return s;
+}
+
+/* warn_unrecorded: warns of a wait for an event that was never recorded. 0, or -1 with an
+ * exception. */
+static int warn_unrecorded(PyObject *o, PyObject *arg)
+{
+    fan_stream *recorded = fan_event_stream(fan_event_arg(arg));
+    fan_stream_drop(recorded);
+    if (recorded)
+        return 0;
+    return PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg);
+}
+
 static PyObject *stream_wait(PyObject *o, PyObject *arg)
 {
-    fan_stream *s = fan_stream_of(o), *other = NULL;
-    fan_event *e = fan_event_arg(arg), *made = NULL;
+    fan_stream *s = fan_stream_of(o);
+    fan_stream *other = NULL;
+    fan_event *e = fan_event_arg(arg);
+    fan_event *made = NULL;
     fan_error err = {0};
     fan_status status = FAN_OK;
     if (fan_stream_open(s) < 0)
         return NULL;
-    if (!e) {
-        bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
-        if (arg != Py_None && fan_stream_arg(arg, &other) < 0 &&
-            (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
+    if (e) {
+        if (warn_unrecorded(o, arg) < 0)
             return NULL;
-        PyErr_Clear();
-        if (!other)
-            return PyErr_Format(PyExc_TypeError,
-                                "Stream.wait: expected an Event or a Stream, got %.80s",
-                                Py_TYPE(arg)->tp_name);
     } else {
-        fan_stream *recorded = fan_event_stream(e);
-        fan_stream_drop(recorded);
-        if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                                          "%R waits for %R: this does nothing", o, arg) < 0)
+        other = waited_stream(arg);
+        if (!other)
             return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -73,12 +94,11 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
 static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_event *e = NULL;
-    PyObject *made = NULL;
     if (fan_stream_open(fan_stream_of(o)) < 0)
         return NULL;
     if (FAN_CHECK_UNLOCKED(fan_event_record(fan_stream_of(o), &e, &err)) < 0)
         return NULL;
-    made = fan_event_wrap(e);
+    PyObject *made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
 }
@@ -119,9 +139,12 @@ static Py_hash_t stream_hash(PyObject *o)
 static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
 {
     PyTypeObject *type = fan_state_get()->stream_type;
-    if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != type || Py_TYPE(b) != type)
+    if (op != Py_EQ && op != Py_NE)
         Py_RETURN_NOTIMPLEMENTED;
-    return PyBool_FromLong((fan_stream_of(a)->id == fan_stream_of(b)->id) == (op == Py_EQ));
+    if (Py_TYPE(a) != type || Py_TYPE(b) != type)
+        Py_RETURN_NOTIMPLEMENTED;
+    bool same = fan_stream_of(a)->id == fan_stream_of(b)->id;
+    return PyBool_FromLong(same == (op == Py_EQ));
 }
 
 static PyObject *stream_get_device(PyObject *o, void *Py_UNUSED(closure))
@@ -160,15 +183,13 @@ PyType_Spec fan_stream_spec = {
 static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
 {
     fan_device *d = NULL;
-    fan_stream *s;
-    PyObject *made;
     if (fan_device_arg(where, &d) < 0)
         return NULL;
-    s = d ? fan_stream_current(d) : NULL;
+    fan_stream *s = d ? fan_stream_current(d) : NULL;
     fan_device_drop(d);
     if (!s)
         Py_RETURN_NONE;
-    made = fan_stream_wrap(s);
+    PyObject *made = fan_stream_wrap(s);
     fan_stream_drop(s);
     return made;
 }
@@ -200,10 +221,9 @@ static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
 static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
 {
     fan_device *d = NULL;
-    fan_stream *s;
     if (fan_device_arg(where, &d) < 0)
         return NULL;
-    s = d ? fan_stream_pushed(d) : NULL;
+    fan_stream *s = d ? fan_stream_pushed(d) : NULL;
     fan_device_drop(d);
     PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
     fan_stream_drop(s);

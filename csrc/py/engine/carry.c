@@ -4,6 +4,7 @@
 #include "py/engine/node_object.h"
 
 #include "base/trace.h"
+#include "buffer/plain.h"
 #include "device/sim/sim.h"
 #include "base/fault.h"
 
@@ -331,6 +332,24 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
     return -1;
 }
 
+/* warn_undefined: under debug=True, warns of a function all of whose gradients are needed, and
+ * undefined: it may lack a `return`. Once a function. -1 with the warning as an exception. */
+static int warn_undefined(const fan_node *n, PyObject *fn, void *const *gradients,
+                          uint32_t ngradients)
+{
+    char name[128];
+    PyObject *none;
+    if (!ngradients || !atomic_load_explicit(&fan_debug_on, memory_order_relaxed))
+        return 0;
+    for (uint32_t i = 0; i < ngradients; i++)
+        if (gradients[i] || !fan_backward_needs(n, i))
+            return 0;
+    none = fan_call("fanin._mistakes", "warn_undefined", "(Os)", fn,
+                    fan_node_name(n, name, sizeof name));
+    Py_XDECREF(none);
+    return none ? 0 : -1;
+}
+
 static int run_in_python(node_object *self, void **sums, void **gradients, uint32_t ngradients)
 {
     FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
@@ -347,18 +366,21 @@ static int run_in_python(node_object *self, void **sums, void **gradients, uint3
         args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
     fn = Py_NewRef(self->fn);
     result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_DECREF(fn);
     if (args != on_stack)
         fan_free(args);
     if (fan_guards_end(&guards, &self->node) < 0)
         Py_CLEAR(result);
-    if (!result)
-        return -1;
-    if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
+    int bad = result ? 0 : -1;
+    if (result && ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) &&
+        result != Py_None) {
         gradients[0] = result; /* the usual case */
-    else
-        return fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
-    return 0;
+    } else if (result) {
+        bad = fan_gradients_of(result, &self->node, NULL, gradients, ngradients);
+        if (!bad)
+            bad = warn_undefined(&self->node, fn, gradients, ngradients);
+    }
+    Py_DECREF(fn);
+    return bad;
 }
 
 static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients,

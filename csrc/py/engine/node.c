@@ -354,6 +354,26 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
 
 /* ---- its edges ---- */
 
+/* edge_advice: what to give instead of an edge that is no pair of a node and a slot; "" where that
+ * is not known. */
+static const char *edge_advice(PyObject *edge)
+{
+    PyObject *first =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) ? PyTuple_GET_ITEM(edge, 0) : edge;
+    if (fan_node_arg(edge))
+        return ": give [(node, slot)]";
+    return fan_is_array(first) ? ": arrays and tensors are no nodes; fanin.Leaf(array) makes one"
+                               : "";
+}
+
+/* is_one_edge: whether a sequence of edges is a single edge, as in edges=(node, 0). */
+static bool is_one_edge(PyObject *edges)
+{
+    bool pair = PyTuple_Check(edges) && PyTuple_GET_SIZE(edges) == 2;
+    return pair && fan_node_arg(PyTuple_GET_ITEM(edges, 0)) &&
+           PyIndex_Check(PyTuple_GET_ITEM(edges, 1));
+}
+
 /* edge_of_index: a slot that is another integer; NULL with an exception. */
 __attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self,
                                                                   PyObject *edge, size_t index,
@@ -372,10 +392,10 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
     if (!to)
         fan_refuse(PyExc_TypeError,
                    "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, "
-                   "or None, got %R",
-                   index, edge);
+                   "or None, got %R%s",
+                   index, edge, edge_advice(edge));
     else if (!PyLong_CheckExact(which))
-        bad = fan_index(which, "slot of an edge", PyExc_IndexError, &i);
+        bad = fan_slot_index(which, "slot of an edge", &i);
     if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R",
                          index, to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there),
@@ -407,6 +427,10 @@ static int link_edges(node_object *self, PyObject *edges)
     size_t n = 0;
     int bad;
     if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
+        if (fan_node_arg(edges))
+            return fan_set_error(PyExc_TypeError,
+                                 "edges: expected a sequence, got %s: give [(node, slot)]",
+                                 FAN_TYPE_TEXT(edges));
         if (fan_sequence_arg(edges, "edges", &all) < 0)
             return -1;
         edges = all;
@@ -422,6 +446,12 @@ static int link_edges(node_object *self, PyObject *edges)
         if (!bad)
             fan_node_link(&self->node, next, slot);
         Py_DECREF(edge);
+    }
+    if (bad && is_one_edge(edges)) {
+        PyErr_Clear();
+        fan_set_error(PyExc_TypeError,
+                      "edges: expected a sequence of edges, got the edge %R: give [(node, slot)]",
+                      edges);
     }
     Py_XDECREF(all);
     return bad;
@@ -664,7 +694,7 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
 {
     char name[128];
     *slot = 0;
-    if (given && fan_index(given, "slot", PyExc_IndexError, slot) < 0)
+    if (given && fan_slot_index(given, "slot", slot) < 0)
         return -1;
     if (*slot < (int64_t)self->node.inputs)
         return 0;

@@ -29,8 +29,12 @@ __attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, con
     fan_error_context w = {.buffer = whole, .slot = -1, .key = -1};
     int bad = 0;
     fan_error_context_push(&w);
-    if (i < 0)
-        bad = fan_index(slot, "slot", PyExc_IndexError, &i);
+    if (strcmp(what, "root") == 0 && (!PyIndex_Check(slot) || fan_is_array(slot)))
+        bad = fan_refuse(PyExc_TypeError,
+                         "slot: expected an integer, got %s: give (node, slot, gradient)",
+                         FAN_TYPE_TEXT(slot));
+    else if (i < 0)
+        bad = fan_slot_index(slot, "slot", &i);
     if (!bad && i >= (int64_t)n->node.inputs)
         bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld",
                          n->node.inputs - 1, fan_node_name(&n->node, name, sizeof name),
@@ -90,6 +94,16 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
+/* refuse_words: TypeError with a text, whose reference it takes; NULL: an exception is set. Returns
+ * -1. */
+static int refuse_words(PyObject *text)
+{
+    if (text)
+        PyErr_SetObject(PyExc_TypeError, text);
+    Py_XDECREF(text);
+    return -1;
+}
+
 /* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
@@ -102,6 +116,9 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
     char named[64];
     if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* the usual case */
         return (*out = PySequence_Tuple(o)) ? 0 : -1;
+    if (fan_is_array(o))
+        return refuse_words(
+            fan_call("fanin._mistakes", "no_sequence", "(ssO)", parts->config.call, what, o));
     PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
     return fan_sequence_arg(o, named, out);
 }
@@ -201,10 +218,9 @@ static int parse(pass_parts *parts, PyObject *const *a)
         PyObject *node = tuple ? PyTuple_GET_ITEM(item, 0) : item;
         const node_object *to = fan_node_arg(node);
         if (!to)
-            return fan_set_error(
-                PyExc_TypeError,
-                "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
-                c->call, i, fan_no_node_text(item, node, text, sizeof text));
+            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "input",
+                                         (Py_ssize_t)i, item,
+                                         fan_no_node_text(item, node, text, sizeof text)));
         w->node = (fan_node *)(uintptr_t)&to->node;
         w->slot = 0;
         if (tuple && slot_of(parts, "input", i, to, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
@@ -227,10 +243,9 @@ static int parse(pass_parts *parts, PyObject *const *a)
             tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
         uint32_t slot = 0;
         if (!to)
-            return fan_set_error(PyExc_TypeError,
-                                 "%s: root %zu: expected (node, slot, gradient), with a fanin.Node "
-                                 "or fanin.Leaf, got %s",
-                                 c->call, i, fan_no_node_text(item, node, text, sizeof text));
+            return refuse_words(fan_call("fanin._mistakes", "no_node", "(ssnOs)", c->call, "root",
+                                         (Py_ssize_t)i, item,
+                                         fan_no_node_text(item, node, text, sizeof text)));
         if (tuple && slot_of(parts, "root", i, to, PyTuple_GET_ITEM(item, 1), &slot) < 0)
             return -1;
         gradient = gradient != Py_None ? Py_NewRef(gradient)

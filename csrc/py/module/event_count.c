@@ -25,20 +25,27 @@ static PyObject *count_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":EventCount", names))
         return NULL;
     count_object *self = (count_object *)type->tp_alloc(type, 0);
-    if (self && (fan_mutex_init(&self->lock) < 0 || fan_cond_init(&self->changed) < 0)) {
+    if (!self)
+        return NULL;
+    if (fan_mutex_init(&self->lock) < 0 || fan_cond_init(&self->changed) < 0) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
     return (PyObject *)self;
 }
 
-FAN_DEALLOC(count_dealloc, (fan_cond_fini(&((count_object *)o)->changed),
-                            fan_mutex_fini(&((count_object *)o)->lock)))
+static void count_fini(count_object *self)
+{
+    fan_cond_fini(&self->changed);
+    fan_mutex_fini(&self->lock);
+}
+
+FAN_DEALLOC(count_dealloc, count_fini((count_object *)o))
 
 /* count_change: adds to the number, or sets `over`, and wakes the threads that wait. */
 static PyObject *count_change(count_object *self, uint64_t by, bool over)
 {
-    const fan_thread_hooks *h = fan_thread_get_hooks();
+    const fan_thread_hooks *hooks = fan_thread_get_hooks();
     fan_yield();
     fan_sched_access(FAN_THING_LOCKED, self->lock.id, FAN_SCHED_COUNT);
     /* held for a moment, by no thread that waits for its turn */
@@ -48,8 +55,8 @@ static PyObject *count_change(count_object *self, uint64_t by, bool over)
         atomic_store(&self->over, true);
     (void)pthread_cond_broadcast(&self->changed.c);
     (void)pthread_mutex_unlock(&self->lock.m);
-    if (h && h->changed)
-        h->changed(h->ctx, self->lock.id);
+    if (hooks && hooks->changed)
+        hooks->changed(hooks->ctx, self->lock.id);
     fan_yield();
     Py_RETURN_NONE;
 }
@@ -71,29 +78,47 @@ static bool count_reached(const count_object *self, uint64_t n)
 
 /* count_wait_scheduled: on a thread of a scheduler, for which no time passes. -1 with an exception
  * if it ends the run. */
-static int count_wait_scheduled(const count_object *self, uint64_t n, const fan_thread_hooks *h)
+static int count_wait_scheduled(const count_object *self, uint64_t n, const fan_thread_hooks *hooks)
 {
     if (count_reached(self, n))
         fan_yield();
     while (!count_reached(self, n)) {
-        h->await(h->ctx, self->lock.id);
+        hooks->await(hooks->ctx, self->lock.id);
         if (!count_reached(self, n) && fan_sched_enter_or_raise() < 0)
             return -1;
     }
     if (atomic_load(&self->value) >= n)
-        h->reached(h->ctx, self->lock.id);
+        hooks->reached(hooks->ctx, self->lock.id);
     else
         fan_sched_access(FAN_THING_LOCKED, self->lock.id, FAN_SCHED_DECIDE);
+    return 0;
+}
+
+/* count_wait_until: until the number is reached, or a time in nanoseconds. -1 with the exception of
+ * a signal. */
+static int count_wait_until(count_object *self, uint64_t n, uint64_t until)
+{
+    while (!count_reached(self, n) && fan_trace_ns() < until) {
+        Py_BEGIN_ALLOW_THREADS
+            fan_mutex_lock(&self->lock);
+            if (!count_reached(self, n) && fan_trace_ns() < until)
+                fan_cond_wait(&self->changed, &self->lock); /* for 50 ms at most */
+            fan_mutex_unlock(&self->lock);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0)
+            return -1;
+    }
     return 0;
 }
 
 static PyObject *count_wait(PyObject *o, PyObject *const *a)
 {
     count_object *self = (count_object *)o;
-    const fan_thread_hooks *h = fan_thread_get_hooks();
+    const fan_thread_hooks *hooks = fan_thread_get_hooks();
     uint64_t until = UINT64_MAX;
-    int64_t n;
-    if (fan_index(a[0], "wait: n", PyExc_ValueError, &n) < 0)
+    int64_t given;
+    int ended;
+    if (fan_index(a[0], "wait: n", PyExc_ValueError, &given) < 0)
         return NULL;
     if (a[1] && a[1] != Py_None) {
         double seconds = PyFloat_AsDouble(a[1]);
@@ -102,21 +127,14 @@ static PyObject *count_wait(PyObject *o, PyObject *const *a)
         if (seconds < 1e9)
             until = fan_trace_ns() + (uint64_t)(fmax(seconds, 0) * 1e9);
     }
-    if (h && h->await) {
-        if (count_wait_scheduled(self, (uint64_t)n, h) < 0)
-            return NULL;
-    } else
-        while (!count_reached(self, (uint64_t)n) && fan_trace_ns() < until) {
-            Py_BEGIN_ALLOW_THREADS
-                fan_mutex_lock(&self->lock);
-                if (!count_reached(self, (uint64_t)n) && fan_trace_ns() < until)
-                    fan_cond_wait(&self->changed, &self->lock); /* for 50 ms at most */
-                fan_mutex_unlock(&self->lock);
-            Py_END_ALLOW_THREADS
-            if (PyErr_CheckSignals() < 0)
-                return NULL;
-        }
-    return PyBool_FromLong(atomic_load(&self->value) >= (uint64_t)n);
+    uint64_t n = (uint64_t)given;
+    if (hooks && hooks->await)
+        ended = count_wait_scheduled(self, n, hooks);
+    else
+        ended = count_wait_until(self, n, until);
+    if (ended < 0)
+        return NULL;
+    return PyBool_FromLong(atomic_load(&self->value) >= n);
 }
 
 static PyObject *count_get_value(PyObject *o, void *Py_UNUSED(closure))

@@ -13,18 +13,20 @@
 
 static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int64_t alone = 0, held = 0;
+    int64_t alone = 0;
+    int64_t held = 0;
     if (fan_number_arg(a[0], "alone", &alone) < 0 || fan_number_arg(a[1], "held", &held) < 0)
         return NULL;
-    fan_budget_auto_set(a[0] ? &(fan_auto_budget){.alone = (uint64_t)alone, .held = (uint64_t)held}
-                             : NULL);
+    fan_auto_budget given = {.alone = (uint64_t)alone, .held = (uint64_t)held};
+    fan_budget_auto_set(a[0] ? &given : NULL);
     fan_auto_budget now = fan_budget_auto();
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
 }
 
 static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int64_t skip = 0, count = 1;
+    int64_t skip = 0;
+    int64_t count = 1;
     if (fan_number_arg(a[0], "skip", &skip) < 0 || fan_number_arg(a[1], "count", &count) < 0)
         return NULL;
     fan_mem_fail_at(skip, count);
@@ -52,7 +54,9 @@ static PyObject *test_helpers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
 
 static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
 {
-    const char *text = name == Py_None ? "NONE" : PyUnicode_AsUTF8(name);
+    const char *text = "NONE";
+    if (name != Py_None)
+        text = PyUnicode_AsUTF8(name);
     if (!text)
         return NULL;
     fan_fault_id id = fan_fault_named(text);
@@ -65,7 +69,8 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
 
 static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    int64_t entries = 0, rows = 0;
+    int64_t entries = 0;
+    int64_t rows = 0;
     if (fan_number_arg(a[0], "entries", &entries) < 0 || fan_number_arg(a[1], "rows", &rows) < 0)
         return NULL;
     fan_cuda *c;
@@ -100,9 +105,10 @@ static PyObject *test_unsound(PyObject *Py_UNUSED(module), PyObject *machine)
 
 static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
 {
-    fan_error err = {0};
     fan_sim *m = machine_arg(machine);
-    return m ? fan_done(fan_sim_unsafe(m, "an unsafe call", false, &err), &err) : NULL;
+    if (!m)
+        return NULL;
+    return FAN_DONE(fan_sim_unsafe(m, "an unsafe call", false, &err));
 }
 
 static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *const *a)
@@ -118,51 +124,61 @@ static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *const *a)
 static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where)
 {
     fan_stream *s = NULL;
+    PyObject *state = NULL;
     if (fan_stream_arg(where, &s) < 0)
         return NULL;
-    fan_sim *m = s ? fan_sim_of(s->device) : NULL;
-    PyObject *state = m ? PyLong_FromLong(fan_sim_capture_state(m, s, NULL, NULL)) : NULL;
-    if (!m)
+    fan_sim *m = NULL;
+    if (s)
+        m = fan_sim_of(s->device);
+    if (m)
+        state = PyLong_FromLong(fan_sim_capture_state(m, s, NULL, NULL));
+    else
         PyErr_SetString(PyExc_ValueError, "expected a stream of a simulated machine");
     fan_stream_drop(s);
     return state;
 }
 
+/* stream_required: as fan_stream_arg, which takes None for no stream. */
+static int stream_required(PyObject *o, fan_stream **out)
+{
+    if (fan_stream_arg(o, out) < 0)
+        return -1;
+    if (!*out)
+        return fan_set_error(PyExc_TypeError, "expected streams, got None");
+    return 0;
+}
+
 static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *streams = PySequence_Tuple(a[1]), *given = streams ? PySequence_Tuple(a[2]) : NULL,
-             *result = NULL;
-    fan_stream *caller = NULL, **on = NULL;
+    PyObject *result = NULL;
+    fan_stream *caller = NULL;
+    fan_stream **on = NULL;
     fan_value *values = NULL;
-    size_t n = 0, nvalues = 0, want, want_values;
-    fan_error err = {0};
-    fan_status status;
-    if (!given || fan_stream_arg(a[0], &caller) < 0)
+    size_t n = 0;
+    size_t nvalues = 0;
+    PyObject *given = NULL;
+    PyObject *streams = PySequence_Tuple(a[1]);
+    if (streams)
+        given = PySequence_Tuple(a[2]);
+    if (!given || stream_required(a[0], &caller) < 0)
         goto done;
-    want = (size_t)PyTuple_GET_SIZE(streams);
-    want_values = (size_t)PyTuple_GET_SIZE(given);
-    on = fan_calloc((want + 1) * sizeof *on);
-    values = fan_calloc((want_values + 1) * sizeof *values);
+    on = fan_calloc(((size_t)PyTuple_GET_SIZE(streams) + 1) * sizeof *on);
+    values = fan_calloc(((size_t)PyTuple_GET_SIZE(given) + 1) * sizeof *values);
     if (!on || !values) {
         PyErr_NoMemory();
         goto done;
     }
-    for (; n < want; n++)
-        if (fan_stream_arg(PyTuple_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(streams); i++) {
+        if (stream_required(PyTuple_GET_ITEM(streams, i), &on[n]) < 0)
             goto done;
-    for (; nvalues < want_values; nvalues++)
-        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true,
-                       &values[nvalues]) < 0)
+        n++;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+        if (fan_import(PyTuple_GET_ITEM(given, i), false, true, &values[nvalues]) < 0)
             goto done;
-    for (size_t i = 0; i < n; i++)
-        if (!on[i] || !caller) {
-            PyErr_SetString(PyExc_TypeError, "expected streams, got None");
-            goto done;
-        }
-    Py_BEGIN_ALLOW_THREADS
-        status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
-    Py_END_ALLOW_THREADS
-    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+        nvalues++;
+    }
+    result = FAN_DONE_UNLOCKED(fan_pass_end(caller, on, n, values, nvalues, &err));
 done:
     while (n-- > 0)
         fan_stream_drop(on[n]);

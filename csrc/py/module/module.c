@@ -1,4 +1,5 @@
-/* module: fanin._core. */
+/* module: fanin._core. In this order: its types and exceptions; the function table of the C API;
+ * what runs at import; the module's state for the collector. */
 #include "py/api/api.h"
 #include "py/buffer/buffer_object.h"
 
@@ -56,9 +57,9 @@ static int add_types(PyObject *m, fan_state *st)
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (!types[i].spec)
             continue;
-        *types[i].field = (PyTypeObject *)PyType_FromModuleAndSpec(m, types[i].spec, NULL);
-        if (!*types[i].field ||
-            PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
+        PyObject *type = PyType_FromModuleAndSpec(m, types[i].spec, NULL);
+        *types[i].field = (PyTypeObject *)type;
+        if (!type || PyModule_AddObjectRef(m, types[i].name, type) < 0)
             return -1;
     }
     st->buffer_type->tp_vectorcall = fan_buffer_call;
@@ -70,8 +71,10 @@ static int add_types(PyObject *m, fan_state *st)
 /* add_new: takes `o`; NULL: after an error. -1 with an exception. */
 static int add_new(PyObject *m, const char *name, PyObject *o)
 {
-    int bad = o ? PyModule_AddObjectRef(m, name, o) : -1;
-    Py_XDECREF(o);
+    if (!o)
+        return -1;
+    int bad = PyModule_AddObjectRef(m, name, o);
+    Py_DECREF(o);
     return bad;
 }
 
@@ -79,9 +82,13 @@ static int add_new(PyObject *m, const char *name, PyObject *o)
 static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *bases,
                      const char *doc)
 {
-    *field = bases ? PyErr_NewExceptionWithDoc(name, doc, bases, NULL) : NULL;
-    Py_XDECREF(bases);
-    return *field ? PyModule_AddObjectRef(m, strchr(name, '.') + 1, *field) : -1;
+    if (!bases)
+        return -1;
+    *field = PyErr_NewExceptionWithDoc(name, doc, bases, NULL);
+    Py_DECREF(bases);
+    if (!*field)
+        return -1;
+    return PyModule_AddObjectRef(m, strchr(name, '.') + 1, *field);
 }
 
 static int add_errors(PyObject *m, fan_state *st)
@@ -101,7 +108,7 @@ static int add_errors(PyObject *m, fan_state *st)
                      FAN_DOC_DTypeError);
 }
 
-/* The function table of include/fanin.h, which a capsule shows. */
+/* The function table of include/fanin.h, which the module offers in a capsule. */
 #define X(NAME, ...)                                        \
     _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, \
                    "fanin.h numbers dtypes as the core does");
@@ -145,16 +152,19 @@ static int module_exec(PyObject *m)
         return -1;
     FAN_NAME_LIST(X)
 #undef X
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
-    return add_errors(m, st) < 0 || add_types(m, st) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
-                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
-               ? -1
-               : add_new(m, "_C_API",
-                         PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
+    }
+    if (add_errors(m, st) < 0 || add_types(m, st) < 0)
+        return -1;
+    if (PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0)
+        return -1;
+    if (PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0)
+        return -1;
+    if (PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0)
+        return -1;
+    return add_new(m, "_C_API", PyCapsule_New((void *)(uintptr_t)&c_api, FANIN_CAPSULE, NULL));
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)

@@ -1,4 +1,5 @@
-/* options: process-wide switches and counters. */
+/* options: process-wide switches and counters. set_options checks all of its arguments before it
+ * sets any. */
 #include "py/device/backends.h"
 #include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
@@ -24,7 +25,9 @@ static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
 static const char *isa_arg(PyObject *o)
 {
     char names[64] = "";
-    const char *wish = PyUnicode_Check(o) ? fan_word_of(o) : NULL;
+    const char *wish = NULL;
+    if (PyUnicode_Check(o))
+        wish = fan_word_of(o);
     if (!wish && PyErr_Occurred())
         return NULL;
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
@@ -37,7 +40,7 @@ static const char *isa_arg(PyObject *o)
     return NULL;
 }
 
-/* threads_arg: how many; 0, which Python's side does not let through, is the default. */
+/* threads_arg: a number of threads; 0, which Python's side refuses, is the default. */
 static int threads_arg(PyObject *o)
 {
     long n = PyLong_CheckExact(o) ? PyLong_AsLong(o) : -1;
@@ -48,26 +51,38 @@ static int threads_arg(PyObject *o)
                          o, FAN_WORKERS_MOST);
 }
 
-/* set_options: each argument None, or the new value; all are checked before any is set. The options
- * of before. */
+/* set_options: each argument is None, or the new value. Returns the options that it replaces. */
 static PyObject *set_options(PyObject *module, PyObject *const *a)
 {
-    PyObject *debug = a[0], *warn = a[1], *budget = a[2], *isa = a[3], *threads = a[4],
-             *pool = a[5], *redirect = a[6], *detect = a[7];
+    PyObject *debug = a[0];
+    PyObject *warn = a[1];
+    PyObject *budget = a[2];
+    PyObject *isa = a[3];
+    PyObject *threads = a[4];
+    PyObject *pool = a[5];
+    PyObject *redirect = a[6];
+    PyObject *detect = a[7];
     const char *set = NULL;
     int count = 0;
     uint64_t bytes = 0;
     uint64_t most = 0;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
-    if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
-        (pool != Py_None && fan_budget_arg(pool, "pool_bytes", &most) < 0))
+    if (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0)
         return NULL;
-    if ((isa != Py_None && !(set = isa_arg(isa))) ||
-        (threads != Py_None && (count = threads_arg(threads)) < 0))
+    if (pool != Py_None && fan_budget_arg(pool, "pool_bytes", &most) < 0)
+        return NULL;
+    if (isa != Py_None)
+        set = isa_arg(isa);
+    if (isa != Py_None && !set)
+        return NULL;
+    if (threads != Py_None)
+        count = threads_arg(threads);
+    if (count < 0)
         return NULL;
     PyObject *before = get_options(module, NULL);
     if (!before)
         return NULL;
+
     if (debug != Py_None) {
         fan_set_debug(debug == Py_True);
 #ifndef FAN_TEST /* where it is always on */
@@ -92,7 +107,7 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
         (void)fan_sum_set_isa(set);
     if (threads != Py_None) {
         Py_BEGIN_ALLOW_THREADS
-            fan_workers_set(count); /* waits for a sum under way */
+            fan_workers_set(count); /* waits for a running sum */
         Py_END_ALLOW_THREADS
     }
     return before;

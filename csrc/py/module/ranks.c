@@ -1,43 +1,53 @@
-/* ranks: what fanin.dist needs of the core besides windows (window.c). */
+/* ranks: functions of the core for fanin.dist besides windows (window.c): lines of a bucket in the
+ * trace, and a yield. */
 #include "py/base/args.h"
 
 #include "base/trace.h"
 
 #include <sched.h>
 
+/* send_bytes: the number of bytes for a rank; -1 with an exception. */
+static int64_t send_bytes(PyObject *sends, Py_ssize_t rank)
+{
+    int64_t bytes;
+    if (fan_index(PyTuple_GET_ITEM(sends, rank), "sends", PyExc_ValueError, &bytes) < 0)
+        return -1;
+    return bytes;
+}
+
 static PyObject *trace_bucket(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
+    static const char *const names[] = {"group", "number", "bucket", "begin_ns"};
     fan_trace_line line = {.kind = FAN_TRACE_BUCKET, .device = -1, .start_us = -1, .end_us = -1};
-    const Py_ssize_t ranks = PyTuple_GET_SIZE(a[5]);
+    PyObject *sends = a[5];
+    const Py_ssize_t ranks = PyTuple_GET_SIZE(sends);
     const char *label = PyUnicode_AsUTF8(a[0]);
-    int64_t group, number, bucket, begin, bytes;
+    int64_t numbers[4];
     if (!fan_trace_on())
         Py_RETURN_NONE;
-    if (!label || fan_index(a[1], "group", PyExc_ValueError, &group) < 0 ||
-        fan_index(a[2], "number", PyExc_ValueError, &number) < 0 ||
-        fan_index(a[3], "bucket", PyExc_ValueError, &bucket) < 0 ||
-        fan_index(a[4], "begin_ns", PyExc_ValueError, &begin) < 0)
+    if (!label)
         return NULL;
+    for (int i = 0; i < 4; i++) {
+        if (fan_index(a[1 + i], names[i], PyExc_ValueError, &numbers[i]) < 0)
+            return NULL;
+    }
     PyOS_snprintf(line.label, sizeof line.label, "%s", label);
-    line.buffer = (uint64_t)group;
-    line.key = number;
-    line.slot = (int32_t)bucket;
-    line.begin_ns = (uint64_t)begin;
-    for (int pass = 0; pass < 2; pass++) {
-        for (Py_ssize_t r = 0; r < ranks; r++) {
-            if (fan_index(PyTuple_GET_ITEM(a[5], r), "sends", PyExc_ValueError, &bytes) < 0)
-                return NULL;
-            if (pass == 0)
-                line.bytes += (uint64_t)bytes;
-            else if (bytes > 0) {
-                fan_trace_line one = line;
-                one.kind = FAN_TRACE_SEND;
-                one.bytes = (uint64_t)bytes;
-                one.to = (uint64_t)r;
-                fan_trace_put(&one);
-            }
-        }
-        if (pass == 0)
+    line.buffer = (uint64_t)numbers[0];
+    line.key = numbers[1];
+    line.slot = (int32_t)numbers[2];
+    line.begin_ns = (uint64_t)numbers[3];
+    for (Py_ssize_t r = 0; r < ranks; r++) {
+        int64_t bytes = send_bytes(sends, r);
+        if (bytes < 0)
+            return NULL;
+        line.bytes += (uint64_t)bytes;
+    }
+    fan_trace_put(&line);
+    line.kind = FAN_TRACE_SEND;
+    for (Py_ssize_t r = 0; r < ranks; r++) {
+        line.bytes = (uint64_t)send_bytes(sends, r);
+        line.to = (uint64_t)r;
+        if (line.bytes > 0)
             fan_trace_put(&line);
     }
     Py_RETURN_NONE;

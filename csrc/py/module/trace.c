@@ -1,5 +1,5 @@
-/* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of
- * it. */
+/* trace: the ring of base/trace.h as a Python object. fanin._trace makes lines, pictures and files
+ * of it. */
 #include "py/base/args.h"
 
 #include "base/thread.h"
@@ -17,14 +17,16 @@ static fan_trace *trace_of(PyObject *o)
 static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
 {
     int64_t capacity = 0;
-    trace_object *self;
     if (fan_number_arg(a[0], "trace: capacity", &capacity) < 0)
         return NULL;
     if (capacity < 1)
         return PyErr_Format(PyExc_ValueError,
                             "trace: capacity: expected a positive integer, got %R", a[0]);
-    self = (trace_object *)type->tp_alloc(type, 0);
-    if (self && !(self->t = fan_trace_new((size_t)capacity))) {
+    trace_object *self = (trace_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->t = fan_trace_new((size_t)capacity);
+    if (!self->t) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }

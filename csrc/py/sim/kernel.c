@@ -287,18 +287,27 @@ static fan_kernel *operands_of(machine_object *self, PyObject *reads, PyObject *
     return NULL;
 }
 
+void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s)
+{
+    bool simulated = s && fan_sim_of(s->device);
+    PyErr_Format(PyExc_ValueError, "%s: stream: expected a stream of this machine, got %R%s", call,
+                 o, simulated ? " of another machine" : "");
+}
+
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
 {
     machine_object *self = fan_machine_self(o);
     PyObject *where = a[0], *title = a[4], *result = NULL;
     double us = PyFloat_AsDouble(a[5]);
+    int64_t level = 1;
     fan_stream *s = NULL;
     fan_kernel *k = NULL;
     fan_array **arrays = NULL;
-    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
+    if ((us == -1 && PyErr_Occurred()) || !fan_text_arg(title) ||
+        fan_number_arg(a[6], "stacklevel", &level) < 0 || fan_stream_arg(where, &s) < 0)
         return NULL;
     if (!s || fan_sim_of(s->device) != self->m) {
-        PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);
+        fan_machine_refuse_stream("launch", where, s);
     } else if ((k = operands_of(self, a[2], a[3], &arrays))) {
         k->fn = Py_NewRef(a[1]);
         k->name = Py_NewRef(title);
@@ -316,8 +325,10 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *const *a)
                               .writes = arrays + k->reads,
                               .nwrites = k->n - k->reads,
                               .us = us};
-        /* which has k from now on */
-        if (FAN_CHECK_UNLOCKED(fan_sim_launch(self->m, s, &job, &err)) == 0) {
+        level = fan_call_site_level(level);
+        int bad = FAN_CHECK_UNLOCKED(fan_sim_launch(self->m, s, &job, &err));
+        (void)fan_call_site_level(level);
+        if (!bad) { /* which has k from now on */
             result = Py_NewRef(Py_None);
         } else {
             fan_kernel_unlink(k);

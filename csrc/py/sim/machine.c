@@ -478,15 +478,15 @@ static void graph_drop(PyObject *capsule)
 }
 
 /* stream_here: a stream of this machine; a hold, or NULL with an exception. */
-static fan_stream *stream_here(machine_object *self, PyObject *o)
+static fan_stream *stream_here(machine_object *self, PyObject *o, const char *call)
 {
     fan_stream *s = NULL;
     if (fan_stream_arg(o, &s) < 0)
         return NULL;
     if (s && fan_sim_of(s->device) == self->m)
         return s;
+    fan_machine_refuse_stream(call, o, s);
     fan_stream_drop(s);
-    PyErr_SetString(PyExc_ValueError, "expected a stream of this machine");
     return NULL;
 }
 
@@ -495,7 +495,8 @@ static PyObject *machine_begin_capture(PyObject *o, PyObject *const *a)
     int64_t mode = 0;
     fan_error err = {0};
     fan_stream *s;
-    if (fan_number_arg(a[1], "mode", &mode) < 0 || !(s = stream_here(fan_machine_self(o), a[0])))
+    if (fan_number_arg(a[1], "mode", &mode) < 0 ||
+        !(s = stream_here(fan_machine_self(o), a[0], "begin_capture")))
         return NULL;
     fan_status status = fan_sim_capture_begin(sim_of(o), s, (int)mode, &err);
     fan_stream_drop(s);
@@ -506,7 +507,7 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
 {
     fan_error err = {0};
     fan_sim_graph *g = NULL;
-    fan_stream *s = stream_here(fan_machine_self(o), where);
+    fan_stream *s = stream_here(fan_machine_self(o), where, "end_capture");
     if (!s)
         return NULL;
     fan_status status = fan_sim_capture_end(sim_of(o), s, &g, &err);
@@ -525,7 +526,7 @@ static PyObject *machine_launch_graph(PyObject *o, PyObject *const *a)
     fan_error err = {0};
     fan_stream *s;
     fan_status status;
-    if (!g || !(s = stream_here(fan_machine_self(o), a[1])))
+    if (!g || !(s = stream_here(fan_machine_self(o), a[1], "launch_graph")))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
         status = fan_sim_graph_launch(g, s, &err);

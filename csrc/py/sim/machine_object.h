@@ -48,5 +48,8 @@ static inline machine_object *fan_machine_self(PyObject *o)
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
 void fan_kernel_unlink(fan_kernel *k);
 PyObject *fan_machine_launch(PyObject *o, PyObject *const *a);
+/* fan_machine_refuse_stream: ValueError of a call for an object that is no stream of the machine;
+ * s: the stream that it is, or NULL. */
+void fan_machine_refuse_stream(const char *call, PyObject *o, const fan_stream *s);
 
 #endif

@@ -79,6 +79,8 @@ from .streams import (
 )
 from .torch import convert, strided_parts, torch_of, torch_out, torch_parts_out, torch_sparse_out, wrote
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # ---- Memory by DLPack: first an object's device, then its memory.
 
 #: Names of DLPack device types that no backend reads, for messages.

@@ -14,6 +14,8 @@ from .. import _core
 from ..slots import Slot, Sparse, Zero
 from .protocols import Exporter, HasParts, JaxArray, NDArray, ScipySparse, Tensor
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # ---- The exchange tables of types: functions in C that give and take arrays without a call of Python's.
 
 TABLE = "__dlpack_c_exchange_api__"

@@ -8,6 +8,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 DType = np.dtype[Any]
 NDArray = np.ndarray[Any, DType]
 Shape = tuple[int, ...]

@@ -11,6 +11,8 @@ import numpy as np
 from .. import _core
 from .protocols import NDArray, Shape
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 class Capsule(NamedTuple):
     """Memory by DLPack."""

@@ -1,6 +1,6 @@
 """The addresses of arrays that the C core cannot read itself: torch's tensors, objects with DLPack.
 
-`overlap`, `overlaps` and `overlaps_itself` (fanin._overlap) call csrc/py/arrays/overlap.c. Only addresses, shapes and
+`overlap`, `overlaps` and `overlaps_itself` (fanin.sharing) call csrc/py/arrays/overlap.c. Only addresses, shapes and
 strides are read; conjugate and negative bits and requires_grad do not matter.
 """
 
@@ -16,6 +16,8 @@ from .protocols import Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
 from .torch import is_sum, layout_of, quicken
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14}
 

@@ -13,6 +13,8 @@ from .classes import SCIPY_ARRAY, SCIPY_MATRIX, named, overrides
 from .protocols import NDArray, ScipySparse, Shape
 from .records import Refusal, Stored, refuse
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Part = _core._Exporter | _core.Array  # an array of the core's on its way out, of the host or of a device
 SparseOut = Callable[[str, Shape, Part, Part | None, Part, bool], object]
 """Of (format, shape, indices, pointers, values, coalesced)."""

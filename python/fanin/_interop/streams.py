@@ -19,6 +19,8 @@ from .classes import TORCH, is_index, is_torch, named, package_of, table_of
 from .protocols import Shape
 from .records import Refusal, refuse
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # ---- `__cuda_array_interface__`: an address, with nothing that keeps it alive or checks it.
 
 INTERFACE = "__cuda_array_interface__"

@@ -13,6 +13,8 @@ from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
 from .sparse import Part
 from .streams import NO_SYNC, library_stream, wait_for
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 CUDA = 2  # DLPack's device type of torch's "cuda"
 
 # In

@@ -24,15 +24,20 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import fanin
+from fanin import _core
 from fanin.dist.reducer import Reducer
 
-from .._words import counted, note, type_of
+from .._checks import flag, integer, sequence
+from .._words import counted, names_nearest, note, type_of
 from .classes import attribute
 from .protocols import DTypeLike
 from .sharing import parts_alone
 from .torch_leaves import sharded
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
+
+@names_nearest
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
@@ -130,10 +135,21 @@ def backward(
         )
     if attribute("torch._dynamo.compiled_autograd", "compiled_autograd_enabled"):
         raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
-    roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
+    create_graph = flag("backward: create_graph", create_graph)
+    if retain_graph is not None:
+        retain_graph = flag("backward: retain_graph", retain_graph)
+    integer("backward: workers", workers)
+    if accumulate is not None and not isinstance(accumulate, str):
+        _core.dtype_name(accumulate)  # refuses what is none
+    roots: list[Any] = [tensors]
+    if not isinstance(tensors, torch.Tensor | GradientEdge):
+        roots = sequence("backward: tensors", tensors, "tensors")
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
-    leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
+    leaves = None
+    if inputs is not None:
+        several = [inputs] if isinstance(inputs, torch.Tensor) else sequence("backward: inputs", inputs, "tensors")
+        leaves = _leaves(several)
     if leaves == []:
         raise ValueError("backward: inputs is empty: leave it out for all leaves")
     if create_graph and accumulate is not None:
@@ -187,7 +203,11 @@ def _gradients(
     roots: list[torch.Tensor], given: torch.Tensor | Sequence[torch.Tensor | None] | None
 ) -> list[torch.Tensor]:
     """One to begin with for each root."""
-    gradients = [given] if isinstance(given, torch.Tensor) else [None] * len(roots) if given is None else list(given)
+    gradients: list[Any] = [None] * len(roots)
+    if isinstance(given, torch.Tensor):
+        gradients = [given]
+    elif given is not None:
+        gradients = sequence("backward: gradients", given, "tensors")
     if len(gradients) != len(roots):
         raise ValueError(f"backward: expected {counted(len(roots), 'gradient')} to begin with, got {len(gradients)}")
     for i, (t, g) in enumerate(zip(roots, gradients, strict=True)):

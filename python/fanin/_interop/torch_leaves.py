@@ -13,7 +13,10 @@ import torch
 from torch.autograd.graph import Node
 
 from .. import _core
+from .._checks import sequence
 from .._words import type_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 #: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
@@ -282,7 +285,7 @@ def leaves_of(
     tensors: dict[int, torch.Tensor] = {}
     names: Names = []
     i = -1
-    for i, one in enumerate(parameters):
+    for i, one in enumerate(sequence(f"{call}: parameters", parameters, "tensors")):
         name, p = (i, one) if not isinstance(one, tuple) or len(one) != 2 else (str(one[0]), one[1])
         if not isinstance(p, torch.Tensor):
             raise TypeError(f"{call}: expected tensors, or (name, tensor) pairs, got {type_of(p)} as {word(name)}")

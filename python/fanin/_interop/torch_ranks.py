@@ -22,6 +22,8 @@ from fanin.dist.sums import Options, Order, Term, finish, prepare
 
 from .protocols import DTypeLike
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: The thread of each group that sends the buckets of its replicas, in the order in which they became ready.
 _senders: weakref.WeakKeyDictionary[Group, Sender] = weakref.WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
@@ -53,7 +55,7 @@ def _group(call: str, x: object, known: Known) -> Group:
 
 def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
     """The options of a sum; TypeError or ValueError if they do not fit one another."""
-    if order not in ("key", "exact", "rank"):
+    if not isinstance(order, str) or order not in ("key", "exact", "rank"):
         raise ValueError(f'{call}: expected order="key", "exact" or "rank", got {order!r}')
     exact = isinstance(accumulate, str) and accumulate == "exact"
     name = None if accumulate is None else "exact" if exact else _core.dtype_name(accumulate)

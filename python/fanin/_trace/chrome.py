@@ -9,13 +9,15 @@ from types import MappingProxyType
 from .._words import size
 from .line import HOST
 from .passes import critical_paths, summary
-from .picture import Lane, Names, Neighbours, Picture, Slice, by_stream
+from .picture import Lane, Names, Neighbours, Picture, Slice
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
 def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
     """Chrome trace JSON, in microseconds."""
     events: list[dict[str, object]] = []
-    names = by_stream(names)
+    names = picture.called(names)
     lanes = picture.in_order(names)
     for row, lane in enumerate(
         [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]

@@ -6,6 +6,8 @@ from typing import Any
 
 from .._words import counted, ordinal, rules_of, size
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 View = dict[str, Any]  #: a slot as csrc/py/buffer/buffer.c describes it; streams are handles, 0 for none
 
 CASES = {

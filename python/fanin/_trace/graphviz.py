@@ -7,6 +7,8 @@ import itertools
 from .line import HOST
 from .picture import Neighbours, Picture
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from .._words import counted
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 HOST = -1
 WORK = ("sum", "finish", "copy", "cast", "reduce", "upload", "download", "fill", "zero", "scatter", "widen", "merge")
 LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)

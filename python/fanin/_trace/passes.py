@@ -11,6 +11,8 @@ from .._words import counted
 from .line import HOST, Line
 from .picture import Gradient, Lane, Neighbours, Node, Picture, Slice, Workers
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 SHOWN = 12  # names of a critical path
 
 

@@ -11,6 +11,8 @@ from fanin._words import counted
 
 from .line import HOST, LABEL, WORK, Line
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Names = Mapping[tuple[int, int], str]  #: what streams are called, by device and stream
 
 
@@ -84,6 +86,18 @@ class Arrow:
     to: tuple[Lane, float]
 
 
+class Sum(NamedTuple):
+    """A sum that a device made: its work, and where each thing that it added was ready."""
+
+    work: Slice
+    terms: tuple[tuple[Lane, float], ...]
+
+    @property
+    def producers(self) -> list[Lane]:
+        """The lanes that made what it adds, each once."""
+        return list(dict.fromkeys(lane for lane, _ in self.terms))
+
+
 @dataclass
 class Race:
     lane: Lane
@@ -105,11 +119,18 @@ class Picture:
     nodes: list[Node] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    names: dict[tuple[int, int], str] = field(default_factory=dict)  #: Of streams, as they were made
     elided: int = 0  #: Waits that were left out because they already held
 
     def __repr__(self) -> str:
         races = f", {counted(len(self.races), 'race')}" if self.races else ""
         return f"<Picture: {counted(len(self.lanes), 'lane')}, {counted(len(self.slices), 'slice')}{races}>"
+
+    def called(self, names: Names) -> Names:
+        """The names of streams: those that are given, then those with which the streams were made."""
+        given = {lane[:2]: text for lane, text in names.items()}  # keys may be lanes
+        return {**given, **{stream: text for stream, text in self.names.items() if stream not in given}}
 
     def in_order(self, names: Names) -> list[Lane]:
         """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those
@@ -135,11 +156,6 @@ class Picture:
     def measured(self) -> bool:
         """Whether times are those of the host's clock."""
         return self.clock.startswith("measured")
-
-
-def by_stream(names: Names) -> Names:
-    """The names by device and stream: keys may be lanes."""
-    return {lane[:2]: text for lane, text in names.items()}
 
 
 class Neighbours:
@@ -176,7 +192,7 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
     whose = owners(lines)
     now: dict[Lane, float] = {}  # the end of what a lane has so far
     recorded: dict[int, tuple[Lane, float]] = {}
-    parked: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of each slot: (key, bytes)
+    parked: dict[tuple[int, int], list[tuple[int, int, Lane, float]]] = {}  # of each slot: key, bytes, where, when
     summed: set[tuple[int, int]] = set()
     red = dict(races)
     last = Lane(HOST, 0)
@@ -207,15 +223,19 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
             slot = line.buffer, line.slot
             mine = parked.setdefault(slot, [])
             if line.kind == "add":
-                mine.append((line.key if line.key >= 0 else len(mine), line.bytes))
+                mine.append((line.key if line.key >= 0 else len(mine), line.bytes, lane, t))
                 mine.sort()
             elif line.kind == "fold":
-                del mine[: line.count - (slot in summed)]
+                added = line.count - (slot in summed)
+                work = next((s for s in reversed(picture.slices) if s.buffer == line.label), None)
+                if work is not None:
+                    picture.sums.append(Sum(work, tuple((where, when) for _, _, where, when in mine[:added])))
+                del mine[:added]
                 summed.add(slot)
             else:
                 mine.clear()
                 summed.discard(slot)
-            total = sum(n for (buffer, _), items in parked.items() if buffer == line.buffer for _, n in items)
+            total = sum(n for (buffer, _), items in parked.items() if buffer == line.buffer for _, n, _, _ in items)
             time = t if picture.measured else max(now.values(), default=0.0)
             picture.parked.append((line.label or f"buffer {line.buffer}", time, total))
         if line.kind in ("kernel", "copy", "add", "take"):

@@ -11,6 +11,8 @@ from .passes import add_passes
 from .picture import Message, Picture, Slice, Workers, clock_of, place
 from .recording import Pictured
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: The fields of a line, as it travels.
 FIELDS = tuple(f.name for f in fields(Line))
 

@@ -4,7 +4,7 @@ graph.
     with fanin.trace() as t:
         ...
     t.save("pass.json")      # opens in ui.perfetto.dev, merges with torch.profiler's
-    t.plot("pass.svg")       # a lane for each stream and worker, nodes and sums as bars, waits as arrows
+    t.plot("pass.svg")       # where streams meet: work as bars, waits as arrows
     print(t.summary())       # of passes backward: their critical path
     print(t.dot())           # the order of the work, for Graphviz
 
@@ -21,13 +21,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._checks import integer
 from .._files import path_text, write_whole
-from .._words import counted, rule_names
+from .._words import counted, names_nearest, rule_names
 from ..errors import RaceError
 from .line import Line
 
 if TYPE_CHECKING:  # pictures are imported when one is drawn
     from .picture import Names, Picture
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = ["Trace", "trace"]
 
@@ -86,12 +89,14 @@ class Pictured(ABC):
         write_whole(target, lambda out: out.write(text.encode()))
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
-        """Draw the trace as SVG.
+        """Draw what waits for what as SVG, to be read in ten seconds.
 
-        A device has a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red; a pass on the
-        CPU has a lane for each worker, nodes as bars, gradients as arrows, and a frame around the critical path. A bar
-        too narrow for its name has a number that the legend explains. A notebook shows a trace as this picture.
-        ValueError for a file name with another ending than .svg; OSError if it cannot be written.
+        A device has a lane for each stream, sums as blue bars, waits as arrows, races with a red rim; a pass on the CPU
+        has a lane for each worker, nodes as bars, gradients as arrows. Bars have names, and lie in the order that waits
+        enforce, not to scale. A picture has at most six lanes: of a longer trace it shows the place where a race was
+        found or where streams meet, and says how much it leaves out; `save` writes all of it with the times. A notebook
+        shows a trace as this picture. ValueError for a file name with another ending than .svg; OSError if it cannot be
+        written.
 
         Parameters
         ----------
@@ -100,7 +105,8 @@ class Pictured(ABC):
         title : str
             A line above the picture.
         names : dict
-            As for `save`; a device's lanes are in this order.
+            As for `save`; a device's lanes are in this order, and the sum that the picture is about is in the last one.
+            Names that `Machine.stream` gave need not be repeated; a stream without a name is called by its work.
         """
         from .._svg import save, svg_path
         from .plot import draw
@@ -122,6 +128,7 @@ class Trace(Pictured):
         self._capacity = capacity
         self._cores = [_core.Trace(capacity)]
         self._races: list[tuple[int, str]] = []  # (lines before it, the message)
+        self._named: list[Names] = []  # of the machines that were entered while it recorded
         self._depth, self._begun = 0, False
 
     def __enter__(self) -> Trace:
@@ -131,6 +138,7 @@ class Trace(Pictured):
             self._cores.append(_core.Trace(self._capacity))
         self._cores[-1].begin()
         self._begun, self._depth = True, 1
+        self._named += entered()
         active().append(self)
         return self
 
@@ -182,7 +190,10 @@ class Trace(Pictured):
         from .picture import place
 
         lines = self.lines
-        return add_passes(place(lines, self._races), lines)
+        picture = add_passes(place(lines, self._races), lines)
+        for names in self._named:
+            picture.names.update(names)
+        return picture
 
     def _repr_svg_(self) -> str | None:
         """The picture for a notebook, once the trace has ended."""
@@ -206,6 +217,7 @@ def recording(rings: Sequence[_core.Trace]) -> Iterator[None]:
             ring.end()
 
 
+@names_nearest
 def trace(*, capacity: int = 1 << 16) -> Trace:
     """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
 
@@ -215,12 +227,30 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     >>> len(t) > 0
     True
     """
-    if capacity < 1:
-        raise ValueError(f"trace: capacity: expected a positive integer, got {capacity}")
-    return Trace(capacity)
+    return Trace(integer("trace: capacity", capacity, 1))
 
 
 _here = threading.local()
+
+
+def entered() -> list[Names]:
+    """The names of streams of each machine that this thread has entered."""
+    if not hasattr(_here, "named"):
+        _here.named = []
+    return _here.named  # type: ignore[no-any-return]
+
+
+def begin_names(names: Names) -> None:
+    """A machine begins on this thread: traces show these names of its streams, and those that are added later."""
+    entered().append(names)
+    for trace in active():
+        trace._named.append(names)
+
+
+def end_names(names: Names) -> None:
+    """The block of a machine ends on this thread."""
+    last = max(i for i, one in enumerate(entered()) if one is names)
+    del entered()[last]
 
 
 def active() -> list[Trace]:

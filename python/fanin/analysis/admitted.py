@@ -32,6 +32,8 @@ import numpy as np
 from .._interop.torch import layout_of
 from .calls import meet, shows
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 torch: Any = importlib.import_module("torch")
 Tensor = Any
 

@@ -35,6 +35,8 @@ from .._words import type_of
 from . import trees
 from .memory import Snapshot
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Array = NDArray
 
 UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}

@@ -23,6 +23,8 @@ from . import trees
 from .arrays import REMADE, Array, Geometry, RunArrays, root_of
 from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 # Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators. They
 # cannot be exchanged for private memory and back: a write would reach the caller's array at once, or a result would
 # stay in private memory. So they are refused where the object can be read. Attributes of other objects are not read.
@@ -271,6 +273,15 @@ def check_given(given: object, what: str, api: str) -> tuple[object, ...]:
             " argument is [x]"
         )
     return tuple(given)
+
+
+def check_keywords(given: object, what: str, api: str) -> dict[str, object]:
+    """The arguments by name that were given as a dict, or None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{api}: {what}: expected a dict of the function's arguments, got {type_of(given)}")
+    return dict(given)
 
 
 def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], api: str, alone: bool = True) -> None:

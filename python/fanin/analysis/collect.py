@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _core
+from .._checks import flag, function, integer, sequence
 from .._core import address
 from .._interop.protocols import NDArray
 from . import trees
@@ -27,6 +27,7 @@ from .calls import (
     check_function,
     check_given,
     check_hidden,
+    check_keywords,
     check_signature,
     outcome_of,
 )
@@ -53,6 +54,8 @@ from .records import (
 
 if TYPE_CHECKING:
     from .tensors import ObservedTensors
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 # An ndarray that records writes to it, and the input that it is a view of: what memory does not show, as a write that
 # left every byte as it was (`x *= 1`), or which of several overlapping inputs an output is a view of. Memory shows what
@@ -334,20 +337,27 @@ def collect_metadata(
     >>> [(info.output_type.name, info.base_idx) for info in meta.output_info]
     [('alias_of_input', 0), ('non_alias', None)]
     """
-    args, kwargs = check_given(args, "args", "collect_metadata"), dict(kwargs or {})
+    args = check_given(args, "args", "collect_metadata")
+    kwargs = check_keywords(kwargs, "kwargs", "collect_metadata")
     check_function(fn, "collect_metadata")
+    if grad_enabled is not None:
+        function("collect_metadata: grad_enabled", grad_enabled)
+    watch = flag("collect_metadata: watch", watch)
+    keep_input_mutations = flag("collect_metadata: keep_input_mutations", keep_input_mutations)
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
-    requires_grad = None if requires_grad is None else tuple(map(bool, requires_grad))
+    if requires_grad is not None:
+        requires_grad = tuple(map(bool, sequence("collect_metadata: requires_grad", requires_grad, "bools")))
     check_flags(call, requires_grad, "collect_metadata")
-    count, static = len(call.leaves), tuple(operator.index(i) for i in static_input_indices)
+    what, count = "collect_metadata: static_input_indices", len(call.leaves)
+    static = tuple(integer(what, i) for i in sequence(what, static_input_indices, "integers"))
     for i in static:
         if not 0 <= i < count:
             raise IndexError(
                 f"collect_metadata: static_input_indices: there is no input {i}: there are {count}, from 0 on"
             )
     if args_descs is not None:
-        args_descs = tuple(args_descs)
+        args_descs = tuple(sequence("collect_metadata: args_descs", args_descs, "descriptors"))
         if len(args_descs) != count:
             raise ValueError(
                 f"collect_metadata: args_descs: expected a descriptor for each of the {count} inputs, got"

@@ -45,7 +45,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, TypeVar, dataclass_transform
 
+from .._checks import sequence
 from .._words import type_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 __all__ = [
     "INPUTS",
@@ -568,7 +571,7 @@ def check_unique(inputs: Iterable[AOTInput | None], outputs: Iterable[AOTOutput 
     )
     for side, base, every in sides:
         seen: dict[Descriptor, int] = {}
-        for i, d in enumerate(every):
+        for i, d in enumerate(sequence(f"{side}s", every, "descriptors")):
             if d is None:
                 continue
             if not isinstance(d, base):

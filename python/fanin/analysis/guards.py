@@ -19,6 +19,8 @@ from .arrays import Array
 from .calls import Call, may_hold
 from .memory import Layout
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @dataclass(frozen=True)
 class Change:

@@ -7,6 +7,8 @@ from typing import Literal, final
 
 from .. import _core
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 Difference = Literal[
     "dtype", "device", "shape", "strides", "read-only", "writable", "apart", "offset", "overlap"
 ]  # fmt: skip

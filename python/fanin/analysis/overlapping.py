@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -32,10 +31,13 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import _core
+from .._checks import integer, sequence
 from .._core import address
-from .._overlap import overlaps
 from .._words import type_of
+from ..sharing import overlaps
 from .arrays import Geometry, MemoryAt
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 
 def compute_overlapping_inputs(
@@ -43,9 +45,9 @@ def compute_overlapping_inputs(
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
-    arrays: what `fanin.overlaps` takes, ndarrays and torch tensors above all; also fake tensors and those on the device
-    "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index that is
-    given twice is two inputs.
+    arrays: what `fanin.sharing.overlaps` takes, ndarrays and torch tensors above all; also fake tensors and those on
+    the device "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index
+    that is given twice is two inputs.
 
     compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; the
     requested arrays must be ndarrays or tensors, views of one storage. An ndarray is taken as a tensor of the same
@@ -60,7 +62,7 @@ def compute_overlapping_inputs(
     >>> compute_overlapping_inputs([x, y]), compute_overlapping_inputs([x, y], compat="torch")
     ({0, 1}, set())
     """
-    if compat not in (None, "torch"):
+    if compat is not None and not (isinstance(compat, str) and compat == "torch"):
         raise ValueError(f'compute_overlapping_inputs: compat must be None or "torch", got {compat!r}')
     chosen = chosen_of(arrays, indices)
     if compat is None:
@@ -86,10 +88,10 @@ def chosen_of(arrays: Sequence[object], indices: Sequence[int] | None) -> Sequen
     every = range(len(arrays))
     if indices is None:
         return every
-    chosen = list(indices)
+    chosen = sequence("compute_overlapping_inputs: indices", indices, "integers")
     if len(chosen) == len(every) and chosen == list(every):
         return every  # as they mostly are
-    chosen = list(map(operator.index, chosen))
+    chosen = [integer("compute_overlapping_inputs: indices", i) for i in chosen]
     for i in chosen:
         if not 0 <= i < len(arrays):
             raise IndexError(f"compute_overlapping_inputs: no array {i}; there are {len(arrays)}")

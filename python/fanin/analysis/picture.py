@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 
+from .._checks import sequence
 from .._core import address
-from .._overlap import Overlaps, overlaps
 from .._svg import (
     COLOURS,
     MARGIN,
@@ -27,7 +27,10 @@ from .._svg import (
 )
 from .._trace.graphviz import quoted
 from .._words import type_of
+from ..sharing import Overlaps, overlaps
 from .arrays import Array, Geometry
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 WIDTH, LABELS, LANE = 900, 200, 26  #: In pixels: of the picture, of names at most, from lane to lane
 #: More bars than this in one lane are drawn as one that is paler.
@@ -49,7 +52,7 @@ def alias_dot(arrays: Sequence[Array], names: Sequence[str] | None = None) -> st
       n0 -- n1;
     }
     """
-    called = named(arrays, names)
+    called = named("alias_dot", arrays, names)
     found = overlaps(arrays)
     lines = ["graph memory {"]
     for k, indices in enumerate(found_components(found, len(arrays))):
@@ -79,13 +82,13 @@ def alias_plot(
     >>> w = np.zeros((4, 6))
     >>> picture = alias_plot([w[:, :4], w[1:3, 2:]], title="two blocks")
     """
-    if format != "svg":
+    if not isinstance(format, str) or format != "svg":
         raise ValueError(
             f"alias_plot: format: expected 'svg', got {format!r}: pictures are SVG; convert one by"
             " `rsvg-convert picture.svg -o picture.png`"
         )
     path = svg_path(file, "alias_plot") if isinstance(file, str | PathLike) else None
-    made = drawn(arrays, named(arrays, names), title)
+    made = drawn(arrays, named("alias_plot", arrays, names), title)
     if path is not None:
         save(made, path)
     elif file is not None:
@@ -126,14 +129,20 @@ def draw_panel(
     return y + 34
 
 
-def named(arrays: Sequence[Array], names: Sequence[str] | None) -> list[str]:
+def named(call: str, arrays: Sequence[Array], names: Sequence[str] | None) -> list[str]:
     """What each array is called. TypeError, ValueError for what cannot be drawn."""
-    for i, array in enumerate(arrays):
+    for i, array in enumerate(sequence(f"{call}: arrays", arrays, "arrays")):
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"args[{i}]: expected an ndarray, got {type_of(array)}")
-    if names is not None and len(names) != len(arrays):
-        raise ValueError(f"expected a name for each of {len(arrays)} arrays, got {len(names)}")
-    return list(names) if names is not None else [f"args[{i}]" for i in range(len(arrays))]
+            raise TypeError(f"{call}: args[{i}]: expected an ndarray, got {type_of(array)}")
+    if names is None:
+        return [f"args[{i}]" for i in range(len(arrays))]
+    called = sequence(f"{call}: names", names, "strings")
+    if len(called) != len(arrays):
+        raise ValueError(f"{call}: names: expected a name for each of {len(arrays)} arrays, got {len(called)}")
+    for name in called:
+        if not isinstance(name, str):
+            raise TypeError(f"{call}: names: expected strings, got {type_of(name)}")
+    return called
 
 
 def found_components(found: Overlaps, count: int) -> list[tuple[int, ...]]:

@@ -65,6 +65,8 @@ from .descriptors import (
 from .guards import Guard
 from .records import BaseInfo, GraphNames, ViewAndMutationMeta, create_synthetic_base_metadata, remove_dupe_metadata
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @dataclass(frozen=True)
 class Source:

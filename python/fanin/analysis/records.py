@@ -37,6 +37,8 @@ from .descriptors import (
     TangentAOTInput,
 )
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 class OutputType(Enum):
     """What an output is to the inputs, to the other outputs, and to what was made on the way."""

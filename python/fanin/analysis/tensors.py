@@ -42,6 +42,8 @@ from .records import (
     ViewMetaSequence,
 )
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: Without its types: mypy may run where it is not installed.
 torch: Any = importlib.import_module("torch")
 Tensor = Any

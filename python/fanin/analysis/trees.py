@@ -16,6 +16,8 @@ from typing import Final, Literal
 
 from .._words import type_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: A leaf's place in a tree's form.
 LEAF: Final = "*"
 

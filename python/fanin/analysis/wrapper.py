@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import sys
 import threading
 import types
@@ -23,8 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._checks import flag, integer, sequence
 from .._interop.classes import attribute
-from .._words import counted, type_of
+from .._words import counted, names_nearest, type_of
 from . import trees
 from .arrays import CallerContainers, RunArrays, plan
 from .calls import (
@@ -38,6 +38,7 @@ from .calls import (
     check_function,
     check_given,
     check_hidden,
+    check_keywords,
     check_outputs,
     check_signature,
     deviation,
@@ -51,6 +52,8 @@ from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
     from .tensors import OutputViews
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -537,6 +540,7 @@ def changed_containers() -> ValueError:
     )
 
 
+@names_nearest
 def functionalize(
     fn: Callable[..., object],
     example_args: Sequence[object] | None = None,
@@ -586,19 +590,21 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_function(fn, "functionalize")
-    if guard not in GUARDS:
+    if not isinstance(guard, str) or guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
-    if lend and (guard == "error" or compiler is not None):
+    if flag("functionalize: lend", lend) and (guard == "error" or compiler is not None):
         raise ValueError(
             'functionalize: lend=True hands out arrays themselves: writes to them are not detected, as guard="error"'
             " needs, and no pure function is run, as compiler= needs"
         )
     if compiler is not None and not callable(compiler):
         raise TypeError(f"functionalize: compiler: expected a function that takes .pure, got {type_of(compiler)}")
-    if operator.index(layouts) < 1:
-        raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
-    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
+    layouts = integer("functionalize: layouts", layouts, 1)
+    flags = None
+    if requires_grad is not None:
+        flags = tuple(map(bool, sequence("functionalize: requires_grad", requires_grad, "bools")))
+    keywords = check_keywords(example_kwargs, "example_kwargs", "functionalize")
     made = Functionalized(fn, guard, lend, layouts, flags, compiler)
-    if example_args is not None or example_kwargs:
-        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
+    if example_args is not None or keywords:
+        made._record(check_given(example_args, "example_args", "functionalize"), keywords)
     return made

@@ -350,8 +350,12 @@ def step(
 
 def train(options: argparse.Namespace) -> int:
     screen, began, out = Screen(), time.monotonic(), Path(options.out)
-    for name in (TRACE, PICTURE):
-        _files.claim(out / name)
+    try:
+        for name in (TRACE, PICTURE):
+            _files.claim(out / name)
+    except OSError as e:
+        print(f"fanin demo: --out {options.out}: {e}", file=sys.stderr)
+        return 2
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     epoch = len(digits.labels) // BATCH
@@ -470,19 +474,26 @@ def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, 
     losses, _ = losses_of(net, digits, labels)
     if machine:
         machine.synchronize()  # the pass forward is not in the picture
+    from fanin._svg import save
+    from fanin._trace.plot import draw
+
     with fanin.trace() as t:
         tape.backward(losses)
-    title = f"One pass backward: four micro-batches on {'two simulated devices' if machine else 'the CPU'}"
-    made: dict[str, tuple[Callable[..., None], dict[str, str], str]] = {
-        TRACE: (t.save, {}, "one pass backward; open it in https://ui.perfetto.dev"),
-        PICTURE: (t.plot, {"title": title}, "the same as a picture"),
+    names = net.spread.names()
+
+    def plot(path: Path) -> None:
+        save(draw(t.picture(), names=names, rest=TRACE), str(path))
+
+    made: dict[str, tuple[Callable[[Path], None], str]] = {
+        TRACE: (partial(t.save, names=names), "one pass backward; open it in https://ui.perfetto.dev"),
+        PICTURE: (plot, "a picture of one place in that pass"),
     }
     failed = False
-    for name, (write, more, what) in made.items():
+    for name, (write, what) in made.items():
         try:
-            write(out / name, names=net.spread.names(), **more)
+            write(out / name)
         except OSError as e:
-            screen.say(f"fanin demo: {e}", style="red")
+            screen.say(f"fanin demo: --out {out}: {e}", style="red")
             failed = True
         else:
             screen.say(f"{out / name}: {what}")

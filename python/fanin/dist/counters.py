@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @dataclass(frozen=True)
 class GroupCounters:

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 from fanin._interop.protocols import NDArray
 from fanin.errors import PeerError
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 T_co = TypeVar("T_co", covariant=True)
 
 

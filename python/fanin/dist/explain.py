@@ -11,6 +11,8 @@ from .group import Group, Header
 from .layout import Layout, Segment, accumulation, is_inexact, itemsize
 from .sums import Options, levels_for, order_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 SHOWN = 8  #: names, keys or ranks in a list
 
 

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fanin import _core
 from fanin._interop.classes import attribute
-from fanin._words import type_of
+from fanin._words import names_nearest, type_of
 from fanin.errors import PeerError
 
 from .counters import GroupCounters, Tally
 from .engine import Engine
 from .layout import digest, levels_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
@@ -451,6 +453,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
 
 
+@names_nearest
 def group(x: object = None, *, nodes: int | Sequence[int] | None = None, timeout: TimeLimit = "group") -> Group:
     """The group of ranks of a communicator.
 

@@ -18,6 +18,8 @@ from fanin._interop.classes import attribute, is_tensor, is_torch
 from fanin._interop.protocols import NDArray
 from fanin._words import type_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 BLOCK = 256  #: elements; ranks own runs of whole blocks (N1)
 
 _SIZES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}

@@ -19,6 +19,8 @@ from fanin._interop.protocols import NDArray
 
 from .engine import Late, blamed, end_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
     MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",

@@ -15,6 +15,8 @@ from fanin._interop.sparse import part_of
 from fanin._interop.torch import strided_parts
 from fanin.slots import Sparse
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 _CHUNK = 1 << 16  # elements that are squared at once
 _SMALL, _LARGE = 2.0**-400, 2.0**500  # squares of float64 between these are exact as two float64
 

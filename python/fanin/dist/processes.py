@@ -22,6 +22,8 @@ from fanin.errors import PeerError
 
 from .engine import Late, blamed, end_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: Seconds after which a wait for the other ranks lets Python handle signals, and reads notes.
 _SLICE = 0.1
 #: The seconds that a wait without a limit gives to torch, which has no such wait: 30 years.

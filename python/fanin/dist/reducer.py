@@ -14,12 +14,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fanin import _core
+from fanin._checks import flag
 from fanin._interop.arrays import object_text
 from fanin._interop.classes import is_tensor
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
 from fanin._trace.recording import beside, recording
-from fanin._words import counted, note, type_of
+from fanin._words import counted, names_nearest, note, type_of
 from fanin.slots import scaled
 
 from . import sums
@@ -31,6 +32,8 @@ from .layout import Layout, Leaf, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, merged, root, values_of
 from .sender import Sender
 from .sums import Into, Options, Order, Sent, Term
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 #: The reducer whose pass runs here. The workers of the pass have the context of the thread that began it.
 _inside: ContextVar[object] = ContextVar("fanin.dist.Reducer", default=None)
@@ -204,6 +207,7 @@ class Reducer:
     (array([3., 3.]), 4.242640687119285)
     """
 
+    @names_nearest
     def __init__(
         self,
         leaves: Iterable[Any],
@@ -228,13 +232,13 @@ class Reducer:
 
             self._taking = Taking("Reducer", [t.tensor for t in self._tensors], [t.name for t in self._tensors])
         self.missing = missing
-        self.detect = detect
-        self._count_bad = stats
+        self.detect = detect = flag("Reducer: detect", detect)
+        self._count_bad = stats = flag("Reducer: stats", stats)
         self._bad: BadTerm | None = None  #: of the last pass: the first by key, or by rank and contribution; then leaf
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
-        if missing not in ("error", "skip"):
+        if not isinstance(missing, str) or missing not in ("error", "skip"):
             raise ValueError(f'Reducer: expected missing="error" or "skip", got {missing!r}')
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
@@ -967,6 +971,8 @@ def clip_norm(reducer: Reducer, max_norm: float) -> float:
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm >= 0:
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
+    if not isinstance(reducer, Reducer):
+        raise TypeError(f"clip_norm: reducer: expected a fanin.dist.Reducer, got {type_of(reducer)}")
     norm = reducer.norm()
     if norm > max_norm and norm != float("inf"):
         sums = {i: values_of(x) for i, x in reducer._sums().items()}

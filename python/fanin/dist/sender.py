@@ -8,6 +8,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 class Sender:
     """A thread for the work of its owner, which begins with the first. No work keeps the process from its end."""

@@ -27,9 +27,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fanin import _core
+from fanin._checks import sequence
 from fanin._interop.arrays import object_text
 from fanin._interop.protocols import NDArray
-from fanin._words import type_of
+from fanin._words import names_nearest, type_of
 
 from .group import Call, Group, Header, TimeLimit
 from .group import group as group_of
@@ -48,6 +49,8 @@ from .layout import (
     like_of,
     typed,
 )
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 Order = Literal["key", "exact", "rank"]
 Into = Literal["all", "shard"] | int
@@ -73,9 +76,12 @@ class Options:
 
     def check(self, call: str, size: int) -> None:
         """Raise ValueError or TypeError for an option that does not exist."""
-        if self.order is not None and self.order not in ORDERS:
+        if self.order is not None and not (isinstance(self.order, str) and self.order in ORDERS):
             raise ValueError(f'{call}: expected order="key", "exact" or "rank", got {self.order!r}')
-        if self.into in ("all", "shard"):
+        scale: object = self.scale
+        if isinstance(scale, np.ndarray) and scale.ndim:
+            raise TypeError(f"{call}: scale: expected a number, got {type_of(scale)}")
+        if isinstance(self.into, str) and self.into in ("all", "shard"):
             return
         if isinstance(self.into, bool) or not isinstance(self.into, int):
             raise TypeError(f'{call}: expected into="all", "shard" or a rank, got {type_of(self.into)}')
@@ -424,8 +430,8 @@ class Sum:
 def check_keys(keys: Iterable[int], n: int) -> list[int]:
     """The keys as a list of as many non-negative ints as there are arrays."""
     made = []
-    for k in keys:
-        if isinstance(k, bool) or not hasattr(k, "__index__"):
+    for k in sequence("add_n: keys", keys, "integers"):
+        if isinstance(k, bool) or not hasattr(k, "__index__") or isinstance(k, np.ndarray):
             raise TypeError(f"add_n: keys: expected integers, got {type_of(k)}")
         made.append(operator.index(k))
         if not 0 <= made[-1] < 1 << 63:
@@ -435,6 +441,7 @@ def check_keys(keys: Iterable[int], n: int) -> list[int]:
     return made
 
 
+@names_nearest
 def add_n(
     arrays: Iterable[Any],
     group: object = None,
@@ -488,7 +495,7 @@ def add_n(
     with ranks.call("add_n", timeout) as call:
         options = Options(order, scale, into)
         options.check("add_n", ranks.size)
-        given = list(arrays)
+        given = sequence("add_n: arrays", arrays, "arrays")
         numbers = None if keys is None else check_keys(keys, len(given))
         present = [
             (None if numbers is None else numbers[i], x) for i, x in enumerate(given) if not _core.is_no_gradient(x)

@@ -9,13 +9,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fanin import _core
+from fanin._checks import function
 from fanin._interop.protocols import NDArray
 from fanin._threads import here
-from fanin._words import note
+from fanin._words import names_nearest, note
 from fanin.errors import PeerError
 
 from .engine import Late, blamed, end_of
 from .group import Group, nodes_of, seconds, set_default
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 T = TypeVar("T")
 
@@ -102,6 +105,7 @@ class ThreadEngine:
         self.world.leave(self.rank, f"rank {self.rank} closed its group")
 
 
+@names_nearest
 def threads(
     n: int, fn: Callable[[Group], T], *, nodes: int | Sequence[int] | None = None, timeout: float | None = 300.0
 ) -> list[T]:
@@ -131,6 +135,7 @@ def threads(
     >>> fanin.dist.threads(4, lambda group: group.rank)
     [0, 1, 2, 3]
     """
+    function("threads: fn", fn)
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"threads: expected a positive number of ranks, got {n!r}")
     seconds("threads", timeout)

@@ -16,6 +16,8 @@ from fanin._words import type_of
 from .group import Group, TimeLimit
 from .group import group as group_of
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 ROUNDS = 32  #: exchanges by which clocks are compared, at a time ..
 TIMES = 8  #: .. so many times, unless the error is small before
 SMALL = 50_000  #: ns

@@ -19,6 +19,8 @@ from .. import _core
 from .._core import Array
 from ..errors import CaptureError
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 NDArray = npt.NDArray[np.generic]
 Kernel = Callable[..., object]
 Order = Literal["C", "F", "A", "K"]

@@ -26,6 +26,8 @@ from .._words import counted
 if TYPE_CHECKING:
     from .._core import GraphTree
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 #: In pixels: of the picture at least, from row to row, the height of a row's memory, how wide a depth is at most.
 WIDTH, ROW, BAR, DEPTH = 900, 58, 24, 400
 ON_PATH, OWNS, USES = COLOURS[0], "#8c8c8c", "#ebebeb"

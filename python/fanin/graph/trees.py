@@ -15,6 +15,8 @@ import numpy as np
 from .._keys import ArrayInside, exactly
 from ..errors import CaptureError
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -16,12 +16,15 @@ import numpy as np
 
 from .. import _core
 from .._array import ints
+from .._checks import flag, integer, number
 from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike, ScipySparse
 from .._threads import here
-from .._trace.recording import active
-from .._words import counted, type_of
+from .._trace.recording import active, begin_names, end_names
+from .._words import counted, names_nearest, type_of
 from ..slots import Sparse
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 Array = _core.Array
 T = TypeVar("T")
@@ -161,6 +164,7 @@ class Machine(_core.Machine):
         The cost model of the clock.
     """
 
+    @names_nearest
     def __new__(
         cls,
         devices: int = 2,
@@ -173,13 +177,12 @@ class Machine(_core.Machine):
         launch_us: float = 0,
         gbytes_per_s: float = 0,
     ) -> Self:
-        if isinstance(devices, bool):
-            raise TypeError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
-        if not 1 <= operator.index(devices) <= 64:
+        if not 1 <= integer("Machine: devices", devices) <= 64:
             raise ValueError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
-        if schedule not in SCHEDULES:
+        seed, starve = integer("Machine: seed", seed), integer("Machine: starve", starve)
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise ValueError(f"Machine: schedule: expected one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
-        if memory is not None and not 0 < operator.index(memory) < 1 << 63:
+        if memory is not None and not 0 < integer("Machine: memory", memory) < 1 << 63:
             raise ValueError(f"Machine: memory: expected a number of bytes for each device, got {memory}")
         launch_us = not_negative("Machine: launch_us", launch_us)
         gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
@@ -192,7 +195,8 @@ class Machine(_core.Machine):
         self._failed = []
         self._turns = {}
         self._here = threading.local()
-        if not check:
+        self._names = {}
+        if not flag("Machine: check", check):
             self._check(False)
         return self
 
@@ -205,6 +209,7 @@ class Machine(_core.Machine):
     _dead = False  # its host threads ended in a deadlock, or early: it cannot continue
     _stuck_after = math.inf  # seconds after which a thread that does not return from its step is reported
     _here: threading.local  # .thread: the machine's thread that runs here
+    _names: dict[tuple[int, int], str]  # of streams, by device and handle
 
     def __repr__(self) -> str:
         held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}"
@@ -217,6 +222,7 @@ class Machine(_core.Machine):
 
     def __enter__(self) -> Self:
         self._enter()
+        begin_names(self._names)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
@@ -230,6 +236,7 @@ class Machine(_core.Machine):
         else:
             self._drop()
         finally:
+            end_names(self._names)
             self._leave()
 
     def _drop(self) -> None:
@@ -258,12 +265,19 @@ class Machine(_core.Machine):
             )
         return device
 
-    def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
+    def stream(self, device: int = 0, *, blocking: bool = False, name: str | None = None) -> _core.Stream:
         """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced. Traces and
+        their pictures show the `name`.
         """
-        return self._stream(self._numbered(device), blocking)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"stream: name: expected a str, got {type_of(name)}")
+        device = self._numbered(device)
+        made = self._stream(device, flag("stream: blocking", blocking))
+        if name is not None:
+            self._names[device, made.handle] = name
+        return made
 
     def event(self, device: int = 0) -> _core.Event:
         """Make a new event, to be recorded on streams of `device`."""
@@ -287,7 +301,7 @@ class Machine(_core.Machine):
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
         """Make an array of poisoned memory on a device; a kernel must write it before it is read."""
-        return self._empty(ints(shape), dtype, self._numbered(device))
+        return self._empty(ints(shape, "empty: shape: "), dtype, self._numbered(device))
 
     def launch(
         self,
@@ -297,6 +311,8 @@ class Machine(_core.Machine):
         writes: Sequence[Array] = (),
         name: str | None = None,
         us: float | None = None,
+        *,
+        stacklevel: int = 1,
     ) -> None:
         """Queue a kernel on a stream: when it runs, `fn(*read_views, *write_views)` is called with NumPy views.
 
@@ -317,6 +333,9 @@ class Machine(_core.Machine):
             For messages and traces.
         us : float
             Its duration on the clock. Default: by the cost model.
+        stacklevel : int
+            Whose line messages name, as in `warnings.warn`: 1 for the call of `launch`, 2 for that of the function
+            around it.
 
         Raises
         ------
@@ -324,10 +343,9 @@ class Machine(_core.Machine):
             An access to the same bytes is not ordered with this one.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
+        stacklevel = integer("launch: stacklevel", stacklevel, 1)
         if not callable(fn):
-            raise TypeError(
-                f"launch: the kernel is called with NumPy views when it runs, and {type(fn).__name__} cannot be called"
-            )
+            raise TypeError(no_kernel(stream, fn))
         arrays = arrays_of(reads, "reads is a sequence of arrays, as in reads=[x]")
         written = arrays_of(writes, "writes is a sequence of arrays, as in writes=[y]")
         if name is None:
@@ -335,7 +353,7 @@ class Machine(_core.Machine):
             name = name if isinstance(name, str) else "kernel"
         elif not isinstance(name, str):
             raise TypeError(f"launch: name is a string, not {type(name).__name__}")
-        self._launch(stream, fn, arrays, written, name, us)
+        self._launch(stream, fn, arrays, written, name, us, stacklevel)
 
     def synchronize(self) -> None:
         """Join the host threads, run all queued work, and raise a race that no call has raised yet.
@@ -532,8 +550,15 @@ def arrays_of(given: Sequence[Array], expected: str) -> tuple[Array, ...]:
     raise TypeError(f"launch: {expected}")
 
 
+def no_kernel(stream: object, fn: object) -> str:
+    """The message for a kernel of a launch that cannot be called."""
+    if callable(stream):
+        return "launch: expected the stream before the kernel: launch(stream, fn, ..)"
+    return f"launch: fn: expected a function, called with NumPy views, got {type_of(fn)}, which cannot be called"
+
+
 def not_negative(what: str, x: float) -> float:
-    x = float(x)
+    x = number(what, x)
     if not 0 <= x < math.inf:
         raise ValueError(f"{what}: expected a finite non-negative number, got {x:g}")
     return x

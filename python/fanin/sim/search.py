@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import struct
 import sys
 from collections.abc import Callable, Hashable, Iterator
@@ -16,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .._checks import flag, function, integer, positive
 from .._interop.classes import is_tensor
-from .._words import counted, type_of
+from .._words import counted, names_nearest, type_of
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread, sparse_parts
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
 
 Scenario = Callable[[Machine], object]
 NDArray = npt.NDArray[np.generic]
@@ -226,6 +230,23 @@ class Search:
         return bool(_core.explore_state(self.orders)["strayed"])
 
 
+def scene_of(
+    call: str,
+    scenario: Scenario,
+    machine: Callable[..., Machine],
+    devices: int,
+    seed: int,
+    steps: int,
+    stuck_after: float,
+) -> Scene:
+    """The scene of a call, whose arguments are checked."""
+    function(f"{call}: scenario", scenario)
+    function(f"{call}: machine", machine)
+    make = partial(machine, devices=integer(f"{call}: devices", devices), seed=integer(f"{call}: seed", seed))
+    return Scene(scenario, make, integer(f"{call}: steps", steps, 1), positive(f"{call}: stuck_after", stuck_after))
+
+
+@names_nearest
 def explore(
     scenario: Scenario,
     *,
@@ -287,12 +308,9 @@ def explore(
     >>> fanin.sim.explore(scenario).ok
     True
     """
-    if steps < 1 or not stuck_after > 0:
-        raise ValueError(f"explore: expected steps >= 1 and stuck_after > 0, got {steps} and {stuck_after}")
-    for word, given, least in (("limit", limit, 1), ("samples", samples, 0)):
-        if given < least:
-            raise ValueError(f"explore: {word}: expected an integer of at least {least}, got {given}")
-    scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
+    limit, samples = integer("explore: limit", limit, 1), integer("explore: samples", samples, 0)
+    reduce, stop_at_first = flag("explore: reduce", reduce), flag("explore: stop_at_first", stop_at_first)
+    scene = scene_of("explore", scenario, machine, devices, seed, steps, stuck_after)
     search = Search(scene, reduce, limit, stop_at_first)
     complete = search.try_all()
     found = search.found
@@ -366,7 +384,9 @@ def replay(
 
     ValueError if the schedule does not fit the scenario.
     """
-    scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
+    scene = scene_of("replay", scenario, machine, devices, seed, steps, stuck_after)
+    if not isinstance(schedule, str):
+        raise TypeError(f"replay: schedule: expected a str, got {type_of(schedule)}")
     return replay_scene(scene, schedule)
 
 
@@ -438,7 +458,8 @@ def scenario(fn: F | None = None, /, **options: object) -> F | Callable[[F], F]:
 
     `@scenario` alone, or with options of `explore`: `@scenario(limit=100)`.
     """
-    known = explore.__kwdefaults__ or {}
+    parameters = inspect.signature(explore).parameters.values()
+    known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     unknown = sorted(options.keys() - known.keys())
     if unknown:
         raise TypeError(f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(known)}")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Reports = Generator[None, pytest.TestReport, pytest.TestReport]
 
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
 FAILED = pytest.StashKey[bool]()
 
 

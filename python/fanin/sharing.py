@@ -1,4 +1,11 @@
-"""Which arrays share memory: `overlap`, `overlaps`, `overlaps_itself` (csrc/py/arrays/overlap.c)."""
+"""Which arrays share memory: `overlap` of two arrays, `overlaps` of many, `overlaps_itself` of one.
+
+>>> x = np.zeros(10)
+>>> bool(fanin.sharing.overlap(x[:4], x[2:6]))
+True
+
+`fanin.overlap` is the same function as `fanin.sharing.overlap`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,10 @@ from typing import Literal, final
 
 from . import _core
 from ._words import counted
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+__all__ = ["Overlaps", "Verdict", "overlap", "overlaps", "overlaps_itself"]
 
 Witness = tuple[tuple[int, ...], tuple[int, ...]]
 Pairs = tuple[tuple[int, int], ...]
@@ -59,7 +70,7 @@ class Verdict:
 
     def __repr__(self) -> str:
         more = f": {self.reason}" if self.reason else ", at {} and {}".format(*self.witness) if self.witness else ""
-        return f"<fanin.Verdict: {self.kind}{more}>"
+        return f"<fanin.sharing.Verdict: {self.kind}{more}>"
 
 
 DISJOINT = Verdict(None)
@@ -73,7 +84,7 @@ def verdict(found: Witness | str | None) -> Verdict:
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlaps:
-    """Which of several arrays share memory, as `fanin.overlaps` found it.
+    """Which of several arrays share memory, as `fanin.sharing.overlaps` found it.
 
     It keeps addresses, shapes and strides, and no array. An undecided pair counts as an overlap. Its length is the
     number of arrays; iteration yields `pairs`.
@@ -87,7 +98,7 @@ class Overlaps:
     Examples
     --------
     >>> x = np.zeros(10)
-    >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
+    >>> found = fanin.sharing.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
     >>> found.pairs
     ((0, 1), (1, 3), (2, 3))
     >>> found.components, found.indices
@@ -160,7 +171,7 @@ class Overlaps:
     def __repr__(self) -> str:
         shared = f"{'' if self.exact else 'at most '}{len(self.indices)} share memory"
         parts = counted(len(self.components), "component")
-        return f"<fanin.Overlaps of {counted(len(self), 'array')}: {shared}, in {parts}>"
+        return f"<fanin.sharing.Overlaps of {counted(len(self), 'array')}: {shared}, in {parts}>"
 
 
 def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
@@ -192,7 +203,7 @@ def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
     --------
     >>> m = np.zeros((6, 9))
     >>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])
-    <fanin.Verdict: overlap, at (2, 0) and (0, 0)>
+    <fanin.sharing.Verdict: overlap, at (2, 0) and (0, 0)>
     >>> bool(fanin.overlap(m[:, 0], m[:, 1]))
     False
     """
@@ -217,9 +228,9 @@ def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Ove
     --------
     >>> flat = np.zeros(100)
     >>> w, b = flat[:90].reshape(9, 10), flat[90:]
-    >>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components
+    >>> fanin.sharing.overlaps([w, b, flat[85:95], np.zeros(3)]).components
     ((0, 1, 2),)
-    >>> fanin.overlaps([w[:, i] for i in range(10)]).pairs
+    >>> fanin.sharing.overlaps([w[:, i] for i in range(10)]).pairs
     ()
     """
     found, labels, count, exact, easy = _core.overlaps(arrays, budget)
@@ -231,14 +242,10 @@ def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:
 
     Exact like `overlap`, with the same parameters and errors; the witness is the two indices.
 
-    >>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))
-    <fanin.Verdict: overlap, at (1, 0) and (0, 0)>
+    >>> fanin.sharing.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))
+    <fanin.sharing.Verdict: overlap, at (1, 0) and (0, 0)>
     >>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)
-    >>> fanin.overlaps_itself(windows).kind
+    >>> fanin.sharing.overlaps_itself(windows).kind
     'overlap'
     """
     return verdict(_core.overlaps_itself(a, budget))
-
-
-for _one in (Verdict, Overlaps, overlap, overlaps, overlaps_itself):
-    _one.__module__ = "fanin"  # the module where users find it

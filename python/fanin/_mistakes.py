@@ -1,0 +1,58 @@
+"""Messages for mistakes that are easy to make. The core calls these functions after it has found an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from ._interop.classes import is_torch
+from ._words import type_of
+
+__tracebackhide__ = True  # no frames of ours in reports of pytest
+
+EXPECTED = {
+    "root": "(node, slot, gradient), with a fanin.Node or fanin.Leaf",
+    "input": "a fanin.Leaf, a fanin.Node or (node, slot)",
+}
+OF_TORCH = ": fanin.torch.backward(tensors) runs the graph of torch tensors"
+
+
+def _advice(what: str, item: object) -> str:
+    """What to give instead of a root or an input."""
+    first = item[0] if isinstance(item, tuple | list) and item else item
+    if is_torch(first):
+        return OF_TORCH
+    if isinstance(item, list):
+        return ": give a tuple"
+    if what == "input" and hasattr(item, "dtype"):
+        return ": a gradient stands beside its root, (node, slot, gradient)"
+    return ""
+
+
+def no_node(call: str, what: str, index: int, item: object, got: str) -> str:
+    """The message for a root or an input of a pass (`what`) that has no node."""
+    return f"{call}: {what} {index}: expected {EXPECTED[what]}, got {got}{_advice(what, item)}"
+
+
+def no_sequence(call: str, what: str, given: object) -> str:
+    """The message for an array in the place of the roots or inputs of a pass (`what`, in the plural)."""
+    advice = OF_TORCH if is_torch(given) else ""
+    return f"{call}: {what}: expected a sequence of {EXPECTED[what[:-1]]}, got {type_of(given)}{advice}"
+
+
+_warned: set[tuple[str, int, str]] = set()
+
+
+def warn_undefined(fn: Callable[..., object], name: str) -> None:
+    """Warn, once for each function, that it returned no gradient though every one is needed."""
+    code = getattr(fn, "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("", 0)
+    place = (file, line, getattr(fn, "__qualname__", type(fn).__qualname__))
+    if place in _warned:
+        return
+    _warned.add(place)
+    text = f"{name}: its function returned None for every gradient, and all are needed: does it lack a return?"
+    if code:
+        warnings.warn_explicit(text, RuntimeWarning, file, line, getattr(fn, "__module__", None))
+    else:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
