@@ -50,7 +50,6 @@ from fanin import _array, _core, options
 from fanin._checks import flag, function, integer, number, sequence
 from fanin._interop.protocols import DType, NDArray
 from fanin._words import counted, names_nearest, type_of
-from fanin.sharing import overlaps
 
 __tracebackhide__ = True  # no frames of ours in reports of pytest
 
@@ -1430,7 +1429,7 @@ class Compiled(Generic[R]):
                 )
         shared: tuple[int, ...] = ()
         if there:  # which share memory with another array: they are used where they lie
-            _, labels, count, _ = _core.overlaps((*call.arrays, *call.static, *there), None)
+            _, labels, count, _, _ = _core.overlaps((*call.arrays, *call.static, *there), None)
             if count < len(labels):
                 own = iter(labels[len(call.arrays) + len(call.static) :])
                 found = [-1 if g is None else next(own) for g in call.grads]
