@@ -59,8 +59,12 @@ fan_storage_make fan_storage_redirect(fan_storage_make make)
 
 fan_status fan_storage_check(const fan_storage *s, fan_error *err)
 {
-    const char *why = s ? atomic_load_explicit(&s->ended, memory_order_acquire) : NULL;
-    return why ? fan_fail(err, FAN_ERR_STATE, "%s", why) : FAN_OK;
+    const char *why = NULL;
+    if (s)
+        why = atomic_load_explicit(&s->ended, memory_order_acquire);
+    if (why)
+        return fan_fail(err, FAN_ERR_STATE, "%s", why);
+    return FAN_OK;
 }
 
 fan_storage *fan_storage_new(size_t n)
@@ -123,7 +127,9 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has too many bytes for 64 bits",
                         fan_shape_text(ndim, shape, text, sizeof text));
     }
-    *size = empty ? 0 : bytes / (int64_t)itemsize;
+    *size = 0;
+    if (!empty)
+        *size = bytes / (int64_t)itemsize;
     return FAN_OK;
 }
 
@@ -162,7 +168,7 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 {
     /* checked when `a` was made */
-    (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi);
+    (void)array_reach(a->ndim, a->shape, a->strides, fan_dtype_step(a->dtype), lo, hi);
 }
 
 /* array_axes_by_stride: sorts the axes by |stride|, largest first, C order among ties (D16). */
@@ -198,7 +204,7 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
 bool fan_array_dense(const fan_array *a)
 {
     int axes[FAN_MAX_NDIM];
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    int64_t step = fan_dtype_step(a->dtype);
     if (a->size == 0)
         return true;
     array_axes_by_stride(a, axes);
@@ -276,7 +282,9 @@ static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->dtype = dtype;
     a->ndim = ndim;
     a->size = size;
-    a->shape = ndim > FAN_INLINE_NDIM ? (int64_t *)(void *)(a + 1) : a->dims;
+    a->shape = a->dims;
+    if (ndim > FAN_INLINE_NDIM)
+        a->shape = (int64_t *)(void *)(a + 1);
     a->strides = a->shape + ndim;
     a->writable = true;
     a->in_storage = false;
@@ -326,7 +334,9 @@ static fan_array *array_new_small(fan_dtype dtype, int ndim, int64_t size)
 static fan_array *array_new_large(fan_dtype dtype, int ndim, int64_t size)
 {
     fan_array *a = array_blank(dtype, ndim, size);
-    fan_storage *s = a ? fan_storage_new((size_t)size * fan_dtype_size(dtype)) : NULL;
+    fan_storage *s = NULL;
+    if (a)
+        s = fan_storage_new((size_t)size * fan_dtype_size(dtype));
     if (!s) {
         fan_free(a);
         return NULL;
@@ -359,7 +369,8 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
     fan_dense_strides(ndim, shape, itemsize, like, a->strides);
-    a->data = size ? a->storage->data : NULL;
+    if (size)
+        a->data = a->storage->data;
     *out = a;
     return FAN_OK;
 }
@@ -394,7 +405,7 @@ __attribute__((noinline, cold)) static fan_status array_outside(const fan_storag
 
 fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
 {
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    int64_t step = fan_dtype_step(a->dtype);
     size_t bytes = (size_t)(a->size * step);
     fan_array *made = array_new(bytes <= SMALL_BYTES, a->dtype, a->ndim, a->size);
     *out = made;
@@ -406,7 +417,8 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
         if (a->shape[i] > 0)
             step *= a->shape[i];
     }
-    made->data = a->size ? made->storage->data : NULL;
+    if (a->size)
+        made->data = made->storage->data;
     return FAN_OK;
 }
 
@@ -430,7 +442,8 @@ static fan_status array_check_view(const fan_storage *storage, const char *data,
     uintptr_t from = (uintptr_t)storage->data;
     bool wraps = first > at || end < at || end < first;
     bool inside = first >= from && end - from <= storage->bytes;
-    if (!data || wraps || (storage->bytes && !inside))
+    bool outside = storage->bytes && !inside;
+    if (!data || wraps || outside)
         return array_outside(storage, data, ndim, shape, lo, hi, err);
     return FAN_OK;
 }
@@ -516,8 +529,11 @@ fan_status fan_array_compact(const fan_array *a, uint64_t axes, fan_array **out,
 {
     int64_t shape[FAN_MAX_NDIM];
     axes &= fan_array_expanded(a);
-    for (int i = 0; i < a->ndim; i++)
-        shape[i] = axes >> i & 1u ? 1 : a->shape[i];
+    for (int i = 0; i < a->ndim; i++) {
+        shape[i] = a->shape[i];
+        if (axes >> i & 1u)
+            shape[i] = 1;
+    }
     return array_revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
 }
 
@@ -537,7 +553,9 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     bool stretched = false;
     for (int i = 0; i < ndim; i++) {
         bool same = i >= fresh && a->shape[i - fresh] == shape[i];
-        strides[i] = same ? a->strides[i - fresh] : 0;
+        strides[i] = 0;
+        if (same)
+            strides[i] = a->strides[i - fresh];
         stretched |= !same && shape[i] != 1;
     }
     return array_revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);

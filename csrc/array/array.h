@@ -135,7 +135,7 @@ bool fan_array_dense(const fan_array *a);
 /* fan_array_in_c_order: true if gap-free in C order (size-1 axes may have any stride). */
 static inline bool fan_array_in_c_order(const fan_array *a)
 {
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    int64_t step = fan_dtype_step(a->dtype);
     for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
         if (a->strides[i] != step && a->shape[i] > 1)
             return false;

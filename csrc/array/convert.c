@@ -18,7 +18,9 @@ static inline int64_t convert_whole(double x)
         return INT64_MAX;
     if (x >= -9223372036854775808.0)
         return (int64_t)x;
-    return x < 0 ? INT64_MIN : 0;
+    if (x < 0)
+        return INT64_MIN;
+    return 0;
 }
 
 static inline uint64_t whole_u(double x)
@@ -181,14 +183,16 @@ static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtyp
     }
 }
 
-static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
+void fan_convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype from, int64_t n)
 {
+    if (n <= 0)
+        return;
     if (direct[from][to])
-        direct[from][to](dst, src, n);
+        direct[from][to](dst, src, (size_t)n);
     else if (from == to)
-        memcpy(dst, src, n * fan_dtype_size(to));
+        memcpy(dst, src, (size_t)n * fan_dtype_size(to));
     else
-        convert_over_wide(dst, to, src, from, n);
+        convert_over_wide(dst, to, src, from, (size_t)n);
 }
 
 /* convert_spread: copies n elements of `size` bytes between any strides. */
@@ -221,16 +225,18 @@ static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char
     size_t size_to = fan_dtype_size(to);
     size_t size_from = fan_dtype_size(from);
     while (n) {
-        int64_t m = n < PIECE ? n : PIECE;
+        int64_t m = n;
+        if (m > PIECE)
+            m = PIECE;
         const char *dense = src;
         if (src_step != (int64_t)size_from) {
             convert_spread(near, (int64_t)size_from, src, src_step, size_from, m);
             dense = near;
         }
         if (dst_step == (int64_t)size_to) {
-            convert_dense(dst, to, dense, from, (size_t)m);
+            fan_convert_dense(dst, to, dense, from, m);
         } else {
-            convert_dense(far, to, dense, from, (size_t)m);
+            fan_convert_dense(far, to, dense, from, m);
             convert_spread(dst, dst_step, far, (int64_t)size_to, size_to, m);
         }
         src += m * src_step;
@@ -245,9 +251,9 @@ void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan
     if (n <= 0)
         return;
     size_t size = fan_dtype_size(to);
-    bool dense = dst_step == (int64_t)size && src_step == (int64_t)fan_dtype_size(from);
+    bool dense = dst_step == (int64_t)size && src_step == fan_dtype_step(from);
     if (n == 1 || dense)
-        convert_dense(dst, to, src, from, (size_t)n);
+        fan_convert_dense(dst, to, src, from, n);
     else if (from == to && from != FAN_DT_BOOL)
         convert_spread(dst, dst_step, src, src_step, size, n);
     else

@@ -32,12 +32,16 @@ static bool dtype_valid(fan_dtype d)
 
 char fan_dtype_kind(fan_dtype d)
 {
-    return dtype_valid(d) ? facts[d].kind : '?';
+    if (dtype_valid(d))
+        return facts[d].kind;
+    return '?';
 }
 
 const char *fan_dtype_name(fan_dtype d)
 {
-    return dtype_valid(d) ? facts[d].name : "none";
+    if (dtype_valid(d))
+        return facts[d].name;
+    return "none";
 }
 
 fan_dtype fan_dtype_from_name(const char *name)
@@ -74,20 +78,26 @@ static size_t dtype_float_bytes(fan_dtype d)
     case 'c':
         return n / 2;
     default:
-        return n < 4 ? 2 * n : 8;
+        if (n < 4)
+            return 2 * n;
+        return 8;
     }
 }
 
 static fan_dtype complex_of(size_t bytes)
 {
-    return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+    if (bytes <= 4)
+        return FAN_DT_COMPLEX64;
+    return FAN_DT_COMPLEX128;
 }
 
 static fan_dtype signed_of(size_t bytes)
 {
     if (bytes == 2)
         return FAN_DT_INT16;
-    return bytes == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
+    if (bytes == 4)
+        return FAN_DT_INT32;
+    return FAN_DT_INT64;
 }
 
 /* promote_integers: two kinds: a signed type that contains both, or float64. */
@@ -100,7 +110,9 @@ static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
     size_t bytes = fan_dtype_size(b);
     if (fan_dtype_size(a) > bytes)
         return a;
-    return bytes == 8 ? FAN_DT_FLOAT64 : signed_of(2 * bytes);
+    if (bytes == 8)
+        return FAN_DT_FLOAT64;
+    return signed_of(2 * bytes);
 }
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
@@ -133,7 +145,9 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return FAN_DT_FLOAT32;
     if (bytes <= 2)
         return FAN_DT_FLOAT16;
-    return bytes == 4 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    if (bytes == 4)
+        return FAN_DT_FLOAT32;
+    return FAN_DT_FLOAT64;
 }
 
 fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
@@ -143,9 +157,13 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     case 'b':
         return a;
     case 'i':
-        return a == FAN_DT_BOOL ? FAN_DT_INT64 : a;
+        if (a == FAN_DT_BOOL)
+            return FAN_DT_INT64;
+        return a;
     case 'f':
-        return k == 'b' || dtype_is_integer(a) ? FAN_DT_FLOAT64 : a;
+        if (k == 'b' || dtype_is_integer(a))
+            return FAN_DT_FLOAT64;
+        return a;
     case 'c':
         if (k == 'c' || !dtype_valid(a))
             return a;
@@ -157,7 +175,9 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
 
 fan_dtype fan_dtype_accumulate(fan_dtype d)
 {
-    return dtype_valid(d) ? (fan_dtype)facts[d].sum : d;
+    if (dtype_valid(d))
+        return (fan_dtype)facts[d].sum;
+    return d;
 }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)

@@ -57,7 +57,8 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->gcd[k + 1] = equation_gcd(step, e->gcd[k]);
     bool same_gcd = e->gcd[k + 1] == e->gcd[k];
     bool in_reach = step <= e->reach[k] + e->gcd[k];
-    e->whole[k + 1] = k == 0 || (e->whole[k] && same_gcd && in_reach);
+    bool goes_on = e->whole[k] && same_gcd && in_reach;
+    e->whole[k + 1] = k == 0 || goes_on;
     e->inverse[k + 1] = 0;
     e->n++;
 }
@@ -128,13 +129,17 @@ static int64_t inverse_of(int64_t a, int64_t m)
         y0 = y1;
         y1 = y;
     }
-    return y0 < 0 ? y0 + m : y0;
+    if (y0 < 0)
+        return y0 + m;
+    return y0;
 }
 
 /* steps_to_cover: returns how many steps are needed for at least `over`. */
 static int64_t steps_to_cover(int64_t over, int64_t step)
 {
-    return over > 0 ? equation_quotient(over + step - 1, step) : 0;
+    if (over > 0)
+        return equation_quotient(over + step - 1, step);
+    return 0;
 }
 
 /* equation_read: computes a solution for the terms 0 .. k - 1, which are whole. */
@@ -174,9 +179,13 @@ static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
             e->inverse[k] = inverse_of(equation_quotient(step, gcd), jump);
         int64_t class = equation_remainder(equation_quotient(r, gcd), jump);
         int64_t up = times_modulo(class, e->inverse[k], jump) - equation_remainder(first, jump);
-        first += up < 0 ? up + jump : up;
+        if (up < 0)
+            up += jump;
+        first += up;
     }
-    int64_t count = first > last ? 0 : equation_quotient(last - first, jump) + 1;
+    int64_t count = 0;
+    if (first <= last)
+        count = equation_quotient(last - first, jump) + 1;
 
     for (int64_t i = 0; i < count; i++) {
         int64_t away = i % 2 ? (i + 1) / 2 : -(i / 2);

@@ -76,7 +76,9 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
     j->d = d;
     j->k = fan__exact_kind_of(d);
     j->parts = fan__exact_parts(d);
-    j->read = as_it_is ? d : FAN_DT_FLOAT32;
+    j->read = FAN_DT_FLOAT32;
+    if (as_it_is)
+        j->read = d;
     j->loops = fan__exact_loops();
     j->j = (judge){.n = n,
                    .digits = j->k.digits,
@@ -90,7 +92,9 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
  * loop. */
 static const low_ways *exact_low_ways(const exact_loops *loops, fan_dtype d)
 {
-    return loops->low[d].up ? &loops->low[d] : NULL;
+    if (loops->low[d].up)
+        return &loops->low[d];
+    return NULL;
 }
 
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
@@ -100,8 +104,7 @@ const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t le
         /* converted from another dtype to a low one: rounded to that first */
         FAN_UNINITIALIZED char rounded_first[FAN_EXACT_TILE * 2];
         fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
-        fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d,
-                    (int64_t)fan_dtype_size(j->d), len);
+        fan_convert_dense(room, j->read, rounded_first, j->d, len);
         return room;
     }
     const char *p = fan_nditer_whole(&j->iter, a, at, len);
@@ -287,7 +290,9 @@ static void exact_tile(const exact_job *j, int64_t at, int64_t len, tally *t, sc
     size_t numbers = (size_t)len * j->parts;
     const char *src[FAN_EXACT_SOURCES];
     const char *none = (const char *)no_single;
-    exact_tile_loop add = j->j.always ? j->loops->plain : j->loops->narrow;
+    exact_tile_loop add = j->loops->narrow;
+    if (j->j.always)
+        add = j->loops->plain;
     if (fan__exact_is_wide(j->d)) {
         none = (const char *)no_double;
         add = j->loops->wide;
@@ -328,9 +333,15 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         as = FAN_DT_FLOAT32;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
     int64_t run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
-    int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
-    exact_direct go = turns ? NULL : direct_of(&j, out);
-    const low_ways *low = as == FAN_DT_FLOAT32 ? exact_low_ways(j.loops, out->dtype) : NULL;
+    int64_t row = 0;
+    if (j.iter.ndim > 1)
+        row = j.iter.extent[j.iter.ndim - 1];
+    exact_direct go = NULL;
+    if (!turns)
+        go = direct_of(&j, out);
+    const low_ways *low = NULL;
+    if (as == FAN_DT_FLOAT32)
+        low = exact_low_ways(j.loops, out->dtype);
     unsigned shy = 0;
     unsigned grown = 0;
     int64_t len;
@@ -348,7 +359,9 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             continue;
         }
         j.loops->odd(t.odd, t.sum, (size_t)len);
-        char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
+        char *whole = NULL;
+        if (low)
+            whole = fan_nditer_whole(&j.iter, out, at, len);
         if (whole)
             low->down(whole, t.odd, (size_t)len);
         else

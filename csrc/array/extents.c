@@ -14,7 +14,9 @@ fan_extent fan_extent_of(const fan_array *a)
     int64_t lo, hi;
     fan_array_reach(a, &lo, &hi);
     uint64_t at = (uint64_t)(uintptr_t)a->data;
-    return lo < hi ? (fan_extent){at + (uint64_t)lo, at + (uint64_t)hi - 1} : (fan_extent){1, 0};
+    if (lo < hi)
+        return (fan_extent){at + (uint64_t)lo, at + (uint64_t)hi - 1};
+    return (fan_extent){1, 0};
 }
 
 bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b)
@@ -101,7 +103,9 @@ static bool extents_sort_strands(fan_extents *e)
         return false;
     extent_link *all = fan_alloc(e->n * sizeof *all);
     fan_extent_entry *was = fan_alloc(e->n * sizeof *was);
-    uint32_t at = all && was ? extents_strands(e, all) : 0;
+    uint32_t at = 0;
+    if (all && was)
+        at = extents_strands(e, all);
     bool done = at != 0;
     if (done)
         memcpy(was, e->all, e->n * sizeof *was);
@@ -321,7 +325,9 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
     if (at == 0)
         return NULL;
     const fan_flat *last = &all[at - 1];
-    return fan_flats_meet(last->data, last->bytes, data, bytes) ? last : NULL;
+    if (fan_flats_meet(last->data, last->bytes, data, bytes))
+        return last;
+    return NULL;
 }
 
 #define WORK 100000000 /* for the default budget: about 50 ms */

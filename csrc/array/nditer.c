@@ -95,7 +95,7 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
         return a->data;
     int last = w->ndim - 1;
     int64_t pitch = a->strides[w->axis[last]];
-    if (n > 1 && pitch != (int64_t)fan_dtype_size(a->dtype))
+    if (n > 1 && pitch != fan_dtype_step(a->dtype))
         return NULL;
     if (last == 0)
         return a->data + at * pitch;
@@ -109,7 +109,7 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
 static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n,
                          fan_dtype d, char *buf, bool write)
 {
-    int64_t size = (int64_t)fan_dtype_size(d);
+    int64_t size = fan_dtype_step(d);
     if (n <= 0)
         return;
     if (w->ndim == 0) {
@@ -157,13 +157,17 @@ void fan_array_copy(const fan_array *dst, const fan_array *src)
     fan_nditer_also(&w, src);
     fan_nditer_ready(&w);
     FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
-    int64_t most = PIECE / (int64_t)fan_dtype_size(dst->dtype);
-    int64_t row = w.ndim ? w.extent[w.ndim - 1] : 1;
+    int64_t most = PIECE / fan_dtype_step(dst->dtype);
+    int64_t row = 1;
+    if (w.ndim)
+        row = w.extent[w.ndim - 1];
     int64_t n;
     for (int64_t at = 0; at < w.size; at += n) {
         /* Long rows without gaps are converted in place, all at once if there is one row. */
         n = row - at % row;
-        const char *from = n >= 64 ? fan_nditer_whole(&w, src, at, n) : NULL;
+        const char *from = NULL;
+        if (n >= 64)
+            from = fan_nditer_whole(&w, src, at, n);
         if (from) {
             fan_nditer_write(&w, dst, at, n, src->dtype, from);
             continue;
@@ -180,7 +184,7 @@ void fan_fill_zero(const fan_array *out)
 {
     FAN_UNINITIALIZED fan_nditer w;
     FAN_UNINITIALIZED _Alignas(16) char piece[PIECE];
-    int64_t size = (int64_t)fan_dtype_size(out->dtype);
+    int64_t size = fan_dtype_step(out->dtype);
     fan_nditer_begin(&w, out, false);
     fan_nditer_ready(&w);
     int64_t most = fan_min(PIECE / size, w.size);
@@ -205,7 +209,7 @@ uint64_t fan_array_hash(const fan_array *a)
     fan_nditer_ready(&w);
     FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
     uint64_t h = (uint64_t)a->size;
-    int64_t size = (int64_t)fan_dtype_size(a->dtype);
+    int64_t size = fan_dtype_step(a->dtype);
     int64_t most = PIECE / size;
     /* bool bytes are hashed unchanged, so that a change from 1 to 2 is detected */
     fan_array bytes = {.data = a->data,

@@ -66,7 +66,7 @@
 
 fan_region fan_region_of(const fan_array *a)
 {
-    return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape,
+    return (fan_region){(uint64_t)(uintptr_t)a->data, fan_dtype_step(a->dtype), a->shape,
                         a->strides, a->ndim};
 }
 
@@ -122,8 +122,12 @@ static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
     far |= __builtin_add_overflow(lo, reach, &last);
     far |= reach >= FARTHEST;
     c->far = far;
-    c->lo = far ? 0 : lo;
-    c->last = far ? UINT64_MAX : last;
+    c->lo = lo;
+    c->last = last;
+    if (far) {
+        c->lo = 0;
+        c->last = UINT64_MAX;
+    }
     return n;
 }
 
@@ -142,8 +146,12 @@ static void comb_join(const fan_region *r, const moving *sorted, int n, fan_axis
     for (; i < n; i++) {
         int64_t step = sorted[i].step;
         int64_t count = sorted[i].count;
-        fan_axis *top = m ? &axes[m - 1] : NULL;
-        int64_t times = top ? equation_quotient(step, top->step) : 0;
+        fan_axis *top = NULL;
+        int64_t times = 0;
+        if (m) {
+            top = &axes[m - 1];
+            times = equation_quotient(step, top->step);
+        }
         if (top && times * top->step == step && times <= top->count)
             top->count += times * (count - 1);
         else
@@ -176,7 +184,9 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
  * the element. */
 static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
-    int first = k ? o->end[k - 1] : 0;
+    int first = 0;
+    if (k)
+        first = o->end[k - 1];
     for (int i = o->end[k] - 1; i >= first; i--) {
         const moving *m = &o->sorted[i];
         int64_t x = fan_min(equation_quotient(way, m->step), m->count - 1);
@@ -231,7 +241,11 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
     /* Merges the axes of both as parts, ascending. */
     for (int k = 0; k < n; k++) {
         bool second = i == a->n || (j < b->n && b->axes[j].step < a->axes[i].step);
-        const fan_axis *next = second ? &b->axes[j++] : &a->axes[i++];
+        const fan_axis *next;
+        if (second)
+            next = &b->axes[j++];
+        else
+            next = &a->axes[i++];
         parts[k] = (term){next->step, next->count - 1};
     }
     *out = FAN_OVERLAP_DISJOINT;

@@ -58,7 +58,9 @@ static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
     do
         at++;
     while (at < n && s[at - 1].from <= s[at].from);
-    return at < n ? at : n;
+    if (at < n)
+        return at;
+    return n;
 }
 
 #define DIGIT 11        /* bits */
@@ -298,7 +300,9 @@ static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
-    return *s ? FAN_OK : overlaps_no_memory(w->l->n, err);
+    if (*s)
+        return FAN_OK;
+    return overlaps_no_memory(w->l->n, err);
 }
 
 /* sort_by_digits: sorts many stretches in any order, digit by digit from the lowest. */
@@ -338,10 +342,15 @@ static void sort_by_runs(fan_stretch *s, fan_stretch *scratch, size_t n)
             size_t mid = fan__stretch_run_end(s, n, at);
             size_t a = at;
             size_t b = mid;
-            end = mid < n ? fan__stretch_run_end(s, n, mid) : n;
+            end = n;
+            if (mid < n)
+                end = fan__stretch_run_end(s, n, mid);
             for (size_t to = at; to < end; to++) {
                 bool first = b == end || (a < mid && s[a].from <= s[b].from);
-                scratch[to] = first ? s[a++] : s[b++];
+                if (first)
+                    scratch[to] = s[a++];
+                else
+                    scratch[to] = s[b++];
             }
         }
         memcpy(s, scratch, n * sizeof *s);
@@ -527,7 +536,9 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     for (int k = b->n - 1; k >= 0; k--) {
         int64_t step = b->axes[k].step;
         bool same = i >= 0 && a->axes[i].step == step;
-        int64_t room = b->axes[k].count - (same ? a->axes[i].count : 1);
+        int64_t room = b->axes[k].count - 1;
+        if (same)
+            room = b->axes[k].count - a->axes[i].count;
         if (room < 0)
             return false;
         offset -= fan_min(offset / step, room) * step;
@@ -752,7 +763,9 @@ static fan_status compare_with_all(work *w, const fan_stretch *run, size_t n, si
 /* overlaps_sweep: sweeps one run by the stretches that overlap least. */
 static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
-    size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
+    size_t aside = 0;
+    if (n > 2 * BRIDGES)
+        aside = set_aside(run, n);
     if (aside) {
         FAN_TRY(compare_with_all(w, run, n, aside, err));
         return sweep_runs(w, run, n - aside, err);
@@ -761,7 +774,9 @@ static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error 
     tally grids[GRIDS] = {{0, 0}};
     fan_stretch *best = run;
     size_t count = n;
-    uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
+    uint64_t least = 0;
+    if (!w->extents_only)
+        least = fan__stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n) {
         /* Finds the steps that most combs of a run have, as far as a few counters can. */
         for (size_t i = 0; i < n; i++) {
@@ -822,8 +837,12 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     /* A root is its component's first member, so it is numbered before any other member. */
     for (size_t i = 0; i < l->n; i++)
         label[i] = root_of(label, (uint32_t)i);
-    for (size_t i = 0; i < l->n; i++)
-        label[i] = label[i] == i ? (uint32_t)components++ : label[label[i]];
+    for (size_t i = 0; i < l->n; i++) {
+        if (label[i] == i)
+            label[i] = (uint32_t)components++;
+        else
+            label[i] = label[label[i]];
+    }
     *count = components;
     if (exact)
         *exact = w.exact;

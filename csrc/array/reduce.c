@@ -138,8 +138,7 @@ static void reduce_read(const fan_nditer *w, const fan_array *a, int64_t at, int
         return;
     }
     fan_nditer_read(w, a, at, n, dtype, rounded);
-    fan_convert(to, acc, (int64_t)fan_dtype_size(acc), rounded, dtype,
-                (int64_t)fan_dtype_size(dtype), n);
+    fan_convert_dense(to, acc, rounded, dtype, n);
 }
 
 /* A row: elements [at, at + n) of the result while they are summed. */
@@ -177,7 +176,7 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
     FAN_UNINITIALIZED reduce_runs runs;
     reduce_row r = {
         .kept = kept, .gone = gone, .w = w, .dtype = dtype, .acc = fan_reduce_dtype(dtype)};
-    int64_t size = (int64_t)fan_dtype_size(r.acc);
+    int64_t size = fan_dtype_step(r.acc);
     int64_t most = ROW_BYTES / size;
     int64_t terms = gone->a.size;
     r.loops = fan_loops_of(r.acc);

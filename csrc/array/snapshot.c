@@ -88,7 +88,9 @@ static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigne
                       size_t tooth, line_fn *lines)
 {
     if (k <= 1) {
-        fan_axis axis = k ? axes[0] : (fan_axis){0, 1};
+        fan_axis axis = {0, 1};
+        if (k)
+            axis = axes[0];
         unsigned char *mine = *kept;
         *kept += (size_t)axis.count * tooth;
         return lines(axis, there, mine, tooth);

@@ -29,7 +29,9 @@ static const char *const names[] = {
 
 const char *fan_format_name(fan_format f)
 {
-    return (size_t)f < FORMATS ? names[f] : "none";
+    if ((size_t)f < FORMATS)
+        return names[f];
+    return "none";
 }
 
 bool fan_format_from_name(const char *name, fan_format *out)
@@ -98,7 +100,9 @@ static fan_status check_blocks(fan_format f, const int64_t *shape, const fan_arr
                                int64_t *block, fan_error *err)
 {
     for (int i = 0; i < 2; i++) {
-        block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
+        block[i] = 0;
+        if (values->ndim == 3)
+            block[i] = values->shape[1 + i];
         if (block[i] < 1 || shape[i] % block[i]) {
             char text[128];
             char all[128];
@@ -122,7 +126,9 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
     if (!pointers)
         return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
     FAN_TRY(check_index_dtype("pointers", pointers, err));
-    int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1;
+    int64_t nnz = -1;
+    if (indices->ndim == 1)
+        nnz = indices->shape[0];
     FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
     bool blocked = fan_format_is_blocked(f);
     int64_t block[2] = {1, 1};
@@ -166,7 +172,9 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
     if (ndim)
         memcpy(s->shape, shape, (size_t)ndim * sizeof *shape);
     s->indices = fan_array_hold(indices);
-    s->pointers = f == FAN_FORMAT_COO ? NULL : fan_array_hold(pointers);
+    s->pointers = NULL;
+    if (f != FAN_FORMAT_COO)
+        s->pointers = fan_array_hold(pointers);
     s->values = fan_array_hold(values);
     s->coalesced = coalesced;
     s->nnz_coalesced = fan_sparse_nnz(s);
@@ -226,12 +234,16 @@ fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **ou
  * blocks. */
 static inline int64_t block_extent(const fan_sparse *s, int axis)
 {
-    return fan_format_is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
+    if (fan_format_is_blocked(s->format))
+        return s->values->shape[1 + axis];
+    return 1;
 }
 
 static inline int sparse_dim(const fan_sparse *s)
 {
-    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
+    if (s->format == FAN_FORMAT_COO)
+        return (int)s->indices->shape[0];
+    return 2;
 }
 
 /* cells_of: returns the numbers in one stored entry. */
@@ -450,7 +462,7 @@ static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
         t->stride[t->inner] = into->strides[i];
         t->index[t->inner++] = 0;
     }
-    int64_t step = (int64_t)fan_dtype_size(into->dtype);
+    int64_t step = fan_dtype_step(into->dtype);
     for (; t->inner; t->inner--) {
         int64_t extent = t->extent[t->inner - 1];
         if (extent != 1 && t->stride[t->inner - 1] != step * t->run)
@@ -492,7 +504,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     int64_t to[RUNS], from[RUNS];
     const fan_loops *loops = fan_loops_of(into->dtype);
     FAN_DEFAULT_FLOAT_MODE;
-    int64_t size = (int64_t)fan_dtype_size(into->dtype);
+    int64_t size = fan_dtype_step(into->dtype);
     if (s->values->size == 0)
         return;
     target_begin(&t, into, s);
@@ -567,7 +579,9 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     }
 
     /* A block is `width` numbers of each of its rows; other entries are one row. */
-    int64_t run = nnz ? s->values->size / nnz : 0;
+    int64_t run = 0;
+    if (nnz)
+        run = s->values->size / nnz;
     int64_t width = fan_max(run, 1);
     int64_t next_row = 0;
     if (fan_format_is_blocked(s->format)) {
@@ -724,7 +738,9 @@ static void entries_move(entries *to, entries *from)
 /* entries_in: returns the grid's entries in one stored entry of s. */
 static int64_t entries_in(const fan_sparse *s, const fan_grid *g)
 {
-    return g->cells ? cells_of(s) / g->cells : 1;
+    if (g->cells)
+        return cells_of(s) / g->cells;
+    return 1;
 }
 
 /* same_key: returns whether two entries have the same key. */
@@ -817,7 +833,9 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
     int bits = e->n < 4096 ? 8 : 11;
     for (int64_t i = 0; i < e->n; i++)
         a[i] = i;
-    for (int c = sorted ? -1 : g->columns - 1; c >= 0; c--) {
+    if (sorted)
+        return a;
+    for (int c = g->columns - 1; c >= 0; c--) {
         const int64_t *key = e->keys + c * e->n;
         int64_t product = 1; /* the largest key of column c, plus one */
         for (int i = g->first[c]; i < g->first[c + 1]; i++)
@@ -853,7 +871,7 @@ static void merge_fold(entries *folded, const entries *e, const fan_grid *g, con
 {
     int64_t dst[PENDING], src[PENDING];
     const fan_loops *loops = fan_loops_of(e->acc);
-    int64_t bytes = g->cells * (int64_t)fan_dtype_size(e->acc);
+    int64_t bytes = g->cells * fan_dtype_step(e->acc);
     size_t run = (size_t)g->cells * loops->parts;
     size_t pending = 0;
     int64_t m = 0;
@@ -928,8 +946,7 @@ static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse
         for (int c = 0; c < g->columns; c++)
             memcpy(all.keys + c * total, sum->keys + c * sum->n,
                    (size_t)sum->n * sizeof *sum->keys);
-        fan_convert(all.values, acc, (int64_t)fan_dtype_size(acc), sum->values, sum->acc,
-                    (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
+        fan_convert_dense(all.values, acc, sum->values, sum->acc, sum->n * g->cells);
     }
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
@@ -1011,8 +1028,7 @@ static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *
     }
     FAN_GO(build_indices(e, g, &indices, &pointers, err));
     FAN_GO(values_new(g, like, e->n, d, &values, err));
-    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc,
-                (int64_t)fan_dtype_size(e->acc), numbers);
+    fan_convert_dense(values->data, d, e->values, e->acc, numbers);
     FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced,
                           out, err));
     if (!coalesced)

@@ -74,7 +74,7 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
     const fan_loops *loops = fan_loops_of(a->dtype);
     const fan_loops *doubles = fan_loops_of(FAN_DT_FLOAT64);
     int64_t piece = fan_stats_piece(a->size);
-    int64_t most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
+    int64_t most = MEASURE_TILE / fan_dtype_step(a->dtype);
     double factor = ldexp(1, -scale);
     stats_begin(s);
     fan_nditer_begin(&w, a, false);
@@ -87,7 +87,9 @@ static bool stats_count(const fan_array *a, int scale, fan_stats *s)
         stats_run_begin(&run);
         for (int64_t i = at; i < end; i += n) {
             n = fan_min(end - i, LONG_RUN);
-            const char *p = scale ? NULL : fan_nditer_whole(&w, a, i, n);
+            const char *p = NULL;
+            if (!scale)
+                p = fan_nditer_whole(&w, a, i, n);
             if (!p) {
                 n = fan_min(n, most);
                 fan_nditer_read(&w, a, i, n, a->dtype, tile);
@@ -254,8 +256,7 @@ static void sum_flush(running *r, int64_t len)
 static void sum_widen(running *r, fan_dtype acc, int64_t len)
 {
     sum_flush(r, len);
-    fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc,
-                (int64_t)fan_dtype_size(r->acc), len);
+    fan_convert_dense(r->scratch, acc, r->tile, r->acc, len);
     char *other = r->tile;
     r->tile = r->scratch;
     r->scratch = other;
@@ -276,7 +277,9 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
             sum_widen(&r, one->acc, len);
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
-        const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
+        const char *p = NULL;
+        if (fold)
+            p = fan_nditer_whole(&j->iter, one->array, at, len);
         if (!p) {
             from = r.acc;
             fold = r.loops->own;
@@ -300,8 +303,11 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
     fan_dtype d = j->out->dtype;
     bool factor_after = j->factor && r.loops->parts == 2;
     bool converts = r.from != d && r.acc != d;
-    char *to = result ? result : fan_nditer_whole(&j->iter, j->out, at, len);
-    if (to && r.sources && !converts && !factor_after) {
+    char *to = result;
+    if (!to)
+        to = fan_nditer_whole(&j->iter, j->out, at, len);
+    bool one_step = !converts && !factor_after;
+    if (to && r.sources && one_step) {
         fan_fold_how options = {
             .factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &options);
@@ -310,9 +316,8 @@ static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, cha
     sum_flush(&r, len);
     if (j->factor)
         r.loops->scale(r.tile, j->factor, (size_t)len);
-    int64_t size = (int64_t)fan_dtype_size(r.acc);
     if (result)
-        fan_convert(result, d, (int64_t)fan_dtype_size(d), r.tile, r.acc, size, len);
+        fan_convert_dense(result, d, r.tile, r.acc, len);
     else
         fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
 }
@@ -339,11 +344,10 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNINITIALIZED const char *src[MANY];
-    size_t size = fan_dtype_size(j->out->dtype);
+    size_t from = (size_t)at * fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
-        src[k] = j->in[k].array->data + (size_t)at * size;
-    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at),
-                             &j->options, run);
+        src[k] = j->in[k].array->data + from;
+    return (int64_t)j->watch(j->out->data + from, src, j->n, (size_t)(end - at), &j->options, run);
 }
 
 /* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in
@@ -404,8 +408,12 @@ static void do_piece(void *ctx, size_t index)
     stats_run_begin(&run);
     fan_fold_how near = j->options;
     near.stream = false;
-    char *to = j->parts ? result : NULL;
-    int64_t most = j->fold ? (int64_t)(WATCHED / item) : j->most;
+    char *to = NULL;
+    if (j->parts)
+        to = result;
+    int64_t most = j->most;
+    if (j->fold)
+        most = (int64_t)(WATCHED / item);
     int64_t len;
     for (int64_t at = begin; at < end; at += len) {
         if (j->parts && j->watch) {
@@ -485,7 +493,9 @@ fan_dtype fan_scale_dtype(const fan_scale *scale, fan_dtype d)
         return scale_part_fits(scale->re, d) ? d : FAN_DT_FLOAT64;
     if (!scale_part_fits(scale->re, FAN_DT_FLOAT32))
         return FAN_DT_COMPLEX128;
-    return scale_part_fits(scale->im, FAN_DT_FLOAT32) ? d : FAN_DT_COMPLEX128;
+    if (scale_part_fits(scale->im, FAN_DT_FLOAT32))
+        return d;
+    return FAN_DT_COMPLEX128;
 }
 
 /* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C
@@ -563,10 +573,11 @@ static fan_watch *sum_watch(const job *j)
 }
 
 static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in,
-                                                size_t n, const fan_sum_how *asked)
+                                                size_t n, const fan_sum_how *options)
 {
     static const fan_sum_how nothing;
-    const fan_sum_how *options = asked ? asked : &nothing;
+    if (!options)
+        options = &nothing;
     FAN_UNINITIALIZED job j;
     FAN_UNINITIALIZED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
@@ -600,15 +611,19 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.options = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR};
     j.options.stream = !among && written > last_cache() / 2;
     j.most = (int64_t)(TILE / widest);
-    j.row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
-    if (j.row < LONG_ROW)
-        j.row = 0;
-    j.parts = options->stats ? parts : NULL;
+    j.row = 0;
+    if (j.iter.ndim > 1 && j.iter.extent[j.iter.ndim - 1] >= LONG_ROW)
+        j.row = j.iter.extent[j.iter.ndim - 1];
+    j.parts = NULL;
+    if (options->stats)
+        j.parts = parts;
     j.first_suspect = options->first_suspect;
     atomic_init(&j.stop, false);
 
     bool parallel = options->parallel && read + written >= PARALLEL_FROM;
-    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
+    j.piece = out->size;
+    if (parallel || j.parts)
+        j.piece = fan_stats_piece(out->size);
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
     if (parallel) {
         fan_workers_run(pieces, do_piece, &j);
@@ -646,14 +661,16 @@ bool fan_sum_flat_from(char *out, const char *start, const char *const *src, siz
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
     if (!fold || (after && acc != dtype))
         return false;
-    fan_fold_how options = {.ahead = count * loops->size * n > NEAR,
-                            .factor = after ? NULL : factor,
-                            .start = start,
-                            .raw = raw};
-    bool defaults = !options.ahead && !options.factor;
-    if (start || raw)
-        defaults = false;
-    fold(out, src, n, count * loops->parts, defaults ? NULL : &options);
+    fan_fold_how options = {
+        .ahead = count * loops->size * n > NEAR, .factor = factor, .start = start, .raw = raw};
+    if (after)
+        options.factor = NULL;
+    bool scales = options.factor;
+    bool continues = start || raw;
+    if (options.ahead || scales || continues)
+        fold(out, src, n, count * loops->parts, &options);
+    else
+        fold(out, src, n, count * loops->parts, NULL);
     if (after)
         loops->scale(out, factor, count);
     return true;
@@ -668,7 +685,9 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
 fan_dtype fan_sum_flat_upper(fan_dtype d)
 {
     const fan_loops *loops = fan_loops_of(d);
-    return loops->up ? loops->upper : FAN_DT_NONE;
+    if (loops->up)
+        return loops->upper;
+    return FAN_DT_NONE;
 }
 
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)

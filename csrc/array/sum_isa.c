@@ -45,9 +45,13 @@ static const fan_loop_set *sum_isa_available(size_t i)
         return &fan_loops_base;
 #if defined(__x86_64__)
     case 1:
-        return sum_isa_has_avx2() ? &fan_loops_avx2 : NULL;
+        if (sum_isa_has_avx2())
+            return &fan_loops_avx2;
+        return NULL;
     case 2:
-        return sum_isa_has_avx512() ? &fan_loops_avx512 : NULL;
+        if (sum_isa_has_avx512())
+            return &fan_loops_avx512;
+        return NULL;
 #endif
     default:
         return NULL;
@@ -71,7 +75,9 @@ static const fan_loop_set *sum_isa_choose(void)
 static inline const fan_loop_set *set_now(void)
 {
     const fan_loop_set *set = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return set ? set : sum_isa_choose();
+    if (set)
+        return set;
+    return sum_isa_choose();
 }
 
 const fan_loops *fan_loops_of(fan_dtype d)

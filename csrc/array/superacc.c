@@ -42,7 +42,8 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     if (e == 0x7ff) {
         int64_t mine = minus ? FAN_ACC_MINUS_INF : FAN_ACC_PLUS_INF;
         bool infinite = top == FAN_ACC_PLUS_INF || top == FAN_ACC_MINUS_INF;
-        if (m || top == FAN_ACC_NAN || (infinite && top != mine))
+        bool clash = infinite && top != mine;
+        if (m || top == FAN_ACC_NAN || clash)
             mine = FAN_ACC_NAN;
         w[k->limbs - 1] = (uint64_t)mine;
         return;
@@ -125,7 +126,9 @@ static int limbs_times(uint64_t *mag, int high, uint64_t m)
         over >>= 64;
     }
     mag[high + 1] = (uint64_t)over;
-    return over ? high + 1 : high;
+    if (over)
+        return high + 1;
+    return high;
 }
 
 /* magnitude_round: returns the bits of the float64 for m * 2^(exponent - 63), whose highest bit is

@@ -135,7 +135,7 @@ void fan_window_forms(const fan_window *w, int64_t count[4])
 static window_view window_view_of(const fan_window *w, int64_t b)
 {
     int64_t rest = w->numbers - b * B;
-    return (window_view){w->block + b, w->word + b * B, (size_t)(rest < B ? rest : B)};
+    return (window_view){w->block + b, w->word + b * B, (size_t)fan_min(rest, B)};
 }
 
 /* block_words: returns the low words of a block. */
@@ -153,7 +153,9 @@ static int64_t cell_special(int64_t top, int64_t term)
     if (top == FAN_ACC_NAN)
         return FAN_ACC_NAN;
     bool infinite = top < FAN_ACC_NAN && top != FAN_ACC_NOTHING;
-    return infinite && top != term ? FAN_ACC_NAN : term;
+    if (infinite && top != term)
+        return FAN_ACC_NAN;
+    return term;
 }
 
 static int64_t *high_of(const window_block *b)
@@ -389,7 +391,9 @@ static inline int plane_bytes(int rest)
         return 8;
     if (rest >= 4)
         return 4;
-    return rest >= 2 ? 2 : 1;
+    if (rest >= 2)
+        return 2;
+    return 1;
 }
 
 #define EACH_PLANE(X) X(1, fan_any_u8) X(2, fan_any_u16) X(4, fan_any_u32) X(8, fan_any_u64)
@@ -522,7 +526,9 @@ static int block_base(const fan_window *w, const window_block *b, const window_n
         spare = 8;
     if (spare > 0)
         base -= spare;
-    return base < -w->kind.unit ? -w->kind.unit : base;
+    if (base < -w->kind.unit)
+        return -w->kind.unit;
+    return base;
 }
 
 static int block_form(const window_block *b, const window_need *need, int base, double bound)
@@ -536,7 +542,9 @@ static int block_form(const window_block *b, const window_need *need, int base, 
         form = WORDS_128;
     if (form < need->form)
         form = need->form;
-    return form > b->form ? form : b->form;
+    if (form > b->form)
+        return form;
+    return b->form;
 }
 
 /* block_tighten: computes bound and base anew, from the words; no number changes. */
@@ -600,7 +608,9 @@ static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
     if (form > b->form && !block_widen(w, b, low, v.n, form))
         return false;
     if (b->form != LIMBS) {
-        int by = b->bound == 0 ? 0 : b->base - base; /* zeros need no shift */
+        int by = 0; /* zeros need no shift */
+        if (b->bound != 0)
+            by = b->base - base;
         for (size_t i = 0; i < v.n && by > 0; i++)
             if (cell_top(&v, &w->kind, i) > FAN_ACC_NAN)
                 cell_set(b, low, i, (__int128)((bits128)cell_value(&v, i) << by));
@@ -641,7 +651,9 @@ static uint64_t number_parts(double x, int *exponent)
     uint64_t m = u & (UINT64_MAX >> 12);
     int e = (int)(u >> 52 & 0x7ff);
     *exponent = (e ? e : 1) - 1075;
-    return e ? m | UINT64_C(1) << 52 : m;
+    if (e)
+        return m | UINT64_C(1) << 52;
+    return m;
 }
 
 /* shifted: returns m * 2^by, whose bits below 1 are zero. */
@@ -677,7 +689,9 @@ static int64_t special_of(double x)
 {
     if (x != x)
         return FAN_ACC_NAN;
-    return x > 0 ? FAN_ACC_PLUS_INF : FAN_ACC_MINUS_INF;
+    if (x > 0)
+        return FAN_ACC_PLUS_INF;
+    return FAN_ACC_MINUS_INF;
 }
 
 /* number_add: adds x to number i of a block with room for it. */
@@ -704,8 +718,11 @@ static void number_add(fan_window *w, int64_t at, size_t i, double x)
         return;
     uint64_t m = number_parts(x, &e);
     __int128 term = (__int128)shifted(m, e - b->base);
-    __int128 sum = nothing ? 0 : cell_value(&v, i);
-    cell_set(b, low, i, minus ? sum - term : sum + term);
+    if (minus)
+        term = -term;
+    if (!nothing)
+        term += cell_value(&v, i);
+    cell_set(b, low, i, term);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
@@ -801,7 +818,9 @@ static row_add row_add_of(const window_loops *loops, bool is_double, bool small)
         return loops->double_small;
     if (is_double)
         return loops->double_large;
-    return small ? loops->single_small : loops->single_large;
+    if (small)
+        return loops->single_small;
+    return loops->single_large;
 }
 
 /* terms_add: adds the terms of one block, which has room for them. */
@@ -818,8 +837,10 @@ static void terms_add(fan_window *w, int64_t at, const exact_job *j, const windo
     bool wide = block->form == WORDS_128 && !block->special;
     bool small = window_top(block->bound) - block->base <= 50;
     row_add add = row_add_of(loops, fan__exact_is_wide(j->d), small);
-    double by = fast ? ldexp(1, -block->base) : 0;
-    if (!fast)
+    double by = 0;
+    if (fast)
+        by = ldexp(1, -block->base);
+    else
         block_begin(w, at);
 
     for (size_t k = 0; k < j->n; k++) {
@@ -876,7 +897,7 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
     for (int add = 0; add < 2; add++) {
         for (int64_t from = 0; from < j.iter.size; from += most) {
             int64_t rest = j.iter.size - from;
-            int64_t len = rest < most ? rest : most;
+            int64_t len = fan_min(rest, most);
             const char *p = fan__exact_term(&j, 0, from, len, room);
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
@@ -906,7 +927,9 @@ static void block_copy(fan_window *w, int64_t at, const window_view *from,
     size_t n = window_view_of(w, at).n;
     for (size_t i = 0; i < n; i++) {
         size_t k = offset + i / spread;
-        uint64_t *limbs = b->form == LIMBS ? cell_limbs(b, &w->kind, i) : NULL;
+        uint64_t *limbs = NULL;
+        if (b->form == LIMBS)
+            limbs = cell_limbs(b, &w->kind, i);
         int64_t top = cell_top(from, kind, k);
         /* the imaginary part of a real number is +0.0, as in a conversion */
         bool imaginary = i % spread;
@@ -1003,20 +1026,22 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     bool moderate = size > 0x1p-50 && size < 0x1p50;
     bool tame = integers && in_range && moderate;
     bool exact = shifts || !odd;
+    bool short_words = b->form == WORDS_64 && bits <= 50;
     double unit = tame ? ldexp(1, b->base) : 0;
-    if (tame && b->form == WORDS_64 && bits <= 50 && exact) {
+    if (tame && short_words && exact) {
         loops->round(value, v->low, v->n, unit);
         for (size_t i = 0; i < v->n && factor; i++)
             value[i] *= by;
         return;
     }
 
-    /* the conversion rounds to nearest, or is exact */
-    bool converts = bits <= 53 || (!odd && shifts);
+    /* the conversion of the integer rounds to nearest, or is exact */
+    bool to_nearest = !odd && shifts;
+    bool converts = tame && (bits <= 53 || to_nearest);
     for (size_t i = 0; i < v->n; i++) {
         if (b->empty)
             value[i] = by * -0.0;
-        else if (!tame || cell_top(v, k, i) == FAN_ACC_NOTHING || !converts)
+        else if (!converts || cell_top(v, k, i) == FAN_ACC_NOTHING)
             value[i] = cell_round(v, k, i, factor, odd);
         else if (exact)
             value[i] = cell_double(v, i) * unit * by;
@@ -1071,7 +1096,9 @@ static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
  * need no shift. */
 static int shift_of(const window_block *from, const window_block *b)
 {
-    return from->bound == 0 ? 0 : from->base - b->base;
+    if (from->bound == 0)
+        return 0;
+    return from->base - b->base;
 }
 
 /* cell_merge: adds number k of `from` to number i of block `at`, which has room for it. */
@@ -1096,8 +1123,10 @@ static void cell_merge(fan_window *w, int64_t at, size_t i, const window_view *f
     if (top <= FAN_ACC_NAN && !nothing)
         return;
     bits128 term = (bits128)cell_value(from, k) << shift_of(from->block, b);
-    __int128 sum = nothing ? 0 : cell_value(&mine, i);
-    cell_set(b, low, i, sum + (__int128)term);
+    __int128 sum = (__int128)term;
+    if (!nothing)
+        sum += cell_value(&mine, i);
+    cell_set(b, low, i, sum);
 }
 
 static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
@@ -1269,7 +1298,9 @@ static int bits_in(bits128 x)
     uint64_t low = (uint64_t)x;
     if (high)
         return 128 - __builtin_clzll(high);
-    return low ? 64 - __builtin_clzll(low) : 0;
+    if (low)
+        return 64 - __builtin_clzll(low);
+    return 0;
 }
 
 /* header_of: returns the header of a block, and how many zero bits all its numbers end with. */
