@@ -55,7 +55,7 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     const fan_value *v = &c->value;
     fan_dtype sum;
     out->to.dtype = v->dtype;
-    out->seen = s->p->seen;
+    out->seen = s->state->seen;
     if (v->form == FAN_FORM_OBJECT && s->spec->exact)
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum takes arrays, and no objects (A11)");
@@ -84,7 +84,7 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
                 "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
                 fan_dtype_name(accumulate), v->weak ? "a Python number" : "a gradient",
                 fan_dtype_name(v->dtype));
-        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
+        out->seen = fan_dtype_set_add(s->state->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_DT_NONE)
             return fan_fail_at(
@@ -113,7 +113,7 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
-    fan_device *want = s->spec->device ? s->spec->device : s->p->device;
+    fan_device *want = s->spec->device ? s->spec->device : s->state->device;
     char has[64] = "one on ", wants[64] = "a gradient on ", place[32];
     out->to.device = v->device;
     if (!v->device || !want || v->device == want) {
@@ -161,13 +161,13 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     const fan_slot *s = &b->slots[slot];
     memset(out, 0, sizeof *out);
     out->to.dtype = FAN_DT_NONE;
-    out->seen = s->p->seen;
+    out->seen = s->state->seen;
     if (c->value.form != FAN_FORM_UNDEFINED) {
-        const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->p->shape;
+        const int64_t *shape, *fixed = s->spec->has_shape ? s->spec->shape : s->state->shape;
         int ndim = fan_value_shape(&c->value, &shape),
-            wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
+            wdim = s->spec->has_shape ? s->spec->ndim : s->state->ndim;
         fan_fit fit = FAN_FIT_EXACT;
-        if (ndim >= 0 && (s->spec->has_shape || s->p->shaped))
+        if (ndim >= 0 && (s->spec->has_shape || s->state->shaped))
             fit = fan_accum_fit(s->spec->has_shape, wdim, fixed, ndim, shape);
         if (fit == FAN_FIT_NO) {
             char has[160], wants[240] = "a gradient of shape ";
@@ -181,7 +181,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
-    const fan_slot_state *p = s->p;
+    const fan_slot_state *p = s->state;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
                            "this pass adds %s keys to this slot; keep to that until take() (A15)",
@@ -212,8 +212,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         facts.producer = fan_stream_id_of(c->stream);
         facts.consumer = fan_stream_id_of(consumer);
         facts.current = fan_stream_id_of(current);
-        facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
-                                     .accum = fan_stream_id_of(s->p->accum)};
+        facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->state->consumer),
+                                     .accum = fan_stream_id_of(s->state->accum)};
     }
     out->plan = fan_plan_add(&facts);
     return FAN_OK;
@@ -229,7 +229,7 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE &&
         c->value.array->ndim == 0) {
         fan_slot_lock(b, slot);
-        d = s->p->device ? s->p->device : d;
+        d = s->state->device ? s->state->device : d;
         fan_device_hold(d);
         fan_slot_unlock(b, slot);
         current = d->backend->has_streams ? fan_stream_current(d) : NULL;
@@ -261,7 +261,7 @@ static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_cont
         !current->device->backend->capture_stream)
         return FAN_OK;
     fan_slot_lock(b, slot);
-    bool empty = !b->slots[slot].p->accum;
+    bool empty = !b->slots[slot].state->accum;
     fan_slot_unlock(b, slot);
     FAN_TRY(fan_stream_capture(P, &id, err));
     if (!empty || !id)
@@ -297,11 +297,11 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
                                   err));
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
-    x->before = *s->p;
+    x->before = *s->state;
     const fan_check_result *a = &x->checked;
     fan_item *it = x->item;
     fan_list *list = fan_slot_list(s);
-    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
+    fan_slot_state *p = s->state == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->state;
     const int64_t *from = NULL;
     int ndim = fan_value_shape(&c->value, &from);
     bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
@@ -311,12 +311,12 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (!list || !p || (shaped && !shape) ||
         (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
         fan_free(shape);
-        if (p && s->p == &fan_slot_state_none)
+        if (p && s->state == &fan_slot_state_none)
             fan_slot_state_free(b, p);
         FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory"));
     }
-    if (s->p != p) /* the thread that sums reads it without the lock */
-        s->p = p;
+    if (s->state != p) /* the thread that sums reads it without the lock */
+        s->state = p;
     if (shaped) {
         if (ndim)
             memcpy(shape, from, (size_t)ndim * sizeof *shape);
@@ -358,7 +358,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         p->arriving++;
     }
     x->reserved = true;
-    if (b->leaf && x->checked.producer && x->checked.producer != s->p->consumer) {
+    if (b->leaf && x->checked.producer && x->checked.producer != s->state->consumer) {
         x->mismatch = true;
         x->producer = fan_stream_hold(x->checked.producer);
     }
@@ -367,8 +367,8 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
         x->item = NULL;
         fan_slot_notify(b, slot);
     } else if (c->value.form != FAN_FORM_UNDEFINED) {
-        x->accum = fan_stream_hold(s->p->accum);
-        x->consumer = fan_stream_hold(s->p->consumer);
+        x->accum = fan_stream_hold(s->state->accum);
+        x->consumer = fan_stream_hold(s->state->consumer);
     }
 done:
     fan_slot_unlock(b, slot);
@@ -381,7 +381,7 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
 {
     fan_item *it = x->item;
     fan_slot *s = &b->slots[x->slot];
-    fan_slot_state *p = s->p;
+    fan_slot_state *p = s->state;
     fan_list *list = s->list;
     const fan_entry entry = {.item = it, .general = true};
     if (it)
@@ -437,7 +437,7 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
         return;
     fan_slot_lock(b, x->slot);
     if (x->item && !x->item->parked)
-        b->slots[x->slot].p->arriving--;
+        b->slots[x->slot].state->arriving--;
     if (status != FAN_OK)
         fan_slot_poison(&b->slots[x->slot], status, err);
     add_undo(b, x, &gone);
@@ -775,7 +775,7 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     if (!it || x->parked)
         return;
     x->parked = true;
-    b->slots[x->slot].p->arriving--;
+    b->slots[x->slot].state->arriving--;
     x->c->value = (fan_value){.dtype = FAN_DT_NONE};
     it->bytes = x->bytes;
     it->parked = true;
@@ -795,7 +795,7 @@ void fan_add_unpark(fan_buffer *b, fan_add_op *x)
         return;
     fan_item_unpark(b, x->item);
     x->parked = x->item->parked = false;
-    b->slots[x->slot].p->arriving++;
+    b->slots[x->slot].state->arriving++;
 }
 
 void fan_add_end(fan_buffer *b, fan_add_op *x)
@@ -910,7 +910,7 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
                                                                  const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_slot_state_none || s->busy || fan_plain_stats_on_device(b, slot))
+    if (s->state != &fan_slot_state_none || s->busy || fan_plain_stats_on_device(b, slot))
         return false;
     fan_list *p = fan_slot_list(s);
     if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
@@ -972,7 +972,7 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
     const fan_entry *first = &p->entries[0];
-    if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets ||
+    if (b->budget == FAN_BUDGET_AUTO || s->state != &fan_slot_state_none || s->busy || s->targets ||
         p->n != 1 || k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || fan_slot_missing(s, 1) <= 0)
         return false;

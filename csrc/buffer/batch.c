@@ -33,7 +33,7 @@ static uint64_t batch_bytes(const fan_slot *s, size_t m)
 {
     size_t terms = m + (fan_slot_sum(s) != NULL);
     uint64_t bytes = 0;
-    if (!s->p->accum || s->spec->exact)
+    if (!s->state->accum || s->spec->exact)
         return 0;
     for (size_t i = 0; i < terms; i++) {
         const fan_entry *one = &s->list->entries[i];
@@ -156,7 +156,7 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
     fan_slot *s = &b->slots[x->slot];
     size_t m = 0;
     fan_slot_lock(b, x->slot);
-    if (!s->busy && batch_calls_out(b, s->p)) {
+    if (!s->busy && batch_calls_out(b, s->state)) {
         for (size_t i = 0; i < n; i++)
             fan_add_park(b, &x[i]);
         m = fan_slot_due(b, x->slot, t->pending);
@@ -238,7 +238,7 @@ static fan_status batch_fold_each(fan_buffer *b, const fan_add_op *x, size_t n, 
     fan_status status = FAN_OK;
     for (size_t i = 0; i < n && !fan_status_poisons(status); i++) {
         fan_slot_lock(b, x[i].slot);
-        status = batch_calls_out(b, b->slots[x[i].slot].p)
+        status = batch_calls_out(b, b->slots[x[i].slot].state)
                      ? FAN_OK
                      : fan_slot_fold_while_due(b, x[i].slot, err);
         fan_slot_unlock(b, x[i].slot);

@@ -87,13 +87,13 @@ static bool budget_ints_wait(const fan_slot *s, size_t m)
 {
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
-    if (!s->p->has_weak_int || !s->list)
+    if (!s->state->has_weak_int || !s->list)
         return false;
     const fan_plain_kind *k = &s->list->kind;
     const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
-    fan_dtype_set seen = s->p->summed_seen;
-    int64_t lo = s->p->summed_lo;
-    int64_t hi = s->p->summed_hi;
+    fan_dtype_set seen = s->state->summed_seen;
+    int64_t lo = s->state->summed_lo;
+    int64_t hi = s->state->summed_hi;
     bool objects = false;
     for (size_t i = 0; i < m + (s->list->summed > 0) && !objects; i++) {
         const fan_entry *one = &s->list->entries[i];
@@ -131,7 +131,7 @@ static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void 
     fan_list *list = s->list;
     size_t plain = 0;
     if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->recheck_at ||
-        (s->p->device && s->p->device->backend->has_streams))
+        (s->state->device && s->state->device->backend->has_streams))
         return;
     for (size_t i = list->summed > 0; i < list->n; i++) {
         const fan_entry *one = &list->entries[i];
@@ -158,7 +158,7 @@ static void budget_recheck_holders(fan_buffer *b, const fan_slot *s, const void 
  * that are parked, if that saves memory, or none. */
 static size_t budget_exact_due(const fan_slot *s)
 {
-    const fan_slot_state *p = s->p;
+    const fan_slot_state *p = s->state;
     const fan_entry *sum = fan_slot_sum(s);
     fan_dtype d = fan_dtype_set_promote(p->seen);
     bool zero = sum && sum->general && sum->item->value.form == FAN_FORM_ZERO;
@@ -202,7 +202,7 @@ static size_t budget_exact_due(const fan_slot *s)
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->p->poison ||
+    if (s->busy || s->state->poison ||
         atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
         return 0;
     budget_recheck_holders(b, s, NULL, false);
@@ -210,7 +210,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
         return 0;
     if (s->spec->exact)
         return budget_exact_due(s);
-    size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
+    size_t m = fan_list_ready(s->list, s->state->next_key, s->state->keyed > 0);
     return budget_ints_wait(s, m) ? 0 : m;
 }
 
@@ -228,7 +228,7 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
     const fan_entry *sum = fan_slot_sum(s);
     bool plain = sum && !sum->general && !fan_slot_waiting(s);
     bool first = !sum && fan_slot_waiting(s) == 1 &&
-                 fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
+                 fan_list_ready(s->list, s->state->next_key, s->state->keyed > 0) == 1;
     return !s->busy && !s->spec->exact && (plain || first) ? budget_fold(b, slot, first, err)
                                                            : FAN_OK;
 }
@@ -283,7 +283,7 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
-    return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets &&
+    return fan_plain_allowed() && s->state == &fan_slot_state_none && !s->busy && !s->targets &&
            !b->sum_stats && p && !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
 }
 

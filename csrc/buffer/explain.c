@@ -30,7 +30,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
         fan_gathered_fini(&gathered);
     }
     fan_slot_lock(b, slot);
-    const fan_slot_state *p = s->p;
+    const fan_slot_state *p = s->state;
     const fan_entry *sum = fan_slot_sum(s);
     const fan_item *own = sum && sum->general ? sum->item : NULL;
     out->how = p->accum ? fan_sync_letter(p->how) : '\0';
@@ -87,8 +87,8 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
         out->parked += fan_slot_waiting(s);
-        out->sums += fan_slot_sum(s) || s->p->exact;
-        out->poisoned += s->p->poison != NULL;
+        out->sums += fan_slot_sum(s) || s->state->exact;
+        out->poisoned += s->state->poison != NULL;
         fan_slot_unlock(b, i);
     }
     out->bytes = atomic_load_explicit(&b->parked, memory_order_relaxed);
@@ -122,7 +122,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
         status = fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
                              "ready() needs expect(%zu, n) first", slot);
     *ready = status == FAN_OK && fan_slot_missing(s, 0) == 0 &&
-             (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
+             (s->state->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
 }

@@ -81,7 +81,8 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     const fan_slot *s = fan_fold_slot(f);
     const fan_entry *one = &gathered->entries[i];
     bool sum = i == 0 && gathered->has_sum;
-    fan_term t = {.is_value = sum, .entry = i, .key = sum ? s->p->like_key : fan_entry_key(one)};
+    fan_term t = {
+        .is_value = sum, .entry = i, .key = sum ? s->state->like_key : fan_entry_key(one)};
     if (!sum)
         f->seen = fan_entry_seen(f->seen, s, one);
     if (one->general) {
@@ -134,7 +135,7 @@ static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *e
     if (sum)
         t.own = FAN_DT_NONE;
     t.weak_int = sum && s->list->summed > 1 ? 0 : t.number;
-    t.seen = sum ? s->p->value_seen : f->seen;
+    t.seen = sum ? s->state->value_seen : f->seen;
     f->terms[f->n++] = t;
     fold_like(&gathered->like, &t);
     return FAN_OK;
@@ -149,7 +150,7 @@ static void fold_fit_ints(fan_gathered *gathered)
     const fan_slot *s = fan_fold_slot(f);
     size_t n = 0;
     /* a number other than 0: 0 fits every dtype */
-    bool some = s->p->summed_lo < 0 || s->p->summed_hi > 0;
+    bool some = s->state->summed_lo < 0 || s->state->summed_hi > 0;
     while (n < f->n && f->terms[n].v->form != FAN_FORM_OBJECT) {
         some = some || f->terms[n].weak_int != 0;
         n++;
@@ -158,8 +159,8 @@ static void fold_fit_ints(fan_gathered *gathered)
         return;
     fan_dtype_set all = n < f->n ? f->terms[n].seen : f->seen;
     size_t waiting = 0; /* the first term whose dtype is not known yet */
-    gathered->weak_lo = s->p->summed_lo;
-    gathered->weak_hi = s->p->summed_hi;
+    gathered->weak_lo = s->state->summed_lo;
+    gathered->weak_hi = s->state->summed_hi;
     for (size_t i = 0; i < n; i++) {
         int64_t number = f->terms[i].weak_int;
         gathered->weak_lo = number < gathered->weak_lo ? number : gathered->weak_lo;
@@ -215,8 +216,8 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     gathered->fold.slot = slot;
     gathered->fold.finish_dtype = FAN_DT_NONE;
     fan_status status = fold_gather_entries(b, slot, m, gathered, err);
-    gathered->fold.seen = b->slots[slot].p->summed_seen;
-    gathered->fold.state = b->slots[slot].p->exact;
+    gathered->fold.seen = b->slots[slot].state->summed_seen;
+    gathered->fold.state = b->slots[slot].state->exact;
     if (gathered->fold.state) /* it came before all that still wait */
         gathered->like = gathered->fold.state->like;
     for (size_t i = 0; status == FAN_OK && i < gathered->n; i++)
@@ -283,7 +284,7 @@ fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer 
         facts.same_dtype = facts.same_dtype && fan_fold_accumulated(f, f->terms[0].seen) == target;
     facts.disjoint = !sum || fold_term_disjoint(f, which);
     /* For a sum fan_order_wait_users makes A wait, and a taker's stream waits. */
-    facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_slot(f)->p->accum;
+    facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_slot(f)->state->accum;
     facts.read_later = writer == FAN_WRITER_PREFIXES && f->b->sum_stats &&
                        !(which == 0 && fan_fold_first_suspect(f) && host);
     if (sum &&
@@ -354,8 +355,8 @@ static fan_fold_facts fold_facts(const fan_fold *f)
     facts.seen = f->seen;
     facts.accumulate = s->spec->accumulate;
     facts.finish_dtype = f->finish_dtype;
-    facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
-                                 .accum = fan_stream_id_of(s->p->accum),
+    facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->state->consumer),
+                                 .accum = fan_stream_id_of(s->state->accum),
                                  .ready = fan_stream_id_of(f->n ? f->terms[0].producer : NULL),
                                  .has_event = f->n && f->terms[0].event != NULL};
     facts.taker = fan_stream_id_of(f->taker);
@@ -468,7 +469,7 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
 static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_stream *A = fan_fold_slot(f)->p->accum;
+    fan_stream *A = fan_fold_slot(f)->state->accum;
     FAN_TRY(fan_order_wait_terms(f, err));
     if (A)
         FAN_TRY(fan_stream_push(A, err));
@@ -527,9 +528,9 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         if (!f->terms[i].owned)
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
-    if (s->p->accum && FAN_FAULT(RECORD_BEFORE_SUM)) {
+    if (s->state->accum && FAN_FAULT(RECORD_BEFORE_SUM)) {
         fan_event_drop(f->ready_event);
-        FAN_TRY(fan_order_record(f->b, s->p->accum, FAN_PLAN_S15_RECORD, &f->early, err));
+        FAN_TRY(fan_order_record(f->b, s->state->accum, FAN_PLAN_S15_RECORD, &f->early, err));
     }
     fan_status status = fan_fold_stats_memory(f, err);
     if (status == FAN_OK) {
@@ -562,7 +563,7 @@ void fan_fold_abandon(fan_fold *f)
 static fan_status fold_record(fan_fold *f, fan_error *err)
 {
     const fan_sync_fold *plan = &f->plan.after;
-    fan_stream *A = fan_fold_slot(f)->p->accum, *first = f->n ? f->terms[0].producer : NULL;
+    fan_stream *A = fan_fold_slot(f)->state->accum, *first = f->n ? f->terms[0].producer : NULL;
     fan_event *e = f->early;
     uint64_t bit = f->finish ? FAN_PLAN_S22_RECORD : FAN_PLAN_S15_RECORD;
     bool record = plan->slot.has_event && !(FAN_FAULT(NO_RECORD_BEHIND_SUM) && !f->finish);
@@ -604,16 +605,17 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
     if (status != FAN_OK)
         fan_fold_abandon(f);
     else if (fan_trace_on())
-        fan_slot_trace(f->b, f->slot,
-                       (fan_trace_line){.kind = FAN_TRACE_FOLD,
-                                        .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                                        .device = s->p->device ? (int16_t)s->p->device->index : -1,
-                                        .count = (uint32_t)f->n,
-                                        .key = -1,
-                                        .rules = f->rules,
-                                        .stream = s->p->accum ? s->p->accum->handle : 0,
-                                        .bytes = fan_value_bytes(&f->result),
-                                        .in_place = f->plan.exclusive});
+        fan_slot_trace(
+            f->b, f->slot,
+            (fan_trace_line){.kind = FAN_TRACE_FOLD,
+                             .how = s->state->accum ? fan_sync_letter(s->state->how) : '\0',
+                             .device = s->state->device ? (int16_t)s->state->device->index : -1,
+                             .count = (uint32_t)f->n,
+                             .key = -1,
+                             .rules = f->rules,
+                             .stream = s->state->accum ? s->state->accum->handle : 0,
+                             .bytes = fan_value_bytes(&f->result),
+                             .in_place = f->plan.exclusive});
     return status;
 }
 
@@ -628,7 +630,7 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
 fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_slot_state *p = s->p;
+    fan_slot_state *p = s->state;
     fan_fold *f = &gathered->fold;
     fan_sum_stats old = {.valid = false};
     int64_t summed = 0;
@@ -725,8 +727,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         gathered->sum->key = last;
         list->entries[0] = (fan_entry){.item = gathered->sum, .general = true};
     }
-    if (s->p->keyed > 0 && gathered->n > gathered->has_sum)
-        s->p->next_key = (uint64_t)last + 1;
+    if (s->state->keyed > 0 && gathered->n > gathered->has_sum)
+        s->state->next_key = (uint64_t)last + 1;
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < gathered->n; i++) {
         const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL,

@@ -17,7 +17,7 @@ static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last
                               fan_error *err)
 {
     const fan_array *like = in[0].array;
-    fan_stream *on = fan_fold_slot(f)->p->accum;
+    fan_stream *on = fan_fold_slot(f)->state->accum;
     FAN_TRY(
         fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
     fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = f->n, .label = "widen"};
@@ -83,9 +83,9 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         FAN_GO(fan_order_wait_terms(f, err));
     if (f->plan.exclusive)
         FAN_GO(fan_order_wait_users(f, out, err));
-    FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err));
+    FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->state->accum, &f->plan.after, err));
     fan_stats_out stats_out = {.words = f->sum_stats.device_words,
-                               .before = fan_fold_slot(f)->p->sum_stats.device_words,
+                               .before = fan_fold_slot(f)->state->sum_stats.device_words,
                                .keys = f->keys};
     fan_job job = {.kind = FAN_JOB_SUM,
                    .out = out,

@@ -45,8 +45,8 @@ static void exact_layout_of(const fan_fold *f, exact_layout *layout)
     const fan_slot *s = fan_fold_slot(f);
     const fan_slot_spec *spec = s->spec;
     layout->axes = f->plan.expanded;
-    layout->ndim = spec->has_shape ? spec->ndim : s->p->ndim;
-    layout->whole = spec->has_shape ? spec->shape : s->p->shape;
+    layout->ndim = spec->has_shape ? spec->ndim : s->state->ndim;
+    layout->whole = spec->has_shape ? spec->shape : s->state->shape;
     layout->size = 1;
     for (int i = 0; i < layout->ndim; i++) {
         bool cut = layout->axes >> i & 1;
@@ -199,7 +199,7 @@ static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_err
 
 fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
 {
-    fan_slot_state *p = fan_fold_slot(f)->p;
+    fan_slot_state *p = fan_fold_slot(f)->state;
     fan_exact_state *st = p->exact;
     size_t nonfinite = f->n;
     if (f->n == 0)
@@ -340,7 +340,7 @@ static fan_status fold_exact_dense(fan_fold *f, fan_error *err)
         FAN_GO(exact_fresh(f, &layout, &out, err));
     FAN_GO(fan_order_wait_terms(f, err));
     if (f->out)
-        FAN_GO(fan_order_wait_taker(f, s->p->accum, &f->plan.after, err));
+        FAN_GO(fan_order_wait_taker(f, s->state->accum, &f->plan.after, err));
     FAN_GO(exact_numbers(f, d, &numbers, err));
     if (is_state) {
         fan_window_round(out, f->state->sum, scale);

@@ -60,7 +60,7 @@ fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
         FAN_COUNT(b, bytes_read, n);
         bytes += n;
     }
-    fan_stream *on = s->p->accum;
+    fan_stream *on = s->state->accum;
     if (FAN_FAULT(SUM_ON_LAST_PRODUCER) && f->n)
         on = f->terms[f->n - 1].producer;
     if (f->batch)
@@ -93,10 +93,10 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
             first = f->terms[i].v;
     *out = NULL;
     if (d->backend->has_streams && frontend->fresh && first)
-        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->p->accum, dtype, ndim, shape,
-                                like, out, err));
+        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->state->accum, dtype, ndim,
+                                shape, like, out, err));
     return *out ? FAN_OK
-                : fan_device_array(d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out,
+                : fan_device_array(d, fan_fold_slot(f)->state->accum, dtype, ndim, shape, like, out,
                                    err);
 }
 
@@ -125,8 +125,8 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
         in[i] =
             (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in,
-                                                n, true, FAN_DT_NONE, NULL, out, err);
+    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->state->accum,
+                                                in, n, true, FAN_DT_NONE, NULL, out, err);
     fan_free(in);
     return status;
 }

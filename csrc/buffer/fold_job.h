@@ -87,7 +87,7 @@ static inline fan_slot *fan_fold_slot(const fan_fold *f)
 
 static inline fan_device *fan_fold_device(const fan_fold *f)
 {
-    fan_device *d = fan_fold_slot(f)->p->device;
+    fan_device *d = fan_fold_slot(f)->state->device;
     return d ? d : fan_cpu();
 }
 

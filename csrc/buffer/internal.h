@@ -86,7 +86,7 @@ typedef struct fan_slot {
     fan_slot_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
     /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no
      * plain entry. */
-    fan_slot_state *p;
+    fan_slot_state *state;
     /* the contributions that wait; NULL: none yet in the life of this buffer */
     fan_list *list;
     fan_target *targets; /* that have begun and not ended */

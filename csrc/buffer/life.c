@@ -180,7 +180,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     for (size_t i = 0; i < config->slots; i++) {
         fan_slot *s = &b->slots[i];
         s->spec = &b->undeclared;
-        s->p = &fan_slot_state_none;
+        s->state = &fan_slot_state_none;
         s->expected = -1;
         s->targets = NULL;
         fan_slot_set_owner(s, 0);
@@ -320,8 +320,8 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots && b->fork_generation == FAN_FORK_INVALID; i++)
-        if (b->slots[i].p != &fan_slot_state_none)
-            b->slots[i].p->arriving = 0; /* the thread that was bringing it is gone */
+        if (b->slots[i].state != &fan_slot_state_none)
+            b->slots[i].state->arriving = 0; /* the thread that was bringing it is gone */
     b->fork_generation = b->owner_generation;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
@@ -382,7 +382,7 @@ void fan_buffer_abandon(fan_buffer *b)
         fan_slot_lock(b, i);
         combine = b->slots[i].spec->combine;
         b->slots[i].spec->combine = NULL;
-        bool idle = !b->slots[i].busy && !b->slots[i].p->arriving;
+        bool idle = !b->slots[i].busy && !b->slots[i].state->arriving;
         if (idle)
             gone = fan_slot_cut(b, &b->slots[i]);
         fan_slot_unlock(b, i);

@@ -24,7 +24,7 @@ void fan_buffer_adopt(fan_buffer *b)
     atomic_store(&b->waiting, 0);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        left |= s->p->arriving > 0;
+        left |= s->state->arriving > 0;
         if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
             continue;
         left = true;
@@ -133,7 +133,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
         fan_yield();
     fan_slot_make_busy(s);
     s->taking = taking;
-    while (taking && s->p->arriving && status == FAN_OK && !FAN_FAULT(TAKE_IGNORES_ADDS))
+    while (taking && s->state->arriving && status == FAN_OK && !FAN_FAULT(TAKE_IGNORES_ADDS))
         status = slot_wait_for_change(b, slot, err);
     if (status != FAN_OK) {
         s->busy = s->taking = false;
@@ -300,9 +300,9 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
 {
-    fan_slot_state *gone = s->p;
+    fan_slot_state *gone = s->state;
     size_t plain = 0;
-    s->p = &fan_slot_state_none;
+    s->state = &fan_slot_state_none;
     if (gone == &fan_slot_state_none || !fan_slot_entries(s))
         return gone;
     for (size_t i = s->list->summed > 0; i < s->list->n; i++)
@@ -320,11 +320,11 @@ bool fan_status_poisons(fan_status s)
 
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
-    if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))
+    if (s->state == &fan_slot_state_none || s->state->poison || !fan_status_poisons(status))
         return;
-    s->p->poison = fan_calloc(sizeof *s->p->poison);
-    if (s->p->poison && err)
-        *s->p->poison = *err;
+    s->state->poison = fan_calloc(sizeof *s->state->poison);
+    if (s->state->poison && err)
+        *s->state->poison = *err;
 }
 
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
@@ -356,7 +356,7 @@ fan_status fan_slot_fail_int(const fan_buffer *b, size_t slot, int64_t key, int6
 
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 {
-    const fan_error *first = b->slots[slot].p->poison;
+    const fan_error *first = b->slots[slot].state->poison;
     if (!first)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
@@ -447,7 +447,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
         p->ndim = k->ndim;
         p->shaped = true;
     }
-    s->p = p;
+    s->state = p;
     size_t kept = 0;
     for (size_t i = 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
         if (list->entries[i].object || list->entries[i].key >= 0)

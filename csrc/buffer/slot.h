@@ -121,7 +121,7 @@ static inline size_t fan_slot_waiting(const fan_slot *s)
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
-    return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
+    return s->state == &fan_slot_state_none ? fan_list_count(s->list) : s->state->count;
 }
 /* fan_slot_missing: A16: how many of the contributions that were expected have not come;
  * `unlimited`: of a slot that expects no certain number. */
@@ -136,8 +136,9 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
 static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    return s->p == &fan_slot_state_none && fan_slot_entries(s) ? fan__slot_begin_state(b, slot, err)
-                                                               : FAN_OK;
+    return s->state == &fan_slot_state_none && fan_slot_entries(s)
+               ? fan__slot_begin_state(b, slot, err)
+               : FAN_OK;
 }
 /* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);

@@ -13,7 +13,7 @@
 
 static fan_slot_state *stats_state(const fan_fold *f)
 {
-    return f->b->slots[f->slot].p;
+    return f->b->slots[f->slot].state;
 }
 
 static const fan_array *stats_numbers(const fan_value *v)
@@ -39,8 +39,8 @@ static fan_status stats_elements(const fan_fold *f, const fan_value *v, const fa
     const fan_slot *s = fan_fold_slot(f);
     fan_dtype acc = fan_accum_dtype(v->dtype, s->spec->accumulate);
     fan_sparse_operand in = {v->sparse, acc == FAN_DT_NONE ? fan_dtype_accumulate(v->dtype) : acc};
-    FAN_TRY(
-        fan_device_sparse_merge(v->device, s->p->accum, &in, 1, true, v->dtype, NULL, merged, err));
+    FAN_TRY(fan_device_sparse_merge(v->device, s->state->accum, &in, 1, true, v->dtype, NULL,
+                                    merged, err));
     *elements = (*merged)->values;
     return FAN_OK;
 }
@@ -279,7 +279,7 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d,
                             int64_t key, fan_error *err)
 {
-    fan_slot_state *p = b->slots[slot].p;
+    fan_slot_state *p = b->slots[slot].state;
     fan_sum_stats *sum_stats = &p->sum_stats;
     if (!b->sum_stats)
         return FAN_OK;

@@ -105,8 +105,8 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
     fan_dtype d = fan_fold_dtype(f);
     int ndim = any ? fan_value_shape(any, &shape) : -1;
     if (f->state && ndim < 0) {
-        ndim = s->p->ndim;
-        shape = s->p->shape;
+        ndim = s->state->ndim;
+        shape = s->state->shape;
     }
     if (ndim < 0)
         return any ? fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, c->slot, -1),
@@ -126,12 +126,12 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
                            "out= of dtype %s cannot take a sum of dtype %s",
                            fan_dtype_name(out->dtype), fan_dtype_name(d));
-    if (s->p->device && out->device != s->p->device)
+    if (s->state->device && out->device != s->state->device)
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
                            "out= is on %s, the sum on %s%s",
                            fan_device_text(out->device, has, sizeof has),
-                           fan_device_text(s->p->device, wants, sizeof wants),
-                           fan_device_of_another(out->device, s->p->device));
+                           fan_device_text(s->state->device, wants, sizeof wants),
+                           fan_device_of_another(out->device, s->state->device));
     return FAN_OK;
 }
 
@@ -149,7 +149,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
             status = fan_slot_poisoned(b, c->slot, err);
             if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
                 char got[24];
-                snprintf(got, sizeof got, "%" PRId64, s->p->count);
+                snprintf(got, sizeof got, "%" PRId64, s->state->count);
                 status = fan_slot_fail_count(b, c->slot, -1, got, err);
             }
             if (status != FAN_OK)
@@ -159,7 +159,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
         FAN_TRY(status);
         c->claimed = true;
         /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
-        fan_stream *own = s->p->consumer;
+        fan_stream *own = s->state->consumer;
         c->consumer = t->options->stream ? t->options->stream : own ? own : b->stream;
         FAN_TRY(fan_gather(b, c->slot, SIZE_MAX, true, &c->gathered, err));
         c->has_gathered = true;
@@ -256,7 +256,7 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
 /* Takes over the result of the fold. */
 static fan_status take_end_fold(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_slot_state *p = t->b->slots[c->slot].p;
+    fan_slot_state *p = t->b->slots[c->slot].state;
     fan_gathered *g = &c->gathered;
     fan_fold *f = &g->fold;
     c->begun = false;
@@ -350,8 +350,8 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
     size_t n = g->n - g->has_sum;
-    facts.whole = s->p->keyed < 0 || !n ||
-                  (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
+    facts.whole = s->state->keyed < 0 || !n ||
+                  (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->state->next_key + n - 1;
     facts.alone = t->n == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
@@ -370,7 +370,7 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
     c->origin = g->like.origin;
     c->rank = g->like.rank;
     if (c->plan.rules)
-        b->slots[c->slot].p->rules |= c->plan.rules;
+        b->slots[c->slot].state->rules |= c->plan.rules;
     if (c->plan.counts)
         FAN_COUNT(b, copies, 1);
     switch (c->plan.way) {
@@ -381,7 +381,7 @@ static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, f
          * then. */
         fan_stream *R = NULL;
         if (fan_fold_first_suspect(f)) {
-            c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
+            c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].state->sum_stats);
         } else {
             FAN_TRY(fan_fold_measure_term(f, &R, err));
             c->sum_stats = fan_sum_stats_move(&f->sum_stats);
@@ -450,7 +450,7 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
                                   fan_sync_fold *plan, fan_error *err)
 {
     fan_fold *f = &c->gathered.fold;
-    const fan_slot_state *p = t->b->slots[c->slot].p;
+    const fan_slot_state *p = t->b->slots[c->slot].state;
     if (!on && c->out->device->backend->has_streams)
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
     if (on)
@@ -465,7 +465,7 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
 
 static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_slot_state *p = t->b->slots[c->slot].p;
+    fan_slot_state *p = t->b->slots[c->slot].state;
     if (c->handed)
         return FAN_OK;
     c->handed = true;
@@ -597,7 +597,7 @@ static fan_status take_all(take_op *t, fan_error *err)
     fan_status status = FAN_OK;
     bool streams = false, late = false;
     for (size_t i = 0; i < t->n; i++)
-        streams |= t->b->slots[t->slots[i].slot].p->accum != NULL;
+        streams |= t->b->slots[t->slots[i].slot].state->accum != NULL;
     if (streams && t->n > 1 && !t->b->sum_stats && !(t->batch = fan_batch_new()))
         return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
     FAN_GO(take_each_slot(t, TAKE_SUM, err));
@@ -680,16 +680,17 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
         take_slot *c = &t.slots[i];
         if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED) {
             const fan_slot *s = &t.b->slots[c->slot];
-            const fan_device *d = c->consumer ? c->consumer->device : s->p->device;
-            fan_slot_trace(t.b, c->slot,
-                           (fan_trace_line){.kind = FAN_TRACE_TAKE,
-                                            .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                                            .device = d && d->id ? (int16_t)d->index : -1,
-                                            .count = (uint32_t)s->p->count,
-                                            .key = -1,
-                                            .rules = s->p->rules,
-                                            .stream = c->consumer ? c->consumer->handle : 0,
-                                            .bytes = fan_value_bytes(&c->result)});
+            const fan_device *d = c->consumer ? c->consumer->device : s->state->device;
+            fan_slot_trace(
+                t.b, c->slot,
+                (fan_trace_line){.kind = FAN_TRACE_TAKE,
+                                 .how = s->state->accum ? fan_sync_letter(s->state->how) : '\0',
+                                 .device = d && d->id ? (int16_t)d->index : -1,
+                                 .count = (uint32_t)s->state->count,
+                                 .key = -1,
+                                 .rules = s->state->rules,
+                                 .stream = c->consumer ? c->consumer->handle : 0,
+                                 .bytes = fan_value_bytes(&c->result)});
         }
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
@@ -782,7 +783,7 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    if (s->p != &fan_slot_state_none || s->busy || s->targets ||
+    if (s->state != &fan_slot_state_none || s->busy || s->targets ||
         fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
@@ -1137,7 +1138,7 @@ static bool take_plain_outs_begin(take_plain *t)
  * path. */
 static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
-    if (b->slots[slot].p != &fan_slot_state_none)
+    if (b->slots[slot].state != &fan_slot_state_none)
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *p = take_list(b, slot);
     size_t n = take_defined(p);
@@ -1253,16 +1254,16 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum,
+            status = fan_order_hand_over(b, slot, out, s->state->consumer, s->state->accum,
                                          f->terms[0].producer, f->terms[0].event,
-                                         consumer ? consumer : s->p->consumer, &f->rules, err);
+                                         consumer ? consumer : s->state->consumer, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready,
-                                         f->ready_event, consumer ? consumer : s->p->consumer,
-                                         &f->rules, err);
+            status = fan_order_hand_over(b, slot, out, s->state->consumer, s->state->accum,
+                                         f->ready, f->ready_event,
+                                         consumer ? consumer : s->state->consumer, &f->rules, err);
     }
     if (status == FAN_OK && gathered.like.some && out->form != FAN_FORM_OBJECT) {
         out->origin = gathered.like.origin;

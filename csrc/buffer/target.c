@@ -13,7 +13,7 @@
 static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, const fan_stream *P)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_slot_state *p = s->p;
+    const fan_slot_state *p = s->state;
     const fan_entry *first = fan_slot_sum(s);
     const fan_item *it = first && first->general ? first->item : NULL;
     bool own = it && it->value.form == FAN_FORM_DENSE && it->owned;
@@ -53,7 +53,7 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &checked, err));
     t->producer = fan_stream_hold(checked.producer);
     t->device = fan_device_hold(c->value.device);
-    if (t->producer == s->p->accum)
+    if (t->producer == s->state->accum)
         FAN_TRY(fan_slot_promote(b, t->slot, err));
     fan_target_facts facts = target_facts(b, t->slot, t->key, t->producer);
     fan_target_plan plan = fan_plan_target(&facts);
@@ -63,7 +63,7 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     s->targets = t;
     if (plan.direct) {
         /* The contribution counts from now on (A16), although nothing is in it yet. */
-        fan_slot_state *p = s->p;
+        fan_slot_state *p = s->state;
         t->sum = fan_slot_sum(s)->item;
         t->array = fan_array_hold(t->sum->value.array);
         fan_slot_make_busy(s);
@@ -83,7 +83,7 @@ static fan_device *target_device(fan_buffer *b, size_t slot, const fan_stream *s
     if (s->spec->device || stream)
         return fan_device_hold(s->spec->device ? s->spec->device : stream->device);
     fan_slot_lock(b, slot);
-    fan_device *d = fan_device_hold(s->p->device ? s->p->device : fan_cpu());
+    fan_device *d = fan_device_hold(s->state->device ? s->state->device : fan_cpu());
     fan_slot_unlock(b, slot);
     return d;
 }
@@ -119,8 +119,8 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_status status = target_begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
     if (status == FAN_OK && t->direct) { /* memory for the statistics of the lent sum */
-        if (b->sum_stats && !s->p->sum_stats.valid)
-            status = fan_slot_measure(b, slot, t->array, t->device, s->p->like_key, err);
+        if (b->sum_stats && !s->state->sum_stats.valid)
+            status = fan_slot_measure(b, slot, t->array, t->device, s->state->like_key, err);
         if (status != FAN_OK) {
             fan_slot_poison(s, status, err);
             fan_buffer_target_cancel(b, t);
@@ -162,7 +162,7 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
     if (t->direct) {
         /* The lent running sum comes back: it has one contribution more (S15). */
         fan_slot *s = &b->slots[t->slot];
-        fan_slot_state *p = s->p;
+        fan_slot_state *p = s->state;
         fan_event *e = NULL, *old = NULL;
         fan_sum_stats last = {.valid = false};
         status = good ? fan_slot_measure(b, t->slot, t->array, t->device, t->key, err) : FAN_OK;
@@ -229,7 +229,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
     fan_slot_lock(b, t->slot);
     target_forget(&b->slots[t->slot], t);
     if (t->direct) {
-        fan_slot_state *p = b->slots[t->slot].p;
+        fan_slot_state *p = b->slots[t->slot].state;
         p->count--;
         p->arriving--;
         p->next_key = t->key >= 0 ? (uint64_t)t->key : p->next_key;
