@@ -114,7 +114,9 @@ static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
         return FAN_REUSE_TYPE;
     if (!f->disjoint)
         return FAN_REUSE_MEETS;
-    if (!((f->owned && !f->exposed) || f->donated || (f->unshared && f->host)))
+    bool own = f->owned && !f->exposed;
+    bool alone = f->unshared && f->host;
+    if (!own && !f->donated && !alone)
         return FAN_REUSE_HELD;
     if (!f->host && !f->exclusive)
         return FAN_REUSE_USED;

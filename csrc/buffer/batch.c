@@ -99,7 +99,7 @@ static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_
     r.batch = fan_batch_new();
     r.all = fan_alloc(n * sizeof *r.all);
     if (!r.batch || !r.all)
-        status = fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+        status = fan_buffer_fail_memory(b, err);
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         /* A slot whose fold can be one of many is busy from here on. */
         size_t slot = slots[order[i]];
@@ -182,7 +182,7 @@ static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batc
         rest += x[i].bytes;
     t->all = fan_calloc((n ? n : 1) * sizeof *t->all);
     if (!t->all)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+        return fan_buffer_fail_memory(b, err);
     for (size_t i = 0, end; i < n && status == FAN_OK; i = end) {
         uint64_t own = 0;
         for (end = i; end < n && x[end].slot == x[i].slot; end++)
@@ -257,7 +257,7 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         FAN_TRY(fan_slot_check(b, slots[i], err));
     fan_add_op *x = fan_calloc((n ? n : 1) * sizeof *x);
     if (!x)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+        return fan_buffer_fail_memory(b, err);
     for (size_t i = 0; i < n; i++)
         x[i] =
             (fan_add_op){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};

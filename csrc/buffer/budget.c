@@ -283,7 +283,7 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
-    return fan_plain_allowed() && s->state == &fan_slot_state_none && !s->busy && !s->targets &&
+    return fan_plain_allowed() && !fan_slot_has_state(s) && !s->busy && !s->targets &&
            !b->sum_stats && p && !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
 }
 

@@ -51,7 +51,7 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     gathered->room = fan_calloc(sizeof *gathered->room);
     if (!f->terms || !f->scratch || !gathered->entries || !gathered->room ||
         (plain && !gathered->values))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+        return fan_slot_fail_memory(b, slot, err);
     fan_slot_lock(b, slot);
     if (s->list)
         fan_list_sort(s->list);
@@ -284,7 +284,7 @@ fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer 
         facts.same_dtype = facts.same_dtype && fan_fold_accumulated(f, f->terms[0].seen) == target;
     facts.disjoint = !sum || fold_term_disjoint(f, which);
     /* For a sum fan_order_wait_users makes A wait, and a taker's stream waits. */
-    facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_slot(f)->state->accum;
+    facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_accum(f);
     facts.read_later = writer == FAN_WRITER_PREFIXES && f->b->sum_stats &&
                        !(which == 0 && fan_fold_first_suspect(f) && host);
     if (sum &&
@@ -401,7 +401,7 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     sub.finish = true;
     sub.finish_dtype = FAN_DT_NONE;
     sub.take = NULL;
-    sub.result = (fan_value){.dtype = FAN_DT_NONE};
+    sub.result = fan_value_none();
     sub.sum_stats = (fan_sum_stats){.valid = false};
     fan_fold_decide(&sub);
     fan_status status = fold_body(&sub, err);
@@ -469,7 +469,7 @@ static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, f
 static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_stream *A = fan_fold_slot(f)->state->accum;
+    fan_stream *A = fan_fold_accum(f);
     FAN_TRY(fan_order_wait_terms(f, err));
     if (A)
         FAN_TRY(fan_stream_push(A, err));
@@ -479,7 +479,7 @@ static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *e
         fan_stream_pop(A);
     FAN_TRY(status);
     f->result = *sum;
-    *sum = (fan_value){.dtype = FAN_DT_NONE};
+    *sum = fan_value_none();
     f->owned = false;
     return FAN_OK;
 }
@@ -488,7 +488,7 @@ static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *e
  * (A1). */
 static fan_status fold_with_objects(fan_fold *f, fan_error *err)
 {
-    fan_value sum = {.dtype = FAN_DT_NONE};
+    fan_value sum = fan_value_none();
     size_t first = 0;
     while (f->terms[first].v->form != FAN_FORM_OBJECT)
         first++;
@@ -523,7 +523,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = fan_fold_slot(f);
     assert((f->n > 0 || f->state) && s->busy);
-    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    f->result = fan_value_none();
     for (size_t i = 0; i < f->n; i++)
         if (!f->terms[i].owned)
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
@@ -553,7 +553,7 @@ bool fan_fold_left(const fan_fold *f)
 void fan_fold_abandon(fan_fold *f)
 {
     fan_value_drop(f->b->frontend, &f->result);
-    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    f->result = fan_value_none();
     fan_event_drop(f->early);
     f->early = NULL;
     f->batch = NULL;
@@ -563,7 +563,7 @@ void fan_fold_abandon(fan_fold *f)
 static fan_status fold_record(fan_fold *f, fan_error *err)
 {
     const fan_sync_fold *plan = &f->plan.after;
-    fan_stream *A = fan_fold_slot(f)->state->accum, *first = f->n ? f->terms[0].producer : NULL;
+    fan_stream *A = fan_fold_accum(f), *first = f->n ? f->terms[0].producer : NULL;
     fan_event *e = f->early;
     uint64_t bit = f->finish ? FAN_PLAN_S22_RECORD : FAN_PLAN_S15_RECORD;
     bool record = plan->slot.has_event && !(FAN_FAULT(NO_RECORD_BEHIND_SUM) && !f->finish);
@@ -666,7 +666,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
                        .owned = f->owned,
                        .exposed = same && t->exposed,
                        .shown = same && (first->general ? first->item->shown : first->exposed)};
-        f->result = (fan_value){.dtype = FAN_DT_NONE};
+        f->result = fan_value_none();
         f->ready = NULL;
         f->ready_event = NULL;
         p->sum_stats = fan_sum_stats_move(&f->sum_stats);
@@ -685,7 +685,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
                                     .owned = t->owned,
                                     .exposed = t->exposed,
                                     .shown = gathered->entries[stays].exposed};
-        gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
+        gathered->values[gathered->nvalues - 1] = fan_value_none();
     }
     p->value_seen = f->n == 1 ? f->terms[0].seen : f->seen;
     p->summed_seen = gathered->seen;

@@ -17,7 +17,7 @@ static fan_status dense_widen(fan_fold *f, const fan_operand *in, fan_dtype last
                               fan_error *err)
 {
     const fan_array *like = in[0].array;
-    fan_stream *on = fan_fold_slot(f)->state->accum;
+    fan_stream *on = fan_fold_accum(f);
     FAN_TRY(
         fan_device_array(fan_fold_device(f), on, last, like->ndim, like->shape, like, wide, err));
     fan_job job = {.kind = FAN_JOB_SUM, .out = *wide, .in = in, .n = f->n, .label = "widen"};
@@ -32,7 +32,7 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     fan_array *out = NULL; /* what the job writes */
     /* .. as the sum shows it, where it stays expanded (A13) */
     fan_array *seen = NULL;
-    fan_value kept = {.dtype = FAN_DT_NONE}; /* the term whose memory `out` is */
+    fan_value kept = fan_value_none(); /* the term whose memory `out` is */
     /* operands that were made for the sum: compact bases */
     size_t compact = 0;
     const fan_array *full = f->terms[0].v->array;
@@ -83,7 +83,7 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
         FAN_GO(fan_order_wait_terms(f, err));
     if (f->plan.exclusive)
         FAN_GO(fan_order_wait_users(f, out, err));
-    FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->state->accum, &f->plan.after, err));
+    FAN_GO(fan_order_wait_taker(f, fan_fold_accum(f), &f->plan.after, err));
     fan_stats_out stats_out = {.words = f->sum_stats.device_words,
                                .before = fan_fold_slot(f)->state->sum_stats.device_words,
                                .keys = f->keys};
@@ -119,7 +119,7 @@ fan_status fan_fold_dense(fan_fold *f, fan_error *err)
     } else if (f->plan.action == FAN_ACTION_INTO_OLD) {
         FAN_COUNT(f->b, in_place, f->n - 1);
         f->result = kept;
-        kept = (fan_value){.dtype = FAN_DT_NONE};
+        kept = fan_value_none();
     } else {
         f->result = fan_value_dense(fan_array_hold(seen ? seen : out), fan_fold_device(f));
         f->owned = true;

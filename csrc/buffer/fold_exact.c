@@ -67,9 +67,7 @@ static fan_status exact_window(const fan_fold *f, fan_dtype d, const exact_layou
         fan_window_free(narrow);
     }
     *out = w;
-    return w ? FAN_OK
-             : fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
+    return w ? FAN_OK : fan_slot_fail_memory(f->b, f->slot, err);
 }
 
 /* ---- the numbers of the terms ---- */
@@ -111,8 +109,7 @@ static fan_status exact_numbers(fan_fold *f, fan_dtype d, fan_array ***out, fan_
 {
     *out = fan_calloc((f->n ? f->n : 1) * sizeof **out);
     if (!*out)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
+        return fan_slot_fail_memory(f->b, f->slot, err);
     for (size_t i = 0; i < f->n; i++)
         FAN_TRY(exact_number(f, i, d, &(*out)[i], err));
     return FAN_OK;
@@ -160,7 +157,7 @@ static fan_status exact_add(fan_fold *f, fan_window *sum, fan_array *const *numb
     const fan_array **dense = fan_alloc((f->n ? f->n : 1) * sizeof *dense);
     size_t denses = 0;
     if (!dense)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, f->slot, -1), "out of memory");
+        return fan_slot_fail_memory(b, f->slot, err);
     void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
     for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
@@ -214,8 +211,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_like *like, fan_error *err)
         const fan_array *first = f->terms[0].v->array; /* dense terms alone come here */
         st = fan_calloc(sizeof *st);
         if (!st)
-            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                               "out of memory");
+            return fan_slot_fail_memory(f->b, f->slot, err);
         if (first->ndim)
             memcpy(st->strides, first->strides, (size_t)first->ndim * sizeof *first->strides);
     }
@@ -265,8 +261,7 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     int64_t *places = NULL;
     fan_array **numbers = NULL;
     if (!all || !window)
-        FAN_GO(
-            fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory"));
+        FAN_GO(fan_slot_fail_memory(f->b, f->slot, err));
     FAN_GO(exact_numbers(f, d, &numbers, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)

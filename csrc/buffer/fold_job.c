@@ -93,11 +93,10 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
             first = f->terms[i].v;
     *out = NULL;
     if (d->backend->has_streams && frontend->fresh && first)
-        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->state->accum, dtype, ndim,
-                                shape, like, out, err));
+        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_accum(f), dtype, ndim, shape, like, out,
+                                err));
     return *out ? FAN_OK
-                : fan_device_array(d, fan_fold_slot(f)->state->accum, dtype, ndim, shape, like, out,
-                                   err);
+                : fan_device_array(d, fan_fold_accum(f), dtype, ndim, shape, like, out, err);
 }
 
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
@@ -125,8 +124,8 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
         in[i] =
             (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->state->accum,
-                                                in, n, true, FAN_DT_NONE, NULL, out, err);
+    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_accum(f), in, n, true,
+                                                FAN_DT_NONE, NULL, out, err);
     fan_free(in);
     return status;
 }

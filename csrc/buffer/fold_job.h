@@ -91,6 +91,18 @@ static inline fan_device *fan_fold_device(const fan_fold *f)
     return d ? d : fan_cpu();
 }
 
+/* fan_fold_accum: A, the stream that sums; NULL: the device has no streams. */
+static inline fan_stream *fan_fold_accum(const fan_fold *fold)
+{
+    return fan_fold_slot(fold)->state->accum;
+}
+
+/* fan_term_is_sum: the term is the sum of several contributions. */
+static inline bool fan_term_is_sum(const fan_fold *fold, const fan_term *term)
+{
+    return term->is_value && fan_fold_slot(fold)->list->summed > 1;
+}
+
 static inline uint64_t fan_dense_bytes(const fan_array *a)
 {
     return (uint64_t)a->size * fan_dtype_size(a->dtype);

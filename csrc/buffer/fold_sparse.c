@@ -11,7 +11,7 @@ static fan_status sparse_copy_part(fan_fold *f, const fan_array *part, fan_array
 {
     if (!part)
         return FAN_OK;
-    fan_stream *on = fan_fold_slot(f)->state->accum;
+    fan_stream *on = fan_fold_accum(f);
     FAN_TRY(fan_device_array(fan_fold_device(f), on, part->dtype, part->ndim, part->shape, part,
                              out, err));
     fan_operand in = {part, part->dtype};
@@ -68,9 +68,9 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
         goto done;
     }
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(
-        fan_fold_device(f), fan_fold_slot(f)->state->accum, in, f->n + wider, f->plan.coalesce,
-        f->finish ? f->plan.dtype : FAN_DT_NONE, fan_fold_scale(f), &sum, err));
+    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_accum(f), in, f->n + wider,
+                                   f->plan.coalesce, f->finish ? f->plan.dtype : FAN_DT_NONE,
+                                   fan_fold_scale(f), &sum, err));
     f->result = fan_value_sparse(sum, fan_fold_device(f));
     f->owned = true;
 done:
@@ -193,7 +193,7 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
     }
     if (m.kept.form == FAN_FORM_DENSE) {
         f->result = m.kept;
-        m.kept = (fan_value){.dtype = FAN_DT_NONE};
+        m.kept = fan_value_none();
     } else {
         f->result = fan_value_dense(fan_array_hold(m.cur), fan_fold_device(f));
         f->owned = true;

@@ -320,7 +320,7 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots && b->fork_generation == FAN_FORK_INVALID; i++)
-        if (b->slots[i].state != &fan_slot_state_none)
+        if (fan_slot_has_state(&b->slots[i]))
             b->slots[i].state->arriving = 0; /* the thread that was bringing it is gone */
     b->fork_generation = b->owner_generation;
     for (size_t i = 0; i < b->nslots; i++) {

@@ -105,7 +105,7 @@ static bool order_covered(const fan_fold *f, size_t i)
 
 fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = f->b->slots[f->slot].state->accum;
+    fan_stream *A = fan_fold_accum(f);
     if (!A || FAN_FAULT(FOLD_UNORDERED))
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
@@ -132,7 +132,7 @@ static void order_flush(const fan_fold *f, const fan_stream *s)
 
 fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
 {
-    fan_stream *A = f->b->slots[f->slot].state->accum, *user;
+    fan_stream *A = fan_fold_accum(f), *user;
     fan_status status = FAN_OK;
     if (!A || !a->storage || FAN_FAULT(WRITE_WITHOUT_WAIT) || FAN_FAULT(REFCOUNT_IS_ENOUGH))
         return FAN_OK;

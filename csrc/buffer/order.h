@@ -8,8 +8,11 @@
 
 static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
 {
-    return s ? (fan_stream_id){s->device->id, FAN_FAULT(STREAMS_BY_NUMBER) ? s->handle : s->id}
-             : (fan_stream_id){0, 0};
+    if (!s)
+        return (fan_stream_id){0, 0};
+    if (FAN_FAULT(STREAMS_BY_NUMBER))
+        return (fan_stream_id){s->device->id, s->handle};
+    return (fan_stream_id){s->device->id, s->id};
 }
 
 /* fan_order_left_out: the bits that the proof leaves out on this device. */

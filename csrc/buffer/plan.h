@@ -185,44 +185,66 @@ typedef struct fan_take_plan {
     uint64_t rules;
 } fan_take_plan;
 
-/* Inline: of plain entries (plain.h) most facts are constants. */
+/* fan_plan_take_way: the first line of this table that holds:
+ *
+ *   terms    and                                             way
+ *   none     zeros alone, which go into no out=              ZERO
+ *   none     nothing else                                    NOTHING
+ *   any      out=, which one pass may write (not D11)        INTO_OUT
+ *   several  in place, keys may be missing, donated          LATE
+ *   several  in place, no key is missing                     COMMIT
+ *   one      no array is made or changed                     HAND (A14)
+ *   any      whatever else                                   FINISH
+ *
+ * "In place": arrays, not exact, neither scaled nor for an out=. To COMMIT needs no wider dtype
+ * for the sum of arrays, a term that is not sparse, and no writer of an expanded sum.
+ *
+ * Inline: of plain entries (plain.h) most facts are constants. */
 static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
 {
-    bool sums = f->terms > 1, anew = f->scaled || f->has_out;
+    bool sums = f->terms > 1;
     bool objects = f->objects > 0;
     bool exact = f->exact && (sums || f->has_state);
-    /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in
-     * one pass, or would change what is still to be read. */
-    bool copy = f->dense < f->terms || f->out_overlaps_inputs ||
-                (f->stats && f->exact && f->out_overlaps_own);
-    bool whole =
-        /* beyond a gap nothing is committed: the missing keys may still come */
-        f->whole || f->alone || f->last;
     if (f->terms == 0 && !f->has_state)
         return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
-    if (f->has_out && !copy)
+
+    /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in
+     * one pass, or would change what is still to be read. */
+    bool one_pass = f->dense == f->terms;
+    bool read_again = f->stats && f->exact && f->out_overlaps_own;
+    bool copy = f->out_overlaps_inputs || read_again;
+    if (f->has_out && one_pass && !copy)
         return FAN_TAKE_INTO_OUT;
-    bool in_place = sums && !objects && !exact && !anew;
-    if (!whole && in_place && f->first_donated)
-        return FAN_TAKE_LATE;
-    if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
-        !(f->writable && f->expanded))
-        return FAN_TAKE_COMMIT;
+    bool anew = f->scaled || f->has_out;
+    if (exact || anew || f->terms == 0)
+        return FAN_TAKE_FINISH;
+
+    if (sums) {
+        /* beyond a gap nothing is committed: the missing keys may still come */
+        bool whole = f->whole || f->alone || f->last;
+        if (!whole && !objects && f->first_donated)
+            return FAN_TAKE_LATE;
+        bool same_dtype = objects || !f->widened;
+        bool apart = f->sparse == f->terms || (f->writable && f->expanded);
+        return whole && same_dtype && !apart ? FAN_TAKE_COMMIT : FAN_TAKE_FINISH;
+    }
+
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
     bool coalesce = f->summed && f->loose; /* D12 */
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && !coalesce &&
-        (objects || f->same_dtype))
-        return FAN_TAKE_HAND;
-    return FAN_TAKE_FINISH;
+    bool same_dtype = objects || f->same_dtype;
+    if (f->overwritten || must_copy || coalesce || !same_dtype)
+        return FAN_TAKE_FINISH;
+    return FAN_TAKE_HAND;
 }
 
 static inline fan_take_plan fan_plan_take(const fan_take_facts *f)
 {
     fan_take_plan plan = {.way = fan_plan_take_way(f)};
-    plan.copy_out =
-        f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
+    bool some = f->terms || f->has_state || f->has_zero;
+    plan.copy_out = some && f->has_out && plan.way != FAN_TAKE_INTO_OUT;
     plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
-    plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
+    if (plan.way == FAN_TAKE_HAND && !f->summed)
+        plan.rules = FAN_A(14);
     return plan;
 }
 

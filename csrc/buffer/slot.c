@@ -320,7 +320,7 @@ bool fan_status_poisons(fan_status s)
 
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
-    if (s->state == &fan_slot_state_none || s->state->poison || !fan_status_poisons(status))
+    if (!fan_slot_has_state(s) || s->state->poison || !fan_status_poisons(status))
         return;
     s->state->poison = fan_calloc(sizeof *s->state->poison);
     if (s->state->poison && err)
@@ -334,6 +334,16 @@ void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_erro
     fan_slot_lock(b, slot);
     fan_slot_poison(&b->slots[slot], status, err);
     fan_slot_unlock(b, slot);
+}
+
+fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+}
+
+fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err)
+{
+    return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
 }
 
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
@@ -421,7 +431,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
     if (!p || !shape) {
         fan_free(p);
         fan_free(shape);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
+        return fan_slot_fail_memory(b, slot, err);
     }
     fan_list_sort(list);
     /* The state of a slot to which plain entries alone have come so far. */

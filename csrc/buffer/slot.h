@@ -84,6 +84,9 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); 
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may
  * read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
+/* fan_slot_fail_memory, fan_buffer_fail_memory: FAN_ERR_NOMEM, at a place. */
+fan_status fan_slot_fail_memory(const fan_buffer *b, size_t slot, fan_error *err);
+fan_status fan_buffer_fail_memory(const fan_buffer *b, fan_error *err);
 /* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step
  * knows. */
 void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
@@ -97,10 +100,18 @@ void fan_sum_stats_drop(fan_sum_stats *k);
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
+/* fan_slot_has_state: something came to the slot in this pass that is no plain entry. */
+static inline bool fan_slot_has_state(const fan_slot *s)
+{
+    return s->state != &fan_slot_state_none;
+}
 /* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
 static inline fan_list *fan_slot_list(fan_slot *s)
 {
-    if (!s->list && (s->list = fan_alloc(sizeof *s->list)))
+    if (s->list)
+        return s->list;
+    s->list = fan_alloc(sizeof *s->list);
+    if (s->list)
         fan_list_init(s->list);
     return s->list;
 }
@@ -112,7 +123,9 @@ static inline size_t fan_slot_entries(const fan_slot *s)
 }
 static inline fan_entry *fan_slot_sum(const fan_slot *s)
 {
-    return s->list && s->list->summed ? &s->list->entries[0] : NULL;
+    if (!s->list || !s->list->summed)
+        return NULL;
+    return &s->list->entries[0];
 }
 static inline size_t fan_slot_waiting(const fan_slot *s)
 {
@@ -121,13 +134,15 @@ static inline size_t fan_slot_waiting(const fan_slot *s)
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
-    return s->state == &fan_slot_state_none ? fan_list_count(s->list) : s->state->count;
+    return fan_slot_has_state(s) ? s->state->count : fan_list_count(s->list);
 }
 /* fan_slot_missing: A16: how many of the contributions that were expected have not come;
  * `unlimited`: of a slot that expects no certain number. */
 static inline int64_t fan_slot_missing(const fan_slot *s, int64_t unlimited)
 {
-    return s->expected < 0 ? unlimited : s->expected - fan_slot_count(s);
+    if (s->expected < 0)
+        return unlimited;
+    return s->expected - fan_slot_count(s);
 }
 /* fan_slot_begin_state: locked: where plain entries are in the list, the state that other
  * contributions need is made of what is known of them. The entries stay. FAN_ERR_NOMEM: nothing
@@ -136,9 +151,9 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
 static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    return s->state == &fan_slot_state_none && fan_slot_entries(s)
-               ? fan__slot_begin_state(b, slot, err)
-               : FAN_OK;
+    if (fan_slot_has_state(s) || !fan_slot_entries(s))
+        return FAN_OK;
+    return fan__slot_begin_state(b, slot, err);
 }
 /* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);

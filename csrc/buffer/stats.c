@@ -89,8 +89,7 @@ static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t s
 static fan_status stats_memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1),
-                           "out of memory");
+        return fan_slot_fail_memory(f->b, f->slot, err);
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
     return stats_memory(d, stats_state(f), size, &f->sum_stats, err);

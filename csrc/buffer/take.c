@@ -199,7 +199,7 @@ static fan_status take_gather(take_op *t, fan_error *err)
     t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
     t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
     if (!t->inputs.all || !t->outs.all)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
+        return fan_buffer_fail_memory(t->b, err);
     for (size_t i = 0; i < t->n; i++) {
         const take_slot *c = &t->slots[i];
         if (c->out)
@@ -270,7 +270,7 @@ static fan_status take_end_fold(const take_op *t, take_slot *c, fan_error *err)
     FAN_TRY(fan_fold_end(f, err));
     c->sum_stats = fan_sum_stats_move(&f->sum_stats);
     c->result = f->result;
-    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    f->result = fan_value_none();
     c->ready = f->ready;
     c->ready_event = f->ready_event;
     f->ready = NULL;
@@ -452,7 +452,7 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
     fan_fold *f = &c->gathered.fold;
     const fan_slot_state *p = t->b->slots[c->slot].state;
     if (!on && c->out->device->backend->has_streams)
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
+        return fan_buffer_fail_memory(t->b, err);
     if (on)
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
@@ -486,7 +486,7 @@ static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
         c->ready_event = NULL;
         if (plan.slot.has_event)
             FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
-        c->result = (fan_value){.dtype = FAN_DT_NONE};
+        c->result = fan_value_none();
         fan_value_drop(b->frontend, &sum);
         FAN_TRY(fan_value_copy(b->frontend, c->out, &c->result, err));
     }
@@ -599,7 +599,7 @@ static fan_status take_all(take_op *t, fan_error *err)
     for (size_t i = 0; i < t->n; i++)
         streams |= t->b->slots[t->slots[i].slot].state->accum != NULL;
     if (streams && t->n > 1 && !t->b->sum_stats && !(t->batch = fan_batch_new()))
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
+        return fan_buffer_fail_memory(t->b, err);
     FAN_GO(take_each_slot(t, TAKE_SUM, err));
     for (size_t i = 0; i < t->n; i++)
         late |= t->slots[i].planned_again;
@@ -664,7 +664,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
     if (!t.slots || !gone) {
         fan_free(t.slots);
         fan_free(gone);
-        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
+        return fan_buffer_fail_memory(b, err);
     }
     for (size_t i = 0; i < t.n; i++) {
         t.slots[i].slot = options->one ? options->slot : i;
@@ -783,8 +783,8 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    if (s->state != &fan_slot_state_none || s->busy || s->targets ||
-        fan_plain_stats_on_device(b, slot) || fan_slot_missing(s, 0) != 0)
+    if (fan_slot_has_state(s) || s->busy || s->targets || fan_plain_stats_on_device(b, slot) ||
+        fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
         fan_dtype d = p->kind.dtype;
@@ -1138,7 +1138,7 @@ static bool take_plain_outs_begin(take_plain *t)
  * path. */
 static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
-    if (b->slots[slot].state != &fan_slot_state_none)
+    if (fan_slot_has_state(&b->slots[slot]))
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *p = take_list(b, slot);
     size_t n = take_defined(p);
@@ -1230,7 +1230,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     fan_gathered gathered;
     fan_status status;
     fan_fold *f = &gathered.fold;
-    *out = (fan_value){.dtype = FAN_DT_NONE};
+    *out = fan_value_none();
     FAN_TRY(fan_slot_check(b, slot, err));
     s = &b->slots[slot];
     fan_slot_lock(b, slot);

@@ -26,7 +26,7 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
 void fan_value_drop(const fan_frontend *f, fan_value *v)
 {
     fan_value gone = *v;
-    *v = (fan_value){.dtype = FAN_DT_NONE};
+    *v = fan_value_none();
     fan_array_drop(gone.array);
     fan_sparse_drop(gone.sparse);
     for (size_t i = 0; i < gone.nparts; i++)
