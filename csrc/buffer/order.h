@@ -45,8 +45,7 @@ fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold
 /* fan_order_stream: which of n streams, some of them NULL, a plan means; NULL: none. */
 fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n);
 /* fan_order_hand_over: S18, S19: `consumer` may use `v`, ready on R with event E. */
-fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C,
-                               fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
-                               uint64_t *rules, fan_error *err);
+fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *value, fan_stream *R,
+                               fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err);
 
 #endif
