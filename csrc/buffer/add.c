@@ -41,16 +41,10 @@ static const char *add_kind_words(char kind)
     }
 }
 
-static char add_signed_kind(fan_dtype dtype)
-{
-    char kind = fan_dtype_kind(dtype);
-    return kind == 'u' ? 'i' : kind;
-}
-
 static bool add_weak_castable(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "bifc";
-    return strchr(order, add_signed_kind(from)) <= strchr(order, add_signed_kind(to));
+    return strchr(order, fan_dtype_family(from)) <= strchr(order, fan_dtype_family(to));
 }
 
 /* A10 of a slot that declares its dtype: it can hold the contribution's. */
@@ -80,19 +74,21 @@ static fan_status add_check_common(const fan_buffer *b, size_t slot, const fan_c
     const fan_value *value = &c->value;
     fan_place place = fan_slot_place(b, slot, c->key);
     fan_dtype accumulate = s->spec->accumulate;
-    if (fan_accum_dtype(value->dtype, accumulate) == FAN_DT_NONE)
+    if (fan_accum_dtype(value->dtype, accumulate) == FAN_DT_NONE) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
             "accumulate=%s cannot hold %s of dtype %s; declare the slot's dtype (A11)",
             fan_dtype_name(accumulate), value->weak ? "a Python number" : "a gradient",
             fan_dtype_name(value->dtype));
+    }
     *seen = fan_dtype_set_add(s->state->seen, value->dtype, value->weak);
     fan_dtype sum = fan_dtype_set_promote(*seen);
-    if (sum == FAN_DT_NONE)
+    if (sum == FAN_DT_NONE) {
         return fan_fail_at(
             err, FAN_ERR_VALUE, 0, place,
             "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
             fan_dtype_name(value->dtype));
+    }
     /* What holds each contribution's dtype holds their promotion. */
     assert(fan_accum_dtype(sum, accumulate) != FAN_DT_NONE);
     return FAN_OK;
@@ -128,9 +124,10 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     bool dense = value->form == FAN_FORM_DENSE;
     bool sparse = value->form == FAN_FORM_SPARSE;
     bool streams = value->device && value->device->backend->has_streams;
-    if (s->spec->exact && sparse && streams)
+    if (s->spec->exact && sparse && streams) {
         return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                            "an exact sum on a device with streams takes dense gradients (A11)");
+    }
     if (dense || sparse)
         out->to.cast = value->dtype != out->to.dtype;
     return FAN_OK;
@@ -141,7 +138,9 @@ static fan_status add_check_parts(const fan_buffer *b, size_t slot, const fan_co
                                   const fan_device *want, fan_error *err)
 {
     const fan_value *value = &c->value;
-    bool streams = want ? want->backend->has_streams : c->stream != NULL;
+    bool streams = c->stream;
+    if (want)
+        streams = want->backend->has_streams;
     if (value->form != FAN_FORM_OBJECT || value->nparts || !streams)
         return FAN_OK;
     return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
@@ -208,8 +207,12 @@ static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_co
     int ndim = fan_value_shape(&c->value, &shape);
     if (ndim < 0 || (!declared && !state->shaped))
         return FAN_OK;
-    const int64_t *wanted = declared ? spec->shape : state->shape;
-    int wanted_ndim = declared ? spec->ndim : state->ndim;
+    const int64_t *wanted = state->shape;
+    int wanted_ndim = state->ndim;
+    if (declared) {
+        wanted = spec->shape;
+        wanted_ndim = spec->ndim;
+    }
     fan_fit fit = fan_accum_fit(declared, wanted_ndim, wanted, ndim, shape);
     out->to.reduce = fit == FAN_FIT_REDUCE && c->value.form != FAN_FORM_ZERO;
     if (fit != FAN_FIT_NO)
@@ -227,17 +230,19 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, int64_t key, f
 {
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *state = s->state;
-    if (state->keyed && (state->keyed > 0) != (key >= 0))
+    if (state->keyed && (state->keyed > 0) != (key >= 0)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
                            "this pass adds %s keys to this slot; keep to that until take() (A15)",
                            state->keyed > 0 ? "with" : "without");
+    }
     if (fan_slot_missing(s, 1) <= 0)
         return fan_slot_fail_count(b, slot, key, "one more", err);
     if (key < 0)
         return FAN_OK;
-    if ((uint64_t)key < state->next_key || fan_list_has(s->list, key))
+    if ((uint64_t)key < state->next_key || fan_list_has(s->list, key)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, key),
                            "this key has contributed already in this pass (A16)");
+    }
     return FAN_OK;
 }
 
@@ -270,9 +275,10 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
     if (d && d->backend->has_streams) {
         FAN_TRY(add_check_stream(b, slot, c->stream, d, "producer's", c->key, err));
         FAN_TRY(add_check_stream(b, slot, consumer, d, "consumer's", c->key, err));
-        if (!current)
+        if (!current) {
             return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
                                "out of memory for the current stream");
+        }
         out->producer = c->stream ? c->stream : current;
         FAN_TRY(fan_stream_check_open(out->producer, err));
         facts.device = d->id;
@@ -426,7 +432,7 @@ static void reserve_commit_state(fan_slot *s, const fan_add_op *op, const add_ro
     }
     state->seen = checked->seen;
     state->has_weak_int = state->has_weak_int || c->value.weak;
-    state->keyed = c->key >= 0 ? 1 : -1;
+    state->keyed = c->key < 0 ? -1 : 1;
     state->count++;
     state->objects = state->objects || c->value.form == FAN_FORM_OBJECT;
     if (checked->to.device && !state->device)
@@ -504,7 +510,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *op, fan_error *err)
     FAN_TRY(fan_slot_check_unmoved(b, slot, &c->value, c->key, err));
     if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
+        fan_buffer_interrupt_begin(b, &interrupt, true, err);
         FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
     }
     op->streams.current = fan_current_for(b, slot, c);
@@ -610,7 +616,7 @@ static fan_status convert_job(fan_buffer *b, fan_device *d, fan_stream *on, fan_
     bool on_host = !d->backend->has_streams;
     void *left = fan_frontend_leave(b->frontend, bytes >= FAN_BUSY_BYTES && on_host);
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, on_host ? b->frontend->check_signals : NULL, err);
+    fan_buffer_interrupt_begin(b, &interrupt, on_host, err);
     fan_status status = fan_device_run(d, on, &job, err);
     status = fan_interrupt_end(&interrupt, status);
     fan_frontend_return(b->frontend, left);
@@ -673,8 +679,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     fan_dtype acc = fan_dtype_accumulate(to->dtype);
     FAN_TRY(fan_device_array(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err));
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals,
-                        err);
+    fan_buffer_interrupt_begin(b, &interrupt, !d->backend->has_streams, err);
     fan_status status = fan_device_sparse_reduce(d, on, v->sparse, to->dtype, *made, err);
     status = fan_interrupt_end(&interrupt, status);
     FAN_COUNT(b, copies, 1);
@@ -749,9 +754,10 @@ static fan_status convert_dense(fan_buffer *b, const fan_slot *s, const fan_valu
     }
     if (to->upload)
         FAN_GO(upload_dense(b, from, to, on, &converted, err));
-    else
+    else {
         FAN_GO(convert_part(b, to->device, on, (fan_array *)from, to->dtype, !to->download,
                             &converted, err));
+    }
     status = fan_array_broadcast(converted, whole->ndim, whole->shape, made, err);
 done:
     fan_array_drop(compact);
@@ -804,7 +810,9 @@ static fan_event *add_event_to_reuse(const fan_slot *s, const fan_device *d)
 {
     for (size_t i = 0; i < fan_slot_entries(s); i++) {
         const fan_entry *one = &s->list->entries[i];
-        fan_event *event = one->general ? one->item->event : NULL;
+        fan_event *event = NULL;
+        if (one->general)
+            event = one->item->event;
         if (event && event->device == d)
             return event;
     }
@@ -863,11 +871,11 @@ static void add_trace(const fan_buffer *b, const fan_add_op *op)
     const fan_device *d = producer ? producer->device : checked->to.device;
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = fan_sync_letter(checked->plan.sync.how),
-                           .device = d && d->id ? (int16_t)d->index : -1,
+                           .device = fan_device_number(d),
                            .count = 1,
                            .key = op->c->key,
                            .rules = checked->plan.rules,
-                           .stream = producer ? producer->handle : 0,
+                           .stream = fan_stream_handle(producer),
                            .bytes = fan_value_bytes(&op->c->value)};
     fan_slot_trace(b, op->slot, line);
 }
@@ -890,9 +898,11 @@ static fan_status add_convert(fan_buffer *b, fan_add_op *op, fan_value *made, fa
 {
     const fan_add_plan *plan = &op->checked.plan;
     fan_stream *producer = op->checked.producer;
-    fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? op->accum : producer;
+    fan_stream *on = producer;
     if (plan->convert == FAN_CONVERT_SOURCE)
         return add_convert_at_source(b, op, made, err);
+    if (plan->convert == FAN_CONVERT_ACCUM)
+        on = op->accum;
     if (plan->wait) {
         FAN_TRY(add_record(b, op, producer, plan->producer_bit, err));
         FAN_TRY(fan_order_wait(b, op->slot, on, op->item->event, FAN_PLAN_S21_WAIT, err));
@@ -941,7 +951,9 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *op, fan_error *err)
         item->donated = false;
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
-        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? op->consumer : op->checked.producer;
+        fan_stream *on = op->checked.producer;
+        if (FAN_FAULT(RECORD_ON_CONSUMER))
+            on = op->consumer;
         item->event = fan_event_hold(add_shared_event(op));
         if (!item->event)
             FAN_TRY(add_record(b, op, on, plan->producer_bit, err));
@@ -1212,13 +1224,16 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
         return false;
     const fan_entry *first = &s->list->entries[0];
     *out = (add_plain_op){.list = s->list,
-                          .acc = first->wide ? fan_plain_accum(b, slot) : kind->dtype,
-                          .object = first->owned ? NULL : first->object,
+                          .acc = kind->dtype,
                           .sum = first->data,
                           .data = data,
                           .count = fan_plain_elements(kind),
                           .key = key,
                           .dtype = kind->dtype};
+    if (first->wide)
+        out->acc = fan_plain_accum(b, slot);
+    if (!first->owned)
+        out->object = first->object;
     return true;
 }
 
@@ -1294,7 +1309,7 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *op)
     FAN_PLAIN_COUNT(b, in_place, 1);
     FAN_PLAIN_COUNT(b, bytes_read, bytes + size);
     FAN_PLAIN_COUNT(b, bytes_written, size);
-    add_plain_count_peak(b, parked + (bytes ? bytes : 1));
+    add_plain_count_peak(b, parked + list->bytes);
 }
 
 static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind,

@@ -88,7 +88,9 @@ static inline fan_slot *fan_fold_slot(const fan_fold *f)
 static inline fan_device *fan_fold_device(const fan_fold *f)
 {
     fan_device *d = fan_fold_slot(f)->state->device;
-    return d ? d : fan_cpu();
+    if (!d)
+        return fan_cpu();
+    return d;
 }
 
 /* fan_fold_accum: A, the stream that sums; NULL: the device has no streams. */
@@ -101,6 +103,15 @@ static inline fan_stream *fan_fold_accum(const fan_fold *fold)
 static inline bool fan_term_is_sum(const fan_fold *fold, const fan_term *term)
 {
     return term->is_value && fan_fold_slot(fold)->list->summed > 1;
+}
+
+/* fan_range_add: *lo to *hi has this number, too. */
+static inline void fan_range_add(int64_t *lo, int64_t *hi, int64_t number)
+{
+    if (number < *lo)
+        *lo = number;
+    if (number > *hi)
+        *hi = number;
 }
 
 static inline uint64_t fan_dense_bytes(const fan_array *a)
@@ -149,6 +160,8 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
                           const fan_array *like, fan_array **out, fan_error *err);
 /* fan_fold_keep_term: term `i` becomes the result: its memory will hold the sum. */
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err);
+/* fan_fold_sparse_operands: the first n terms, all sparse, as operands. */
+void fan_fold_sparse_operands(const fan_fold *fold, size_t n, fan_sparse_operand *in);
 /* fan_fold_sum_sparse: the first n terms, all sparse, as one without duplicates. */
 fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err);
 

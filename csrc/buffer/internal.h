@@ -169,11 +169,14 @@ struct fan_buffer {
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    parked -= pending < parked ? pending : parked;
+    if (pending > parked)
+        pending = parked;
+    parked -= pending;
     if (b->budget != FAN_BUDGET_AUTO)
         return parked > b->budget;
     uint64_t alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-    if (alone > (general ? b->limits.general : b->limits.alone))
+    uint64_t limit = general ? b->limits.general : b->limits.alone;
+    if (alone > limit)
         return true;
     return parked > alone && parked - alone > b->limits.held;
 }

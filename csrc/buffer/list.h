@@ -95,7 +95,9 @@ typedef struct fan_entry {
 
 static inline int64_t fan_entry_key(const fan_entry *one)
 {
-    return one->general ? one->item->key : one->key;
+    if (one->general)
+        return one->item->key;
+    return one->key;
 }
 /* fan_entry_parked: a fold may sum it. */
 static inline bool fan_entry_parked(const fan_entry *one)

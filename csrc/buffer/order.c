@@ -1,3 +1,4 @@
+/* order: each step that sync planned, carried out; then the hand-over, and the end of a pass. */
 #include "buffer/order.h"
 
 #include "base/fault.h"
@@ -28,9 +29,10 @@ static fan_status order_refused(fan_place at, fan_error *err)
         return FAN_ERR_CAPTURE;
     const fan_error was = *err;
     const char *advice = "";
-    if (was.code == 906 && !fan_get_capture_redirect())
+    if (was.code == 906 && !fan_get_capture_redirect()) {
         advice = "; or let fanin.set_options(capture_redirect=True) put the "
                  "captured stream in its place";
+    }
     return fan_fail_at(err, FAN_ERR_CAPTURE, was.code, at, "%s%s", was.text, advice);
 }
 

@@ -205,8 +205,11 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
     bool sums = f->terms > 1;
     bool objects = f->objects > 0;
     bool exact = f->exact && (sums || f->has_state);
-    if (f->terms == 0 && !f->has_state)
-        return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
+    if (f->terms == 0 && !f->has_state) {
+        if (f->has_zero && !f->has_out)
+            return FAN_TAKE_ZERO;
+        return FAN_TAKE_NOTHING;
+    }
 
     /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in
      * one pass, or would change what is still to be read. */
@@ -226,13 +229,17 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
             return FAN_TAKE_LATE;
         bool same_dtype = objects || !f->widened;
         bool apart = f->sparse == f->terms || (f->writable && f->expanded);
-        return whole && same_dtype && !apart ? FAN_TAKE_COMMIT : FAN_TAKE_FINISH;
+        if (!whole || !same_dtype || apart)
+            return FAN_TAKE_FINISH;
+        return FAN_TAKE_COMMIT;
     }
 
     bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
     bool coalesce = f->summed && f->loose; /* D12 */
     bool same_dtype = objects || f->same_dtype;
-    if (f->overwritten || must_copy || coalesce || !same_dtype)
+    if (f->overwritten || must_copy)
+        return FAN_TAKE_FINISH;
+    if (coalesce || !same_dtype)
         return FAN_TAKE_FINISH;
     return FAN_TAKE_HAND;
 }

@@ -4,6 +4,7 @@
 #ifndef FAN_BUFFER_SLOT_H
 #define FAN_BUFFER_SLOT_H
 
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/internal.h"
@@ -100,6 +101,36 @@ void fan_sum_stats_drop(fan_sum_stats *k);
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
+/* fan_stream_handle: 0: it is unset. fan_device_number: -1: a device without streams, or none. */
+static inline uint64_t fan_stream_handle(const fan_stream *stream)
+{
+    if (!stream)
+        return 0;
+    return stream->handle;
+}
+static inline int16_t fan_device_number(const fan_device *d)
+{
+    if (!d || !d->id)
+        return -1;
+    return (int16_t)d->index;
+}
+/* fan_buffer_interrupt_begin: opens a scope in which the user may end the work, where `when` is
+ * set. */
+static inline void fan_buffer_interrupt_begin(const fan_buffer *b, fan_interrupt *interrupt,
+                                              bool when, fan_error *err)
+{
+    if (when)
+        fan_interrupt_begin(interrupt, b->frontend->check_signals, err);
+    else
+        fan_interrupt_begin(interrupt, NULL, err);
+}
+/* fan_slot_letter: of the case of the slot's first gradient; 0: on a device without streams. */
+static inline char fan_slot_letter(const fan_slot *s)
+{
+    if (!s->state->accum)
+        return '\0';
+    return fan_sync_letter(s->state->how);
+}
 /* fan_slot_has_state: something came to the slot in this pass that is no plain entry. */
 static inline bool fan_slot_has_state(const fan_slot *s)
 {
@@ -119,7 +150,9 @@ static inline fan_list *fan_slot_list(fan_slot *s)
  * running sum; else NULL. fan_slot_waiting: how many contributions wait beside it. */
 static inline size_t fan_slot_entries(const fan_slot *s)
 {
-    return s->list ? s->list->n : 0;
+    if (!s->list)
+        return 0;
+    return s->list->n;
 }
 static inline fan_entry *fan_slot_sum(const fan_slot *s)
 {
@@ -129,12 +162,16 @@ static inline fan_entry *fan_slot_sum(const fan_slot *s)
 }
 static inline size_t fan_slot_waiting(const fan_slot *s)
 {
-    return s->list ? fan_list_parked(s->list) : 0;
+    if (!s->list)
+        return 0;
+    return fan_list_parked(s->list);
 }
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
-    return fan_slot_has_state(s) ? s->state->count : fan_list_count(s->list);
+    if (fan_slot_has_state(s))
+        return s->state->count;
+    return fan_list_count(s->list);
 }
 /* fan_slot_missing: A16: how many of the contributions that were expected have not come;
  * `unlimited`: of a slot that expects no certain number. */

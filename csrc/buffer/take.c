@@ -117,7 +117,9 @@ static fan_status take_check_out(const take_op *op, const take_slot *part, fan_e
     const fan_fold *fold = &part->gathered.fold;
     const fan_value *any = fold->n ? fold->terms[0].v : part->gathered.zero;
     const int64_t *shape = NULL;
-    int ndim = any ? fan_value_shape(any, &shape) : -1;
+    int ndim = -1;
+    if (any)
+        ndim = fan_value_shape(any, &shape);
     if (fold->state && ndim < 0) {
         ndim = state->ndim;
         shape = state->shape;
@@ -130,20 +132,23 @@ static fan_status take_check_out(const take_op *op, const take_slot *part, fan_e
         ndim = s->spec->ndim;
         shape = s->spec->shape;
     }
-    if (ndim != to->ndim || memcmp(shape, to->shape, (size_t)ndim * sizeof *shape) != 0)
+    if (ndim != to->ndim || memcmp(shape, to->shape, (size_t)ndim * sizeof *shape) != 0) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= has shape %s, the sum %s",
                            fan_shape_text(to->ndim, to->shape, has, sizeof has),
                            fan_shape_text(ndim, shape, wants, sizeof wants));
+    }
     fan_dtype dtype = fan_fold_dtype(fold);
-    if (dtype != FAN_DT_NONE && !fan_dtype_can_cast(dtype, out->dtype))
+    if (dtype != FAN_DT_NONE && !fan_dtype_can_cast(dtype, out->dtype)) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "out= of dtype %s cannot take a sum of dtype %s",
                            fan_dtype_name(out->dtype), fan_dtype_name(dtype));
-    if (state->device && out->device != state->device)
+    }
+    if (state->device && out->device != state->device) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "out= is on %s, the sum on %s%s",
                            fan_device_text(out->device, has, sizeof has),
                            fan_device_text(state->device, wants, sizeof wants),
                            fan_device_of_another(out->device, state->device));
+    }
     return FAN_OK;
 }
 
@@ -157,10 +162,11 @@ static fan_status take_check_scale(const take_op *op, const take_slot *part, fan
     fan_place place = fan_slot_place(op->b, part->slot, -1);
     const char *name = fan_dtype_name(dtype);
     const char *article = name[0] == 'i' ? "an" : "a";
-    if (!options->real)
+    if (!options->real) {
         return fan_fail_at(err, FAN_ERR_VALUE, 0, place,
                            "scale=%.12g%+.12gj: %s %s sum needs a real number", scale->re,
                            scale->im, article, name);
+    }
     bool fits_int64 = scale->re < 0x1p63 && scale->re >= -0x1p63;
     return fan_fail_at(err, FAN_ERR_VALUE, 0, place, "scale=%.12g: %s %s sum needs an integer%s",
                        scale->re, article, name, fits_int64 ? "" : " that fits int64");
@@ -205,9 +211,10 @@ static fan_status take_gather_slot(const take_op *op, take_slot *part, fan_error
 
     bool arrays = options->scale.on || part->out;
     for (size_t i = 0; arrays && i < fold->n; i++) {
-        if (fold->terms[i].v->form == FAN_FORM_OBJECT)
+        if (fold->terms[i].v->form == FAN_FORM_OBJECT) {
             return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, part->slot, -1),
                                "sums objects; scale= and out= need arrays");
+        }
     }
     FAN_TRY(take_check_scale(op, part, err));
     if (part->out)
@@ -254,16 +261,21 @@ static fan_status take_collect_extents(take_op *op, fan_error *err)
     fan_extents_sort(&op->outs);
     const fan_extent_entry *one, *two;
     if (fan_extents_any_pair(&op->outs, &one, &two)) {
-        bool in_order = one->owner < two->owner;
+        size_t low = one->owner;
+        size_t high = two->owner;
+        if (low > high) {
+            low = two->owner;
+            high = one->owner;
+        }
         return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(op->b),
-                           "out= of slots %zu and %zu may share memory",
-                           in_order ? one->owner : two->owner, in_order ? two->owner : one->owner);
+                           "out= of slots %zu and %zu may share memory", low, high);
     }
     for (size_t i = 0; i < op->n; i++) {
         take_slot *part = &op->slots[i];
-        if (part->out)
+        if (part->out) {
             part->out_overlaps_inputs =
                 take_out_overlaps_inputs(&op->inputs, part->out->array, part->slot);
+        }
     }
     return FAN_OK;
 }
@@ -286,8 +298,12 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
 {
     const fan_slot_spec *spec = b->slots[slot].spec;
     const fan_array *array = zero->array;
-    int ndim = spec->has_shape ? spec->ndim : array->ndim;
-    const int64_t *shape = spec->has_shape ? spec->shape : array->shape;
+    int ndim = array->ndim;
+    const int64_t *shape = array->shape;
+    if (spec->has_shape) {
+        ndim = spec->ndim;
+        shape = spec->shape;
+    }
     fan_fit fit = fan_accum_fit(false, ndim, shape, array->ndim, array->shape);
     if (zero->dtype == sum && fit == FAN_FIT_EXACT)
         return fan_value_copy(b->frontend, zero, out, err);
@@ -456,9 +472,12 @@ static fan_status take_hand(const take_op *op, take_slot *part, fan_error *err)
         FAN_TRY(fan_fold_measure_term(fold, &R, err));
         part->sum_stats = fan_sum_stats_move(&fold->sum_stats);
     }
-    part->ready = fan_stream_hold(R ? R : only->producer);
-    if (!R)
+    if (R) {
+        part->ready = fan_stream_hold(R);
+    } else {
+        part->ready = fan_stream_hold(only->producer);
         part->ready_event = fan_event_hold(only->event);
+    }
     return fan_value_copy(op->b->frontend, only->v, &part->result, err);
 }
 
@@ -636,9 +655,10 @@ static fan_status take_order(const take_op *op, take_slot *part, fan_error *err)
     bool sparse_into_out = part->plan.copy_out && part->result.form == FAN_FORM_SPARSE;
     if (part->plan.copy_out)
         FAN_TRY(take_copy_out(op, part, err));
-    if (part->result.form != FAN_FORM_UNDEFINED)
+    if (part->result.form != FAN_FORM_UNDEFINED) {
         FAN_TRY(fan_order_hand_over(op->b, part->slot, &part->result, part->ready,
                                     part->ready_event, part->consumer, &state->rules, err));
+    }
     if (!op->b->sum_stats)
         return FAN_OK;
     return take_measure(op, part, sparse_into_out, err);
@@ -759,9 +779,10 @@ static fan_status take_check_outs_unmoved(const take_op *op, fan_error *err)
 {
     for (size_t i = 0; i < op->n; i++) {
         const take_slot *part = &op->slots[i];
-        if (part->out && !fan_value_unmoved(op->b, part->out))
+        if (part->out && !fan_value_unmoved(op->b, part->out)) {
             return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(op->b, part->slot, -1),
                                "the memory, dtype or shape of out= was changed during the take");
+        }
     }
     return FAN_OK;
 }
@@ -810,16 +831,17 @@ done:
 
 static void take_trace(const take_op *op, const take_slot *part)
 {
-    const fan_slot_state *state = op->b->slots[part->slot].state;
+    const fan_slot *s = &op->b->slots[part->slot];
+    const fan_slot_state *state = s->state;
     const fan_stream *consumer = part->consumer;
     const fan_device *d = consumer ? consumer->device : state->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
-                           .how = state->accum ? fan_sync_letter(state->how) : '\0',
-                           .device = d && d->id ? (int16_t)d->index : -1,
+                           .how = fan_slot_letter(s),
+                           .device = fan_device_number(d),
                            .count = (uint32_t)state->count,
                            .key = -1,
                            .rules = state->rules,
-                           .stream = consumer ? consumer->handle : 0,
+                           .stream = fan_stream_handle(consumer),
                            .bytes = fan_value_bytes(&part->result)};
     fan_slot_trace(op->b, part->slot, line);
 }
@@ -936,12 +958,16 @@ static fan_list *take_list(const fan_buffer *b, size_t slot)
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
 static size_t take_defined(const fan_list *p)
 {
-    return p ? fan_list_defined(p) : 0;
+    if (!p)
+        return 0;
+    return fan_list_defined(p);
 }
 
 static const fan_scale *take_scale(const fan_take *options)
 {
-    return options->scale.on ? &options->scale : NULL;
+    if (!options->scale.on)
+        return NULL;
+    return &options->scale;
 }
 
 /* take_plain_scales: whether sums of dtype d are scaled here. The general path reports what is
@@ -1003,7 +1029,9 @@ static bool take_stays_in_int64(const fan_list *list, const fan_take *options)
 /* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
 static void take_fetch(const take_plain *take, size_t slot, bool memory)
 {
-    size_t at = slot + TAKE_AHEAD < take->span.end ? slot + TAKE_AHEAD : slot;
+    size_t at = slot + TAKE_AHEAD;
+    if (at >= take->span.end)
+        at = slot;
     const fan_list *list = take_list(take->b, at);
     fan_plain_prefetch(take->b, slot + 2 * TAKE_AHEAD);
     for (size_t k = 0; k < take_defined(list); k++) {
@@ -1300,9 +1328,10 @@ static void take_plain_sum_slot(const take_plain *take, size_t slot)
     bool is_out = take->outs && take->given[at];
     bool as_it_is = first || (number && !options->writable);
     bool handed = n == 1 && !options->scale.on && as_it_is;
-    if (stats || (!number && !handed))
+    if (stats || (!number && !handed)) {
         fan_plain_fold(b, list, n, fan_plain_accum(b, slot), take_scale(options),
                        number ? value : list->out, take->scratch, stats);
+    }
     if (stats)
         take_keep_stats(b, slot, stats);
     if (!handed)
