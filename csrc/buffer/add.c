@@ -1,12 +1,13 @@
 /* add: one contribution into one slot.
  *
- *   1. it is checked (A8-A16), and its streams are planned (S3-S11)                       locked
- *   2. it gets a place in the slot                                                        locked
- *   3. it is converted, its event recorded, used on the accumulation stream (S9, S21)     unlocked;
- *      parked: a fold may sum it                                                          locked
- *   4. what is due is folded (Park and fold)                                              locked,
- * but for the sum
- *   5. the leaf's warning (S6) */
+ *   1. it is checked (A8-A16), and its streams are planned (S3-S11)          locked
+ *   2. it gets a place in the slot                                           locked
+ *   3. it is converted, its event recorded, used on A (S9, S21)              unlocked
+ *      parked: a fold may sum it                                             locked
+ *   4. what is due is folded (Park and fold)                                 locked, but the sum
+ *   5. the leaf's warning (S6)                                               unlocked
+ *
+ * Then the same of a plain contribution, and of many. */
 #include "array/extents.h"
 #include "array/sum.h"
 #include "base/fault.h"

@@ -1,13 +1,13 @@
 /* buffer: the input buffer. Slots take contributions; each is parked, folded, and taken
  * (docs/rules.md, Park and fold).
  *
- *   add     validate and decide (under the slot's lock) -> carry out (unlocked) -> park (locked) ->
- * perhaps fold fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit take
- * make every slot busy in order, finish its sum, empty all at the end
+ *   add     checked and decided (the slot is locked), carried out (unlocked), parked (locked);
+ *           perhaps a fold
+ *   fold    makes the slot busy, unlocks, sums the ready prefix on A, locks, commits
+ *   take    makes every slot busy in order, finishes its sum, empties all at the end
  *
  * Every function may be called from any thread. No lock is held across a callback, a device call or
- * a wait (rules.md,
- * Locks). */
+ * a wait (rules.md, Locks). */
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
 

@@ -1,9 +1,9 @@
 /* fold_exact: sums that depend on no order (A11, D25): of terms, and of the state that a budget
  * makes of them (D36).
  *
- *   its shape, and the window over it     one element along axes along which all stay expanded
- * (A13) its numbers                           each term's, as the sum takes them absorb terms move
- * into the state sparse, dense                         the sum itself */
+ * Sections: its shape, and the window over it (one element along the axes along which all terms
+ * stay expanded, A13); the numbers of the terms; the state, which absorbs terms; a sparse sum, a
+ * dense one. */
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"

@@ -14,9 +14,9 @@
 
 /* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are
  * none. */
-static inline int64_t fan_plain_pitch(const fan_plain_kind *k)
+static inline int64_t fan_plain_pitch(const fan_plain_kind *kind)
 {
-    return k->order >> 10;
+    return kind->order >> 10;
 }
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
@@ -33,9 +33,9 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
 
 /* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it
  * counts against a budget: at least 1. */
-size_t fan_plain_elements(const fan_plain_kind *k);
-uint64_t fan_plain_bytes(const fan_plain_kind *k);
-uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
+size_t fan_plain_elements(const fan_plain_kind *kind);
+uint64_t fan_plain_bytes(const fan_plain_kind *kind);
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *kind);
 /* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the
  * slowest, two bits each; from bit 8 on, how many of the fastest have no gap between them, and,
  * from bit 10 on, the pitch beyond them. `unit`: the stride between two neighbours in memory.
@@ -46,9 +46,9 @@ uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
  * axes. */
 bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
                      bool gaps, uint32_t *order);
-void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
-uint64_t fan_plain_reach(const fan_plain_kind *k);
-void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row);
+void fan_plain_strides(const fan_plain_kind *kind, int64_t unit, int64_t *strides);
+uint64_t fan_plain_reach(const fan_plain_kind *kind);
+void fan_plain_rows(const fan_plain_kind *kind, int64_t *rows, int64_t *row);
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on
  * its way. Owned by its slot from reservation on; only the slot's folder takes it away again. */

@@ -34,13 +34,13 @@ fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, 
 fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
 
 /* fan_order_wait_terms: S12, S13: A waits for every term, and uses it. */
-fan_status fan_order_wait_terms(fan_fold *f, fan_error *err);
+fan_status fan_order_wait_terms(fan_fold *fold, fan_error *err);
 /* fan_order_wait_users: *Reusable*, last condition: A waits for an event recorded now on every
  * other stream that used the memory. */
-fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err);
+fan_status fan_order_wait_users(fan_fold *fold, const fan_array *a, fan_error *err);
 /* fan_order_wait_taker: S22: `on`, A as a rule, waits for the taker's stream before it writes
  * out. */
-fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan,
+fan_status fan_order_wait_taker(fan_fold *fold, fan_stream *on, const fan_sync_fold *plan,
                                 fan_error *err);
 /* fan_order_stream: which of n streams, some of them NULL, a plan means; NULL: none. */
 fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n);

@@ -8,10 +8,12 @@
  * takes as it came. The plan is the constant one: no stream waits, and the sum is dense, into the
  * first entry (A6) or into fresh memory.
  *
- *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else
- * parked   add.c fold   past the budget: the ready prefix is summed, and its sum stays in the list
- * as the first      budget.c take   claimed; where does each sum go? is what will be read
- * unchanged? summed; handed over         take.c
+ *   add    add.c      past the budget: added into a sum that is the buffer's own, in place;
+ *                     else parked
+ *   fold   budget.c   past the budget: the ready prefix is summed, and its sum stays in the list
+ *                     as the first
+ *   take   take.c     claimed; where does each sum go? is what will be read unchanged? summed;
+ *                     handed over
  *
  * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call
  * needs more than a sum; the entries stay in its list, and fan_gather makes values of them for each
@@ -22,8 +24,7 @@
  * waits: so all that changes a slot happens inside the interpreter. The counters are plain numbers
  * for the same reason. The C API has a lock for each buffer in its place (py/base/api_lock.h), and
  * counters of its own. A frontend without such a lock offers no fan_plain_frontend, and has no
- * plain
- * entries. */
+ * plain entries. */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 

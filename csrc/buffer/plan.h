@@ -9,18 +9,18 @@
  *
  *   plan              facts gathered by          carried out by
  *   fan_add_plan      add.c                      add.c, order.c
- *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its
- * streams) fan_take_plan     take.c                     take.c, fold.c fan_target_plan   target.c
- * target.c
+ *   fan_fold_plan     fold.c                     fold.c, fold_*.c (its kind), order.c (streams)
+ *   fan_take_plan     take.c                     take.c, fold.c
+ *   fan_target_plan   target.c                   target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:
  *
- *   add g1    sync OTHER     record on p1; g1 is used on c                      S9
- *   add g2    sync LATER     record on p2
- *   fold      kind DENSE     c waits for both events (S13, S12); a fresh array  A7 (g1 is the
- * caller's) after          ready on c, no event, for c consumes               S14 S16 S17 add g3
- * sync LATER     record on p3 fold      kind DENSE     c waits for g3 (S12); into the running sum
- * A6 (it is the buffer's own)
+ *   add g1   sync OTHER   record on p1; g1 is used on c                       S9
+ *   add g2   sync LATER   record on p2
+ *   fold     kind DENSE   c waits for both events (S13, S12); a fresh array   A7 (g1 is held)
+ *            after        ready on c, no event, for c consumes                S14 S16 S17
+ *   add g3   sync LATER   record on p3
+ *   fold     kind DENSE   c waits for g3 (S12); into the running sum          A6 (it is our own)
  *
  * What can go wrong: a step that decides again, by itself, and a little differently. So nothing
  * outside of sync, accum and this file sets a rule's bit, each field is read by the code that

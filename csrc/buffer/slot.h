@@ -59,20 +59,20 @@ fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, 
 fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key,
                               const uint64_t *hash, bool may_end, fan_error *err);
 
-void fan_item_free(fan_buffer *b, fan_item *it);
+void fan_item_free(fan_buffer *b, fan_item *item);
 /* fan_item_unpark: takes the item off what counts against the budget. */
-void fan_item_unpark(fan_buffer *b, fan_item *it);
+void fan_item_unpark(fan_buffer *b, fan_item *item);
 /* fan_entry_seen: the dtypes that the slot has seen, with those of one entry more (A10). */
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one);
 
 /* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free,
  * which drops all without the lock. */
 fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
-void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *state);
 
 /* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot
  * holds. */
-bool fan_status_poisons(fan_status s);
+bool fan_status_poisons(fan_status status);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */
@@ -94,9 +94,9 @@ void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 
 /* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind.
  * fan_sum_stats_drop: unlocked. */
-fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
-fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
-void fan_sum_stats_drop(fan_sum_stats *k);
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *sum_stats);
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *sum_stats);
+void fan_sum_stats_drop(fan_sum_stats *sum_stats);
 /* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller
  * drops them, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
