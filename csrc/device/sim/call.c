@@ -14,7 +14,9 @@ _Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED,
 
 size_t fan__sim_maker(void)
 {
-    return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0;
+    if (!fan__sim_here.m)
+        return 0;
+    return (size_t)(1 + fan__sim_here.actor);
 }
 
 uint64_t fan__sim_new_name(fan_sim *m, int kind)
@@ -28,8 +30,11 @@ void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how)
     const fan_sim *mine = fan__sim_here.m;
     if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
         return;
-    if (mine && mine->has_chooser && mine->chooser.access)
-        mine->chooser.access(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
+    if (!mine || !mine->has_chooser || !mine->chooser.access)
+        return;
+    if (mine != m)
+        name |= OF_ANOTHER;
+    mine->chooser.access(mine->chooser.ctx, name, how);
 }
 
 void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
@@ -58,9 +63,8 @@ fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
     FAN_TRY(fan__sim_alive(m, err));
     m->calls++;
     fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
-    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
-                    /* a call may join a capture, or break it */
-                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    /* a call may join a capture, or break it */
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
 #ifdef FAN_TEST
     if (m->planned) /* calls after the failed one depend on it, too */
         fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
@@ -143,7 +147,8 @@ static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, s
 static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
-    bool host1 = on_host(&r->first), host2 = on_host(&r->second);
+    bool host1 = on_host(&r->first);
+    bool host2 = on_host(&r->second);
     if (host1)
         host_text(m, &r->first, a, sizeof a);
     else
@@ -168,15 +173,23 @@ static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, si
                    second, first);
 }
 
+static const char *access_word(bool writes)
+{
+    return writes ? "writes" : "reads";
+}
+
 /* fan__sim_race_text: writes the sentence for a race, with the missing wait. The machine's lock is
  * held. */
 static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     int device = -1;
-    char first[224], second[224], where[32] = "unowned memory", a[64], call[64];
-    for (int i = 0; i < m->config.devices; i++)
+    char first[224], second[224], a[64], call[64];
+    char where[32] = "unowned memory";
+    const char *second_does = access_word(r->second_writes);
+    for (int i = 0; i < m->config.devices; i++) {
         if (r->lo - m->parts[i].arena.base < m->parts[i].arena.bytes)
             device = i;
+    }
     if (device >= 0)
         snprintf(where, sizeof where, "sim:%d", device);
     race_text_operation(m, &r->first, first, sizeof first);
@@ -193,8 +206,7 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         return;
     }
     if (r->donated) {
-        fan_append(buf, size, "%s %s memory that was donated", second,
-                   r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s memory that was donated", second, second_does);
         site_text(&r->first, " at ", buf, size);
         fan_append(
             buf, size,
@@ -202,7 +214,7 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         return;
     }
     if (r->released) {
-        fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s freed memory", second, second_does);
         site_text(&r->first, " at ", buf, size);
         fan_append(buf, size, "; missing: a hold on it");
         return;
@@ -215,11 +227,11 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         fan_append(buf, size,
                    " while %s %s it: no wait orders that before; missing: mark as used on %s "
                    "(array.record_stream(%s))",
-                   first, r->first_writes ? "writes" : "reads", a, call);
+                   first, access_word(r->first_writes), a, call);
         return;
     }
-    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
-               r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
+    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second, second_does,
+               first, r->first_writes ? "wrote" : "reads");
     race_text_missing(m, r, buf, size);
 }
 

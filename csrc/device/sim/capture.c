@@ -1,3 +1,5 @@
+/* The rules of a capture in progress (capture.h): its members, what each has before it, and what
+ * breaks it. */
 #include "device/sim/capture.h"
 
 #include "base/mem.h"
@@ -24,7 +26,9 @@ fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t
     c->id = atomic_fetch_add(&last_capture, 1) + 1;
     c->mode = mode;
     c->thread = thread;
-    return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;
+    if (add_member(c))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    return FAN_OK;
 }
 
 void fan_capture_fini(fan_capture_run *c)
@@ -48,12 +52,16 @@ int fan_capture_work(fan_capture_run *c, uint32_t member)
 
 int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event)
 {
-    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_copy(event, &c->before[member]) ? -1 : 0;
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    return fan_clock_copy(event, &c->before[member]) ? -1 : 0;
 }
 
 int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event)
 {
-    return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_join(&c->before[member], event) ? -1 : 0;
+    if (c->broken)
+        return FAN_CAPTURE_INVALIDATED;
+    return fan_clock_join(&c->before[member], event) ? -1 : 0;
 }
 
 int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member)

@@ -1,3 +1,8 @@
+/* The search of orders: in each run, which thread acts next, and which answer a query gets.
+ *
+ *   footprints   what each step accessed; which steps are independent
+ *   choose       by a script, at random, or depth first through the orders that may differ
+ *   access, end  what a step accessed; the next order */
 #include "device/sim/explore.h"
 
 #include "base/mem.h"
@@ -207,13 +212,16 @@ static int lowest_bit(uint32_t mask)
     return __builtin_ctz(mask);
 }
 
+/* the characters of actors in a schedule */
+static const char actors[] = "0123456789abcdefghijklmnopqrstuv";
+
 fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
     size_t n = strlen(schedule);
-    for (size_t i = 0; i < n; i++)
-        if (!((schedule[i] >= '0' && schedule[i] <= '9') ||
-              (schedule[i] >= 'a' && schedule[i] <= 'v') || strchr(FAN_ANSWERS, schedule[i])))
+    for (size_t i = 0; i < n; i++) {
+        if (!strchr(actors, schedule[i]) && !strchr(FAN_ANSWERS, schedule[i]))
             return FAN_ERR_VALUE;
+    }
     char *copy = fan_alloc(n + 1);
     if (!copy)
         return FAN_ERR_NOMEM;
@@ -234,9 +242,25 @@ void fan_explore_sample(fan_explore *x, uint64_t seed)
     for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
         x->rank[a] = (uint32_t)(fan_rng(&x->random) >> 33) + 1024;
     x->lowest = 1023;
-    size_t length = x->longest ? x->longest : 32, changes = (size_t)(fan_rng(&x->random) % 5);
-    for (size_t i = 0; i < 4; i++)
-        x->change[i] = i < changes ? (size_t)(fan_rng(&x->random) % length) : SIZE_MAX;
+    size_t length = x->longest ? x->longest : 32;
+    size_t changes = (size_t)(fan_rng(&x->random) % 5);
+    for (size_t i = 0; i < 4; i++) {
+        x->change[i] = SIZE_MAX;
+        if (i < changes)
+            x->change[i] = (size_t)(fan_rng(&x->random) % length);
+    }
+}
+
+/* explore_is_over: the search has seen all orders, or as many as it may. */
+static bool explore_is_over(const fan_explore *x)
+{
+    if (!x->started)
+        return false;
+    if (x->exhausted)
+        return true;
+    if (x->limit == 0)
+        return false;
+    return x->spent >= x->limit || x->vain >= 10 * x->limit;
 }
 
 bool fan_explore_begin(fan_explore *x)
@@ -245,8 +269,7 @@ bool fan_explore_begin(fan_explore *x)
         return false;
     x->now = x->next;
     if (x->now == SEARCH) {
-        if (x->started &&
-            (x->exhausted || (x->limit && (x->spent >= x->limit || x->vain >= 10 * x->limit))))
+        if (explore_is_over(x))
             return false;
         x->started = true;
     }
@@ -272,11 +295,12 @@ static int explore_follow(fan_explore *x, uint32_t enabled)
     size_t n = strlen(x->script);
     if (x->depth >= n)
         return lowest_bit(enabled);
-    char c = x->script[x->depth];
-    int actor = c >= 'a' ? c - 'a' + 10 : c - '0';
-    if (c < 'A' || c >= 'a')
+    const char *choice = strchr(actors, x->script[x->depth]);
+    if (choice) {
+        int actor = (int)(choice - actors);
         if (enabled >> actor & 1)
             return actor;
+    }
     x->strayed = true;
     return lowest_bit(enabled);
 }
@@ -290,12 +314,14 @@ static int explore_sample(fan_explore *x, uint32_t enabled)
         return lowest_bit(enabled);
     }
     int best = lowest_bit(enabled);
-    for (int a = best + 1; a < FAN_EXPLORE_ACTORS; a++)
+    for (int a = best + 1; a < FAN_EXPLORE_ACTORS; a++) {
         if (enabled >> a & 1 && x->rank[a] > x->rank[best])
             best = a;
-    for (size_t i = 0; i < 4; i++)
+    }
+    for (size_t i = 0; i < 4; i++) {
         if (x->change[i] == x->depth)
             x->rank[best] = x->lowest--; /* acts once more, then has the lowest rank */
+    }
     return best;
 }
 
@@ -305,7 +331,9 @@ static fan__explore_node *explore_last_step(fan_explore *x)
     size_t i = x->n;
     while (i > 0 && x->nodes[i - 1].answer)
         i--;
-    return i > 0 ? &x->nodes[i - 1] : NULL;
+    if (i == 0)
+        return NULL;
+    return &x->nodes[i - 1];
 }
 
 int fan_explore_choose(fan_explore *x, uint32_t enabled)
@@ -322,11 +350,13 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         if (at->enabled == enabled && !at->answer)
             return explore_note(x, at->chosen);
         x->strayed = true;
-        return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
+        if (enabled >> at->chosen & 1)
+            return explore_note(x, at->chosen);
+        return explore_note(x, lowest_bit(enabled));
     }
-    fan__footprint *f = fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0
-                            ? fan__footprint_take(x)
-                            : NULL;
+    fan__footprint *f = NULL;
+    if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes) == 0)
+        f = fan__footprint_take(x);
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
@@ -335,14 +365,20 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     *at = (fan__explore_node){.enabled = enabled};
     /* Actors asleep or done at the last node stay asleep unless its last step conflicts with
      * theirs. */
-    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
-    uint32_t sleepers = last ? last->asleep | last->done : 0;
-    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        if (sleepers >> a & 1 &&
-            fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
-            at->asleep |= UINT32_C(1) << a;
-            at->of[a] = last->of[a];
-        }
+    const fan__explore_node *last = NULL;
+    uint32_t sleepers = 0;
+    if (x->reduce)
+        last = explore_last_step(x);
+    if (last)
+        sleepers = last->asleep | last->done;
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++) {
+        if (!(sleepers >> a & 1))
+            continue;
+        if (!fan__footprint_independent(x, last->of[a], last->of[last->chosen]))
+            continue;
+        at->asleep |= UINT32_C(1) << a;
+        at->of[a] = last->of[a];
+    }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
         fan__footprint_give(x, f);
@@ -361,23 +397,37 @@ int fan_explore_pick(fan_explore *x, int n)
     if (x->status != FAN_OK)
         return FAN_EXPLORE_NONE;
     if (x->now == REPLAY) {
-        const char *at =
-            x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
-        answer = at ? (int)(at - FAN_ANSWERS) : 0;
+        const char *at = NULL;
+        if (x->depth < strlen(x->script))
+            at = strchr(FAN_ANSWERS, x->script[x->depth]);
+        if (at)
+            answer = (int)(at - FAN_ANSWERS);
         x->strayed |= !at || answer >= n;
-        answer = answer < n ? answer : 0;
+        if (answer >= n)
+            answer = 0;
     } else if (x->now == SAMPLE) {
         answer = (int)(fan_rng(&x->random) % (uint64_t)n);
     } else if (x->depth < x->n) {
-        x->strayed |= !x->nodes[x->depth].answer;
-        answer = x->nodes[x->depth].answer ? x->nodes[x->depth].chosen : 0;
+        const fan__explore_node *at = &x->nodes[x->depth];
+        if (at->answer)
+            answer = at->chosen;
+        else
+            x->strayed = true;
     } else if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes)) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
         x->nodes[x->n++] = (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
     }
-    return explore_note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
+    if (explore_note(x, FAN_ANSWER + answer) < 0)
+        return FAN_EXPLORE_NONE;
+    return answer;
+}
+
+static fan_status explore_no_memory(fan_explore *x)
+{
+    x->status = FAN_ERR_NOMEM;
+    return FAN_ERR_NOMEM;
 }
 
 fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how)
@@ -386,7 +436,7 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
         return FAN_OK;
     if (how == FAN_SCHED_DECIDE && x->now == SEARCH && !print_weighed(x, object)) {
         if (fan_grow((void **)&x->decided, &x->decided_cap, x->ndecided + 1, sizeof *x->decided))
-            return x->status = FAN_ERR_NOMEM;
+            return explore_no_memory(x);
         x->decided[x->ndecided++] = object;
         x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
     }
@@ -403,10 +453,12 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
         size_t cap = x->known_cap ? 2 * x->known_cap : 64;
         fan__footprint_known *more = fan_calloc(cap * sizeof *more);
         if (!more)
-            return x->status = FAN_ERR_NOMEM;
-        for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known_footprints[i].used)
-                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
+            return explore_no_memory(x);
+        for (size_t i = 0; i < x->known_cap; i++) {
+            const fan__footprint_known *known = &x->known_footprints[i];
+            if (known->used)
+                *footprint_place(more, cap, known->object) = *known;
+        }
         fan_free(x->known_footprints);
         x->known_footprints = more;
         x->known_cap = cap;
@@ -421,13 +473,14 @@ fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode ho
         x->again |= x->pruned && conflicts_with(x, row, at->chosen, bit);
         row->how[at->chosen] |= (unsigned char)bit;
     }
-    for (size_t i = 0; i < f->n; i++)
+    for (size_t i = 0; i < f->n; i++) {
         if (f->items[i].object == object) {
             f->items[i].how |= bit;
             return FAN_OK;
         }
+    }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
-        return x->status = FAN_ERR_NOMEM;
+        return explore_no_memory(x);
     f->items[f->n++] = (fan__footprint_item){object, bit};
     return FAN_OK;
 }
@@ -459,15 +512,16 @@ void fan_explore_end(fan_explore *x)
                     fan__footprint_give(x, x->nodes[i].of[a]);
         x->n = 0;
         x->pruned = false;
-        x->runs = x->abandoned = 0;
+        x->runs = 0;
+        x->abandoned = 0;
         x->anew++;
     }
     while (x->n > 0) {
         fan__explore_node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
-        if (left && x->prune && x->reduce && !last->answer &&
-            fan__footprint_alone(x, last->chosen, last->of[last->chosen])) {
+        bool may_prune = x->prune && x->reduce && !last->answer;
+        if (left && may_prune && fan__footprint_alone(x, last->chosen, last->of[last->chosen])) {
             left = 0;
             x->pruned = true;
         }
@@ -530,14 +584,16 @@ char fan_explore_char(unsigned char choice)
 {
     if (choice >= FAN_ANSWER)
         return FAN_ANSWERS[choice - FAN_ANSWER];
-    return (char)(choice < 10 ? '0' + choice : 'a' + choice - 10);
+    return actors[choice];
 }
 
 void fan_explore_schedule(const fan_explore *x, char *buf, size_t size)
 {
     if (size == 0)
         return;
-    size_t n = x->depth < size - 1 ? x->depth : size - 1;
+    size_t n = size - 1;
+    if (n > x->depth)
+        n = x->depth;
     for (size_t i = 0; i < n; i++)
         buf[i] = fan_explore_char(x->order[i]);
     buf[n] = '\0';

@@ -15,19 +15,15 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     fan__sim_lock(m);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     if (q->legacy || q->recording) {
-        bool broken = q->recording && q->recording->capture.broken;
-        status = fan__recording_refuse(q,
-                                       q->legacy ? FAN_CAPTURE_UNSUPPORTED
-                                       : broken  ? FAN_CAPTURE_INVALIDATED
-                                                 : FAN_CAPTURE_VALUE,
-                                       "begin a capture", err);
-        goto done;
+        int code = FAN_CAPTURE_VALUE;
+        if (q->legacy)
+            code = FAN_CAPTURE_UNSUPPORTED;
+        else if (q->recording->capture.broken)
+            code = FAN_CAPTURE_INVALIDATED;
+        FAN_GO(fan__recording_refuse(q, code, "begin a capture", err));
     }
-    status = fan__recording_refuse(
-        q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0,
-        "begin a capture", err);
-    if (status != FAN_OK)
-        goto done;
+    if (!g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device))
+        FAN_GO(fan__recording_refuse(q, -1, "begin a capture", err));
     FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
     g->refs = 1;
     g->m = m;
@@ -102,7 +98,9 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     fan__sim_lock(m);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     fan_sim_recording *r = q->recording;
-    int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
+    int code = FAN_CAPTURE_VALUE;
+    if (r)
+        code = fan_capture_end(&r->capture, q->member, fan_thread_id());
     /* the first stream with captured work that the first stream does not wait for */
     uint64_t unjoined = 0;
     for (size_t i = 0; code == FAN_CAPTURE_UNJOINED && !unjoined && i < m->nqueues; i++) {
@@ -153,8 +151,10 @@ typedef struct graph_work {
 
 static fan_status graph_work_run(void *ctx, fan_error *err)
 {
-    const graph_work *r = ctx;
-    return r->kernel->fn ? r->kernel->fn(r->kernel->ctx, err) : FAN_OK;
+    const fan_sim_kernel *kernel = ((const graph_work *)ctx)->kernel;
+    if (!kernel->fn)
+        return FAN_OK;
+    return kernel->fn(kernel->ctx, err);
 }
 
 static void graph_work_fini(void *ctx)
@@ -169,10 +169,10 @@ static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *othe
 {
     FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
     q->end_us = fan__later(q->end_us, other->end_us);
-    return fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
-                               fan_race_check_clock(m->race_check, other->lane)) == FAN_OK
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    const fan_clock *after = fan_race_check_clock(m->race_check, other->lane);
+    if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), after) != FAN_OK)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    return FAN_OK;
 }
 
 /* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5
@@ -186,6 +186,17 @@ typedef struct graph_record {
     fan_clock clock;
 } graph_record;
 
+/* command_accesses: how to visit what a command accesses: with the returned function, of *what. */
+static fan__visit *command_accesses(const fan_sim_command *c, const void **what)
+{
+    if (c->njobs == 1) {
+        *what = c->jobs;
+        return fan__visit_job;
+    }
+    *what = &c->kernel;
+    return fan__visit_kernel;
+}
+
 static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
                                graph_record *marks, fan_error *err)
 {
@@ -193,14 +204,12 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
     graph_record *k = &marks[c->event];
     switch (c->kind) {
     case FAN_COMMAND_WORK: {
-        bool one = c->njobs == 1;
         fan__work w = {.name = c->name,
-                       .next = one ? fan__visit_job : fan__visit_kernel,
-                       .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
                        .us = c->us,
                        .launched = true,
                        .by_user = c->njobs == 0,
                        .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
+        w.next = command_accesses(c, &w.what);
         graph_work *r = NULL;
         if (m->config.run_work) {
             w.op = fan__op_new(c->jobs, c->njobs);
@@ -244,7 +253,8 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
 {
     fan_sim *m = g->m;
     fan_sim_queue *q = fan__queue_of(s);
-    fan_status status, worst = FAN_OK;
+    fan_status status;
+    fan_status worst = FAN_OK;
     bool begun = false;
     size_t work = 0;
     graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
@@ -258,18 +268,20 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_none(q, "launch a graph", err));
     FAN_GO(fan__stream_barrier(m, q, err));
+    const fan_clock *now = fan_race_check_clock(m->race_check, q->lane);
     if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
-                            fan_race_check_clock(m->race_check, q->lane)) !=
-        FAN_OK) /* this host queues it */
+                            now)) /* this host queues it */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
-    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
+    if (!g->queues)
+        g->queues = fan_calloc(g->members * sizeof *g->queues);
+    if (!g->queues)
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
-    for (uint32_t i = 0; i < g->members; i++)
-        /* reused in each launch: so two launches of one graph run one after the other */
+    /* reused in each launch: so two launches of one graph run one after the other */
+    for (uint32_t i = 0; i < g->members; i++) {
+        now = fan_race_check_clock(m->race_check, q->lane);
         if (!g->queues[i])
-            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false,
-                                  fan_race_check_clock(m->race_check, q->lane), &g->queues[i],
-                                  err));
+            FAN_GO(fan__queue_new(m, g->device[i], ++m->handle, false, now, &g->queues[i], err));
+    }
     for (const fan_sim_command *c = g->head; c; c = c->next)
         work += c->kind == FAN_COMMAND_WORK;
     m->host_us[fan__sim_host(m)] +=
@@ -351,11 +363,11 @@ static void recorder_accesses(const fan_recording *recording, fan_recording_visi
     const fan_sim_graph *g = (const fan_sim_graph *)recording;
     for (const fan_sim_command *c = g->head; c; c = c->next) {
         const fan_array *a = NULL;
-        bool write, one = c->njobs == 1;
+        const void *what;
+        bool write;
         if (c->kind != FAN_COMMAND_WORK)
             continue;
-        fan__visit *next = one ? fan__visit_job : fan__visit_kernel;
-        const void *what = one ? (const void *)c->jobs : (const void *)&c->kernel;
+        fan__visit *next = command_accesses(c, &what);
         for (size_t i = 0; next(what, i, &a, &write); i++) {
             int64_t lo, hi;
             if (!a || !a->size)
@@ -384,7 +396,8 @@ static fan_status recorder_spoil(void *ctx, fan_error *err)
 static fan_status recorder_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes,
                                   fan_error *err)
 {
-    int64_t n = (int64_t)bytes, step = 1;
+    int64_t n = (int64_t)bytes;
+    int64_t step = 1;
     fan_storage st = {.data = data, .bytes = bytes};
     fan_array a = {.storage = &st,
                    .data = data,

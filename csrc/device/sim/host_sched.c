@@ -1,3 +1,9 @@
+/* The scheduler of a machine's host threads: one acts at a time, and each gives the turn to the
+ * next at the points that it reports.
+ *
+ *   choices   which threads (actors) may act, and which one does; deadlocks
+ *   calls     what threads report: begin, wait, lock, unlock, poll, end
+ *   runs      the end of a run, and its schedule as text */
 #define _POSIX_C_SOURCE 200809L
 #include "device/sim/host_sched.h"
 
@@ -98,7 +104,8 @@ void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
     t->turn = NO_ACTOR;
     t->over = false;
     atomic_store(&t->given_up, FAN_GOING);
-    t->nheld = t->norder = 0;
+    t->nheld = 0;
+    t->norder = 0;
 }
 #endif
 
@@ -125,17 +132,20 @@ static int sched_holder(const fan_host_sched *t, uint64_t mutex)
     return NO_ACTOR;
 }
 
+static bool sched_can_act(const fan_host_sched *t, const actor *a)
+{
+    if (a->state == NEW || a->state == READY)
+        return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
+    if (a->state != WAITING || sched_holder(t, a->mutex) != NO_ACTOR)
+        return false;
+    return !a->condition || a->woken;
+}
+
 static uint32_t sched_enabled(const fan_host_sched *t)
 {
     uint32_t mask = 0;
-    for (int i = 0; i < t->n; i++) {
-        const actor *a = &t->actors[i];
-        bool can_act = a->state == NEW || a->state == READY
-                           ? a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING
-                           : a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR &&
-                                 (!a->condition || a->woken);
-        mask |= (uint32_t)can_act << i;
-    }
+    for (int i = 0; i < t->n; i++)
+        mask |= (uint32_t)sched_can_act(t, &t->actors[i]) << i;
     return mask;
 }
 
@@ -173,71 +183,96 @@ static void sched_set_stuck(actor *a, bool stuck)
     a->stuck = stuck;
 }
 
+/* sched_end_long_run: gives up a run that took more steps than its limit. */
+static void sched_end_long_run(fan_host_sched *t)
+{
+    size_t acted[FAN_ACTORS] = {0};
+    size_t from = 0;
+    if (t->limit == 0 || t->norder < t->limit)
+        return;
+    if (fan_host_sched_given_up(t) != FAN_GOING)
+        return;
+    if (t->norder > LATELY)
+        from = t->norder - LATELY;
+    for (size_t i = from; i < t->norder; i++) {
+        if (t->order[i] < FAN_ACTORS)
+            acted[t->order[i]]++;
+    }
+    snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder,
+             t->norder - from);
+    for (int i = 0; i < t->n; i++) {
+        if (acted[i])
+            fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
+    }
+    fan_append(t->text, sizeof t->text,
+               "): a thread that waits forever, or a scenario that needs more steps (steps=)");
+    sched_give_up(t, FAN_DEADLOCKED);
+}
+
+/* sched_end_deadlock: gives up a run in which no actor may act and some have not ended. */
+static void sched_end_deadlock(fan_host_sched *t)
+{
+    const char *sep = " ";
+    bool left = false;
+    for (int i = 0; i < t->n; i++)
+        left |= t->actors[i].state != ENDED;
+    if (!left || atomic_load(&t->given_up) != FAN_GOING)
+        return;
+    snprintf(t->text, sizeof t->text, "deadlock:");
+    for (int i = 0; i < t->n; i++) {
+        const actor *a = &t->actors[i];
+        if (a->state != READY && a->state != WAITING)
+            continue;
+        fan_append(t->text, sizeof t->text, "%shost thread %d", sep, i);
+        sep = "; ";
+        if (a->state == READY) {
+            fan_append(t->text, sizeof t->text, " polls for a change that no other thread makes");
+            continue;
+        }
+        int other = sched_holder(t, a->mutex);
+        if (a->call_site[0])
+            fan_append(t->text, sizeof t->text, " (%s)", a->call_site);
+        if (other == NO_ACTOR)
+            fan_append(t->text, sizeof t->text, " waits for a change that no other thread makes");
+        else
+            fan_append(t->text, sizeof t->text, " waits for a lock that host thread %d holds",
+                       other);
+    }
+    sched_give_up(t, FAN_DEADLOCKED);
+}
+
 /* sched_hand_on: chooses the next actor, and wakes it. */
 static void sched_hand_on(fan_host_sched *t)
 {
     t->turn = NO_ACTOR;
-    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING) {
-        size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
-        for (size_t i = from; i < t->norder; i++)
-            if (t->order[i] < FAN_ACTORS)
-                acted[t->order[i]]++;
-        snprintf(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder,
-                 t->norder - from);
-        for (int i = 0; i < t->n; i++)
-            if (acted[i])
-                fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-        fan_append(t->text, sizeof t->text,
-                   "): a thread that waits forever, or a scenario that needs more steps (steps=)");
-        sched_give_up(t, FAN_DEADLOCKED);
-    }
+    sched_end_long_run(t);
     uint32_t mask = sched_enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
-        int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
+        int next;
+        if (t->hooks.choose)
+            next = t->hooks.choose(t->hooks.ctx, mask);
+        else
+            next = by_seed(t, mask);
         if (next < 0 || next >= t->n || !(mask >> next & 1)) {
             sched_give_up(t, FAN_ABANDONED);
             mask = sched_enabled(t);
         } else {
             (void)sched_note(t, next);
             mask = UINT32_C(1) << next;
-            for (int i = 0; i < t->n; i++)
+            for (int i = 0; i < t->n; i++) {
                 if (i != next)
                     t->actors[i].asked = 0;
+            }
         }
     }
     if (!mask) {
-        bool left = false;
-        for (int i = 0; i < t->n; i++)
-            left |= t->actors[i].state != ENDED;
-        if (left && atomic_load(&t->given_up) == FAN_GOING) {
-            snprintf(t->text, sizeof t->text, "deadlock:");
-            const char *sep = " ";
-            for (int i = 0; i < t->n; i++) {
-                const actor *a = &t->actors[i];
-                if (a->state != READY && a->state != WAITING)
-                    continue;
-                fan_append(t->text, sizeof t->text, "%shost thread %d", sep, i);
-                sep = "; ";
-                if (a->state == READY) {
-                    fan_append(t->text, sizeof t->text,
-                               " polls for a change that no other thread makes");
-                    continue;
-                }
-                int other = sched_holder(t, a->mutex);
-                fan_append(t->text, sizeof t->text, "%s%s%s waits for ",
-                           a->call_site[0] ? " (" : "", a->call_site, a->call_site[0] ? ")" : "");
-                if (other == NO_ACTOR)
-                    fan_append(t->text, sizeof t->text, "a change that no other thread makes");
-                else
-                    fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
-            }
-            sched_give_up(t, FAN_DEADLOCKED);
-        }
+        sched_end_deadlock(t);
         mask = sched_enabled(t); /* an actor whose query failed may continue now */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
-                a->woken = a->freed = true;
+                a->woken = true;
+                a->freed = true;
                 mask = sched_enabled(t);
             }
         }
@@ -293,19 +328,21 @@ fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_er
     if (all_ended)
         t->n = 0;
     *first = t->n == 0;
-    int i = t->n < FAN_ACTORS ? t->n++ : -1;
-    if (i >= 0) {
-        actor *a = &t->actors[i];
+    *out = -1;
+    if (t->n < FAN_ACTORS) {
+        *out = t->n++;
+        actor *a = &t->actors[*out];
         a->state = NEW;
-        a->freed = a->begun = false;
+        a->freed = false;
+        a->begun = false;
         a->asked = 0;
         a->call_site[0] = '\0';
     }
     (void)pthread_mutex_unlock(&t->lock);
-    *out = i;
-    return i >= 0 ? FAN_OK
-                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
-                             FAN_ACTORS);
+    if (*out < 0)
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time",
+                        FAN_ACTORS);
+    return FAN_OK;
 }
 
 size_t fan_host_sched_count(fan_host_sched *t)
@@ -384,16 +421,21 @@ void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
 void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
 {
     (void)pthread_mutex_lock(&t->lock);
-    for (int i = 0; i < t->n; i++)
-        if (i != me && t->actors[i].state == WAITING && t->actors[i].mutex == mutex)
-            t->actors[i].woken = true;
+    for (int i = 0; i < t->n; i++) {
+        actor *a = &t->actors[i];
+        if (i != me && a->state == WAITING && a->mutex == mutex)
+            a->woken = true;
+    }
     (void)pthread_mutex_unlock(&t->lock);
 }
 
 void fan_host_sched_polled(fan_host_sched *t, int me, bool in_vain)
 {
     (void)pthread_mutex_lock(&t->lock);
-    t->actors[me].asked = in_vain ? t->actors[me].asked + 1 : 0;
+    if (in_vain)
+        t->actors[me].asked++;
+    else
+        t->actors[me].asked = 0;
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -475,7 +517,8 @@ fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
 bool fan_host_sched_stuck(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool stuck = t->over && me >= 0 && me < t->n && t->actors[me].state != ENDED;
+    bool known = me >= 0 && me < t->n;
+    bool stuck = known && t->over && t->actors[me].state != ENDED;
     (void)pthread_mutex_unlock(&t->lock);
     return stuck;
 }
@@ -485,7 +528,9 @@ void fan_host_sched_schedule(fan_host_sched *t, char *buf, size_t size)
     if (size == 0)
         return;
     (void)pthread_mutex_lock(&t->lock);
-    size_t n = t->norder < size - 1 ? t->norder : size - 1;
+    size_t n = size - 1;
+    if (n > t->norder)
+        n = t->norder;
     for (size_t i = 0; i < n; i++)
         buf[i] = fan_explore_char(t->order[i]);
     buf[n] = '\0';

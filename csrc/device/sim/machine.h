@@ -252,6 +252,9 @@ bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *wr
 
 fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
+/* fan__access_bytes: the block of an array's bytes; NULL: it has none, or they are elsewhere.
+ * Accepts NULL. */
+fan_block *fan__access_bytes(fan_sim *m, const fan_array *a);
 void fan__access_report(fan_sim *m, fan__visit *next, const void *what);
 
 /* The owner of the accessed memory until the operation has run: none, the graph that contains it,
@@ -357,7 +360,9 @@ extern _Thread_local fan__sim_thread fan__sim_here;
  * fan__sim_host: its index among the host threads. fan__sim_lane: its lane of the checker. */
 static inline int fan__sim_actor(const fan_sim *m)
 {
-    return fan__sim_here.m == m ? fan__sim_here.actor : -1;
+    if (fan__sim_here.m != m)
+        return -1;
+    return fan__sim_here.actor;
 }
 static inline size_t fan__sim_host(const fan_sim *m)
 {
@@ -402,7 +407,9 @@ static inline fan_sim_queue *fan__queue_of(const fan_stream *s)
 
 static inline double fan__later(double a, double b)
 {
-    return a > b ? a : b;
+    if (b > a)
+        return b;
+    return a;
 }
 
 fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);

@@ -1,3 +1,10 @@
+/* The happens-before checker: every byte's last write and the reads since, and the clocks of the
+ * lanes that made them.
+ *
+ *   runs       the runs of bytes of a view
+ *   history    the last write and reads of each range of bytes
+ *   lanes      clocks of streams and threads; events, waits, locks
+ *   accesses   check a run of bytes against the history, then note it; releases of memory */
 #include "device/sim/race_check.h"
 
 #include "base/clock.h"
@@ -100,7 +107,8 @@ static void fan__runs_of(const fan_array *a, fan__runs *out)
     out->n = 0;
     /* Axes with a width, strides made positive, narrowest first. */
     for (int i = 0; i < a->ndim; i++) {
-        int64_t extent = a->shape[i], stride = a->strides[i];
+        int64_t extent = a->shape[i];
+        int64_t stride = a->strides[i];
         if (extent == 0) {
             out->bytes = 0;
             return;
@@ -149,10 +157,15 @@ static bool fan__runs_next(fan__runs *r)
     return false;
 }
 
-static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
+static inline uint64_t fan__count_in(const fan_clock *clock, uint32_t at)
 {
-    return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0;
+    if (at >= clock->n)
+        return 0;
+    if (clock->heap)
+        return clock->heap[at];
+    return clock->lanes[at];
 }
+
 static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p)
 {
     return &o->dir[p.c]->r[p.i];
@@ -256,11 +269,12 @@ static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
     assert(o->freelist && o->ndir < o->dir_cap);
     memmove(&o->dir[c + 1], &o->dir[c], (o->ndir - c) * sizeof *o->dir);
     o->ndir++;
-    fan__chunk *new_ = o->dir[c] = o->freelist;
-    o->freelist = new_->next;
+    fan__chunk *opened = o->freelist;
+    o->freelist = opened->next;
     o->nfree--;
-    new_->n = 0;
-    return new_;
+    o->dir[c] = opened;
+    opened->n = 0;
+    return opened;
 }
 
 /* history_insert: inserts *r before p (which may be the end) and returns its place. The room must
@@ -268,17 +282,17 @@ static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
 static fan__place history_insert(fan_race_check *o, fan__place p, const fan__range *r)
 {
     if (fan__history_is_end(o, p)) {
-        p.c = o->ndir ? o->ndir - 1 : 0;
         if (o->ndir == 0)
             history_open_chunk(o, 0);
+        p.c = o->ndir - 1;
         p.i = o->dir[p.c]->n;
     }
     fan__chunk *c = o->dir[p.c];
     if (c->n == FAN__CHUNK) {
         fan__chunk *right = history_open_chunk(o, p.c + 1);
-        uint32_t keep =
-            /* ranges appended at the end fill their chunks */
-            p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2;
+        uint32_t keep = FAN__CHUNK / 2;
+        if (p.i == FAN__CHUNK) /* ranges appended at the end fill their chunks */
+            keep = FAN__CHUNK;
         right->n = FAN__CHUNK - keep;
         memcpy(right->r, c->r + keep, right->n * sizeof *r);
         c->n = keep;
@@ -298,7 +312,8 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
  * Returns the place that follows them. */
 static fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi)
 {
-    size_t empty = 0, first_empty = 0;
+    size_t empty = 0;
+    size_t first_empty = 0;
     fan__place q = p;
     while (!fan__history_is_end(o, q)) {
         fan__chunk *c = o->dir[q.c];
@@ -374,7 +389,8 @@ static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, 
         fan__history_free_chunk(o, c);
     }
     if (o->free_reads < reads) {
-        size_t was = o->reads_cap, want = o->reads_cap + (reads - o->free_reads);
+        size_t was = o->reads_cap;
+        size_t want = was + (reads - o->free_reads);
         if (want >= FAN__NONE ||
             fan_grow((void **)&o->reads, &o->reads_cap, want, sizeof *o->reads))
             return -1;
@@ -388,7 +404,8 @@ static int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, 
 static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi,
                                  size_t *ranges, size_t *reads, size_t *crossed)
 {
-    size_t k = 0, copies = 0;
+    size_t k = 0;
+    size_t copies = 0;
     fan__place p = fan__history_find(o, lo);
     for (; !fan__history_is_end(o, p); p = fan__history_after(o, p)) {
         const fan__range *r = fan__history_at(o, p);
@@ -403,6 +420,16 @@ static void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_
     *ranges += k + 3;
     *reads += 2 * k + 1 + copies;
     *crossed += k;
+}
+
+/* history_make_room: for one access to [lo, hi). */
+static int history_make_room(fan_race_check *o, uintptr_t lo, uintptr_t hi)
+{
+    size_t ranges = 0;
+    size_t reads = 0;
+    size_t crossed = 0;
+    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
+    return fan__history_reserve(o, ranges, reads, crossed);
 }
 
 /* fan__history_add_read: notes a read and drops the reads that it covers. */
@@ -483,14 +510,16 @@ static void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from)
 {
     if (to == from)
         return;
-    fan_clock *a = &o->lanes[to].clock;
-    const fan_clock *b = &o->lanes[from].clock;
-    uint64_t *mine = a->heap ? a->heap : a->lanes;
-    const uint64_t *theirs = b->heap ? b->heap : b->lanes;
-    while (a->n < b->n)
-        mine[a->n++] = 0;
-    for (uint32_t i = 0; i < b->n; i++)
-        mine[i] = mine[i] < theirs[i] ? theirs[i] : mine[i];
+    fan_clock *clock = &o->lanes[to].clock;
+    const fan_clock *other = &o->lanes[from].clock;
+    uint64_t *mine = clock->heap ? clock->heap : clock->lanes;
+    const uint64_t *theirs = other->heap ? other->heap : other->lanes;
+    while (clock->n < other->n)
+        mine[clock->n++] = 0;
+    for (uint32_t i = 0; i < other->n; i++) {
+        if (mine[i] < theirs[i])
+            mine[i] = theirs[i];
+    }
 }
 
 static int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from)
@@ -548,12 +577,16 @@ size_t fan_race_check_lanes(const fan_race_check *o)
 bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *out)
 {
     for (size_t i = 0; i < o->nlanes; i++) {
-        fan__lane *l = &o->lanes[i];
-        if (!l->left || (l->ops && fan__count_in(seen, (uint32_t)i) < l->count) ||
-            fan_clock_set(&l->clock, (uint32_t)i, l->count))
+        fan__lane *lane = &o->lanes[i];
+        uint32_t at = (uint32_t)i;
+        if (!lane->left)
             continue;
-        l->left = false;
-        *out = (uint32_t)i;
+        if (lane->ops && fan__count_in(seen, at) < lane->count)
+            continue;
+        if (fan_clock_set(&lane->clock, at, lane->count))
+            continue;
+        lane->left = false;
+        *out = at;
         return true;
     }
     return false;
@@ -580,8 +613,9 @@ fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, 
 {
     if (fan__lane_room_to_join(o, at, host))
         return FAN_ERR_NOMEM;
-    uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n
-                                                               : o->lanes[host].clock.n;
+    uint32_t n = o->lanes[at].clock.n;
+    if (n < o->lanes[host].clock.n)
+        n = o->lanes[host].clock.n;
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
     fan__lane_join(o, at, host);
@@ -601,7 +635,9 @@ fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host,
 
 fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock *with)
 {
-    return fan_clock_join(&o->lanes[host].clock, with) ? FAN_ERR_NOMEM : FAN_OK;
+    if (fan_clock_join(&o->lanes[host].clock, with))
+        return FAN_ERR_NOMEM;
+    return FAN_OK;
 }
 
 /* lock_place: returns the row of mutex `id`, or the free row for it. The table is never full. */
@@ -618,7 +654,9 @@ fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
     if (o->nmutexes == 0)
         return FAN_OK;
     const fan__lock *m = lock_place(o->mutexes, o->mutexes_cap, id);
-    return m->id && fan_clock_join(&o->lanes[host].clock, &m->clock) ? FAN_ERR_NOMEM : FAN_OK;
+    if (m->id == 0)
+        return FAN_OK;
+    return fan_race_check_sync(o, host, &m->clock);
 }
 
 fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t id)
@@ -630,12 +668,13 @@ fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t i
             return FAN_ERR_NOMEM;
         for (size_t i = 0; i < cap; i++)
             fan_clock_init(&table[i].clock);
-        for (size_t i = 0; i < o->mutexes_cap; i++)
-            if (o->mutexes[i].id)
-                /* the clock moves with its heap */
-                *lock_place(table, cap, o->mutexes[i].id) = o->mutexes[i];
+        for (size_t i = 0; i < o->mutexes_cap; i++) {
+            fan__lock *old = &o->mutexes[i];
+            if (old->id)
+                *lock_place(table, cap, old->id) = *old; /* the clock moves with its heap */
             else
-                fan_clock_fini(&o->mutexes[i].clock);
+                fan_clock_fini(&old->clock);
+        }
         fan_free(o->mutexes);
         o->mutexes = table;
         o->mutexes_cap = cap;
@@ -656,7 +695,8 @@ fan_race_check *fan_race_check_new(void)
     fan_race_check *o = fan_calloc(sizeof *o);
     if (!o)
         return NULL;
-    o->free_read = o->free_op = FAN__NONE;
+    o->free_read = FAN__NONE;
+    o->free_op = FAN__NONE;
     fan_clock_init(&o->gate);
     return o;
 }
@@ -673,11 +713,15 @@ static void race_clear(fan_race_check *o)
     for (size_t i = 0; i < o->ndir; i++)
         fan__history_free_chunk(o, o->dir[i]);
     o->ndir = 0;
-    o->free_read = o->free_op = FAN__NONE;
+    o->free_read = FAN__NONE;
+    o->free_op = FAN__NONE;
     o->free_reads = o->reads_cap;
-    o->nreads = o->nops = 0;
+    o->nreads = 0;
+    o->nops = 0;
     o->number = 0;
-    o->want_ranges = o->want_reads = o->want_crossed = 0;
+    o->want_ranges = 0;
+    o->want_reads = 0;
+    o->want_crossed = 0;
     if (o->nmutexes)
         for (size_t i = 0; i < o->mutexes_cap; i++) {
             o->mutexes[i].id = 0;
@@ -736,9 +780,13 @@ static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, b
                        .second = *second,
                        .first_writes = first_writes,
                        .second_writes = second_writes,
-                       .released = first_writes && r->released};
-    race->lo = lo > r->lo ? lo : r->lo;
-    race->hi = hi < r->hi ? hi : r->hi;
+                       .released = first_writes && r->released,
+                       .lo = lo,
+                       .hi = hi};
+    if (race->lo < r->lo)
+        race->lo = r->lo;
+    if (race->hi > r->hi)
+        race->hi = r->hi;
 }
 
 /* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history
@@ -752,12 +800,37 @@ static bool is_race(const fan_race_check *o, const fan__range *r, const fan_cloc
     }
     if (!write)
         return false;
-    for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next)
-        if (fan__count_in(now, o->reads[at].lane) < o->reads[at].count) {
-            race_fill(o, race, o->reads[at].op, false, second, true, r, lo, hi);
+    for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next) {
+        const fan__reading *read = &o->reads[at];
+        if (fan__count_in(now, read->lane) < read->count) {
+            race_fill(o, race, read->op, false, second, true, r, lo, hi);
             return true;
         }
+    }
     return false;
+}
+
+/* race_note_read: on every range in [lo, hi); the gaps become new ranges. There must be room. */
+static void race_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo,
+                           uintptr_t hi)
+{
+    fan__history_cut(o, lo);
+    fan__history_cut(o, hi);
+    fan__place p = fan__history_find(o, lo);
+    while (lo < hi) {
+        uintptr_t next = hi;
+        if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi)
+            next = fan__history_at(o, p)->lo;
+        if (next > lo) {
+            fan__range gap = {.lo = lo, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
+            fan__history_add_read(o, &gap, now, op);
+            p = history_insert(o, p, &gap);
+        } else {
+            fan__history_add_read(o, fan__history_at(o, p), now, op);
+        }
+        lo = fan__history_at(o, p)->hi;
+        p = fan__history_after(o, p);
+    }
 }
 
 /* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
@@ -768,9 +841,10 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
     const fan_clock *now = &o->lanes[acting->lane].clock;
     bool raced = false;
     fan__place p = fan__history_find(o, lo);
-    if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo &&
-        fan__history_at(o, p)->hi == hi) {
-        fan__range *r = fan__history_at(o, p);
+    fan__range *r = NULL;
+    if (!fan__history_is_end(o, p))
+        r = fan__history_at(o, p);
+    if (r && r->lo == lo && r->hi == hi) {
         if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
             return FAN_ERR_NOMEM;
         raced = is_race(o, r, now, acting, write, lo, hi, race);
@@ -780,34 +854,18 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
             fan__history_add_read(o, r, now, op);
         return raced ? FAN_ERR_RACE : FAN_OK;
     }
-    size_t ranges = 0, reads = 0, crossed = 0;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed))
+    if (history_make_room(o, lo, hi))
         return FAN_ERR_NOMEM;
-    for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
-         p = fan__history_after(o, p))
-        raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
-    if (write) {
-        fan__history_note_write(o, op, lo, hi, false);
-    } else { /* on every range in [lo, hi); the gaps become new ranges */
-        fan__history_cut(o, lo);
-        fan__history_cut(o, hi);
-        p = fan__history_find(o, lo);
-        for (uintptr_t x = lo; x < hi;) {
-            uintptr_t next = fan__history_is_end(o, p) || fan__history_at(o, p)->lo > hi
-                                 ? hi
-                                 : fan__history_at(o, p)->lo;
-            if (next > x) {
-                fan__range gap = {.lo = x, .hi = next, .op = FAN__NONE, .reads = FAN__NONE};
-                fan__history_add_read(o, &gap, now, op);
-                p = history_insert(o, p, &gap);
-            } else {
-                fan__history_add_read(o, fan__history_at(o, p), now, op);
-            }
-            x = fan__history_at(o, p)->hi;
-            p = fan__history_after(o, p);
-        }
+    for (; !raced && !fan__history_is_end(o, p); p = fan__history_after(o, p)) {
+        r = fan__history_at(o, p);
+        if (r->lo >= hi)
+            break;
+        raced = is_race(o, r, now, acting, write, lo, hi, race);
     }
+    if (write)
+        fan__history_note_write(o, op, lo, hi, false);
+    else
+        race_note_read(o, op, now, lo, hi);
     return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
@@ -815,11 +873,12 @@ void fan_race_check_plan(fan_race_check *o, const fan_array *a)
 {
     fan__runs r;
     fan__runs_of(a, &r);
-    if (r.bytes)
-        do
-            fan__history_measure(o, r.base, r.base + r.bytes, &o->want_ranges, &o->want_reads,
-                                 &o->want_crossed);
-        while (fan__runs_next(&r));
+    if (r.bytes == 0)
+        return;
+    do {
+        fan__history_measure(o, r.base, r.base + r.bytes, &o->want_ranges, &o->want_reads,
+                             &o->want_crossed);
+    } while (fan__runs_next(&r));
 }
 
 fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name,
@@ -830,9 +889,12 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     uint32_t new_ = l->open;
     /* An access may cut ranges that another access of the same operation then crosses: twice their
      * sum is room enough for all accesses that do not overlap themselves. */
-    size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4,
-           crossed = 2 * o->want_crossed;
-    o->want_ranges = o->want_reads = o->want_crossed = 0;
+    size_t ranges = 2 * o->want_ranges + 4;
+    size_t reads = 2 * o->want_reads + 4;
+    size_t crossed = 2 * o->want_crossed;
+    o->want_ranges = 0;
+    o->want_reads = 0;
+    o->want_crossed = 0;
     if (fan__history_reserve(o, ranges, reads, crossed) ||
         fan__lane_room(&l->clock, (size_t)at + 1) || fan__lane_room_to_join(o, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
@@ -885,7 +947,9 @@ fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, ui
                                 bool write, fan_race *race)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
-    return lo < hi ? race_touch(o, (uint32_t)op, lo, hi, write, race) : FAN_OK;
+    if (lo >= hi)
+        return FAN_OK;
+    return race_touch(o, (uint32_t)op, lo, hi, write, race);
 }
 #endif
 
@@ -899,8 +963,8 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
         return FAN_OK;
     fan_status worst = FAN_OK;
     do {
-        fan_status status = race_touch(o, (uint32_t)op, r.base, r.base + r.bytes, write,
-                                       worst == FAN_OK ? race : NULL);
+        fan_race *first = worst == FAN_OK ? race : NULL;
+        fan_status status = race_touch(o, (uint32_t)op, r.base, r.base + r.bytes, write, first);
         if (status == FAN_ERR_NOMEM)
             return status;
         if (status != FAN_OK)
@@ -909,19 +973,27 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
     return worst;
 }
 
+/* race_is_open: returns whether operation `op`, the count-th of its lane, is neither over nor in
+ * `gate`. */
+static bool race_is_open(const fan_race_check *o, const fan_clock *gate, uint32_t op, uint32_t lane,
+                         uint64_t count)
+{
+    return !o->ops[op].op.over && fan__count_in(gate, lane) < count;
+}
+
 /* race_left_behind: returns whether this range has history that is not in `gate`. */
 static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate,
                              const fan_op *second, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
-    if (r->op != FAN__NONE &&
-        (r->released || (!o->ops[r->op].op.over && fan__count_in(gate, r->lane) < r->count))) {
+    bool written = r->op != FAN__NONE;
+    if (written && (r->released || race_is_open(o, gate, r->op, r->lane, r->count))) {
         race_fill(o, race, r->op, true, second, true, r, lo, hi);
         return true;
     }
     for (uint32_t at = r->reads; at != FAN__NONE; at = o->reads[at].next) {
-        const fan__reading *x = &o->reads[at];
-        if (!o->ops[x->op].op.over && fan__count_in(gate, x->lane) < x->count) {
-            race_fill(o, race, x->op, false, second, true, r, lo, hi);
+        const fan__reading *read = &o->reads[at];
+        if (race_is_open(o, gate, read->op, read->lane, read->count)) {
+            race_fill(o, race, read->op, false, second, true, r, lo, hi);
             return true;
         }
     }
@@ -946,10 +1018,13 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
     race_put_text(acting.name, sizeof acting.name, "release");
     race_put_text(acting.call_site, sizeof acting.call_site, call_site);
     bool raced = false;
-    for (fan__place p = fan__history_find(o, lo);
-         !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi;
-         p = fan__history_after(o, p))
-        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &acting, lo, hi, race);
+    fan__place p = fan__history_find(o, lo);
+    for (; !raced && !fan__history_is_end(o, p); p = fan__history_after(o, p)) {
+        const fan__range *r = fan__history_at(o, p);
+        if (r->lo >= hi)
+            break;
+        raced = race_left_behind(o, r, &o->gate, &acting, lo, hi, race);
+    }
     if (raced && race)
         race->release = true;
     return raced ? FAN_ERR_RACE : FAN_OK;
@@ -961,10 +1036,8 @@ fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32
     fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, call_site, race);
     if (lo >= hi)
         return FAN_OK;
-    size_t ranges = 0, reads = 0, crossed = 0;
     uint64_t op;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed) == 0 &&
+    if (history_make_room(o, lo, hi) == 0 &&
         fan_race_check_begin(o, host, host, "release", call_site, &op, NULL) == FAN_OK)
         fan__history_note_write(o, (uint32_t)op, lo, hi, true);
     return status;
@@ -977,9 +1050,7 @@ void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
     fan__place p = fan__history_find(o, lo);
     if (fan__history_is_end(o, p) || fan__history_at(o, p)->lo >= hi)
         return;
-    size_t ranges = 0, reads = 0, crossed = 0;
-    fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (fan__history_reserve(o, ranges, reads, crossed) == 0) {
+    if (history_make_room(o, lo, hi) == 0) {
         fan__history_cut(o, lo);
         fan__history_cut(o, hi);
         /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not

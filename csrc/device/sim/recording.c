@@ -32,12 +32,18 @@ fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *w
                          (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
 }
 
+/* recording_break: breaks a capture because of a call on q, and refuses the call. */
+static fan_status recording_break(const fan_sim_queue *q, fan_sim_recording *broken, int code,
+                                  const char *what, fan_error *err)
+{
+    return fan__recording_refuse(q, fan_capture_break(&broken->capture, code), what, err);
+}
+
 fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err)
 {
-    return q->recording ? fan__recording_refuse(
-                              q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED),
-                              what, err)
-                        : FAN_OK;
+    if (!q->recording)
+        return FAN_OK;
+    return recording_break(q, q->recording, FAN_CAPTURE_UNSUPPORTED, what, err);
 }
 
 fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what,
@@ -45,9 +51,10 @@ fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, 
 {
     if (!ev->recording)
         return FAN_OK;
-    int code = ev->recording->capture.ended
-                   ? FAN_CAPTURE_EVENT
-                   : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    fan_capture_run *capture = &ev->recording->capture;
+    int code = FAN_CAPTURE_EVENT;
+    if (!capture->ended)
+        code = fan_capture_break(capture, FAN_CAPTURE_EVENT);
     return fan_fail_code(err, FAN_ERR_CAPTURE, code,
                          "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index,
                          fan_capture_words(code), code);
@@ -92,15 +99,15 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
 fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done,
                                fan_error *err)
 {
-    fan_sim_recording *mine = q->recording, *theirs = ev->recording;
+    fan_sim_recording *mine = q->recording;
+    fan_sim_recording *theirs = ev->recording;
     *done = mine || theirs;
     if (!*done)
         return FAN_OK;
-    if (!theirs) /* an event that was never recorded: no wait */
-        return ev->point.queue
-                   ? fan__recording_refuse(
-                         q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
-                   : FAN_OK;
+    if (!theirs && !ev->point.queue) /* an event that was never recorded: no wait */
+        return FAN_OK;
+    if (!theirs)
+        return recording_break(q, mine, FAN_CAPTURE_ISOLATION, "wait", err);
     if (theirs->capture.ended) {
         if (mine)
             fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
@@ -108,8 +115,7 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     }
     if (mine && mine != theirs) {
         fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
-        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE),
-                                     "wait", err);
+        return recording_break(q, theirs, FAN_CAPTURE_MERGE, "wait", err);
     }
     fan_sim_graph *g = theirs->graph;
     fan_sim_command *c = fan__command_new(sizeof *c);
@@ -173,11 +179,18 @@ int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph
     fan__sim_lock(m);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
-    int state = r ? r->capture.broken ? 2 : 1 : 0;
+    uint64_t capture = 0;
+    fan_sim_graph *recorded = NULL;
+    int state = 0;
+    if (r) {
+        capture = r->capture.id;
+        recorded = r->graph;
+        state = r->capture.broken ? 2 : 1;
+    }
     if (id)
-        *id = r ? r->capture.id : 0;
+        *id = capture;
     if (graph)
-        *graph = r ? r->graph : NULL;
+        *graph = recorded;
     fan__sim_unlock(m);
     return state;
 }
@@ -188,13 +201,14 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *
     uint64_t thread = fan_thread_id();
     fan__sim_lock(m);
     fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
-    for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        if ((always && !r->capture.ended) ||
-            fan_capture_forbids(&r->capture, thread, thread_mode)) {
-            int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
-                                   fan_capture_words(code), code);
-        }
+    for (fan_sim_recording *r = m->recordings; r; r = r->next) {
+        bool in_progress = always && !r->capture.ended;
+        if (!in_progress && !fan_capture_forbids(&r->capture, thread, thread_mode))
+            continue;
+        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call,
+                               fan_capture_words(code), code);
+    }
     fan__sim_unlock(m);
     return status;
 }

@@ -22,23 +22,27 @@ static fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes
     fan__sim_lock(m);
     fan_status status = fan__sim_enter(m, "alloc", err);
     m->parts[d->index].given += bytes + 128;
+    bool decides = m->parts[d->index].given > a->bytes;
     fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
-                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
-    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
-    if (b) {
-        b->name = fan__sim_new_name(m, OF_BLOCK);
-        b->left = false;
-        b->graphs = 0;
-        fan_race_check_forget(m->race_check, b->lo, b->hi);
-        *out = (void *)b->lo;
-    } else if (status == FAN_OK) {
-        status =
-            host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes,
-                            FAN_PLURAL(bytes), d->index)
-                 : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
-                                 "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use",
-                                 d->index, bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
+                    decides ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
+    if (status != FAN_OK)
+        goto done;
+    fan_block *block = fan_arena_alloc(a, bytes, &host);
+    if (block) {
+        block->name = fan__sim_new_name(m, OF_BLOCK);
+        block->left = false;
+        block->graphs = 0;
+        fan_race_check_forget(m->race_check, block->lo, block->hi);
+        *out = (void *)block->lo;
+    } else if (host) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes,
+                          FAN_PLURAL(bytes), d->index);
+    } else {
+        status = fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
+                               "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use",
+                               d->index, bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
+done:
     fan__sim_unlock(m);
     return status;
 }
@@ -108,13 +112,16 @@ static void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream
     }
     if (after.short_of_memory)
         goto done;
-    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t,
-                          uintptr_t, const char *, fan_race *) =
-        b && b->graphs ? fan_race_check_let_go
-                       /* a graph that uses the block may be launched again */
-                       : fan_race_check_release;
-    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data,
-                (uintptr_t)data + bytes, call_site, &race) == FAN_ERR_RACE) {
+    uint32_t lane = fan__sim_lane(m);
+    uintptr_t lo = (uintptr_t)data;
+    fan_status status;
+    if (b && b->graphs) /* a graph that uses the block may be launched again */
+        status = fan_race_check_let_go(m->race_check, lane, after.list, after.n, lo, lo + bytes,
+                                       call_site, &race);
+    else
+        status = fan_race_check_release(m->race_check, lane, after.list, after.n, lo, lo + bytes,
+                                        call_site, &race);
+    if (status == FAN_ERR_RACE) {
         fan__sim_keep_race(m, &race);
         if (!m->has_pending) {
             m->pending = race;
@@ -208,8 +215,9 @@ fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, co
     if (s) {
         on = fan_stream_hold(s);
     } else {
-        fan_sim_device_part *p =
-            a->storage ? fan__access_part(m, (uintptr_t)a->storage->data) : NULL;
+        fan_sim_device_part *p = NULL;
+        if (a->storage)
+            p = fan__access_part(m, (uintptr_t)a->storage->data);
         if (!p)
             return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
         on = fan_stream_current(&p->device);
@@ -230,16 +238,22 @@ static fan_stream *fan__sim_current(fan_device *d)
     fan_sim *m = fan__sim_machine(d);
     fan_sim_device_part *p = &m->parts[d->index];
     fan__sim_lock(m);
-    fan_stream *s = p->current ? fan_stream_hold(p->current) : fan_stream_new(d, 1, p->legacy);
-    if (s && !p->current) {
-        p->legacy->refs++;
-        if (p->current_id)
-            s->id = p->current_id; /* the object is new, the stream is the same */
-        else
-            p->current_id = s->id;
-        if (m->users)
-            p->current = fan_stream_hold(s);
+    fan_stream *s = p->current;
+    if (s) {
+        (void)fan_stream_hold(s);
+        goto done;
     }
+    s = fan_stream_new(d, 1, p->legacy);
+    if (!s)
+        goto done;
+    p->legacy->refs++;
+    if (p->current_id)
+        s->id = p->current_id; /* the object is new, the stream is the same */
+    else
+        p->current_id = s->id;
+    if (m->users)
+        p->current = fan_stream_hold(s);
+done:
     fan__sim_unlock(m);
     return s;
 }
@@ -250,7 +264,9 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
     char text[32];
     if (handle <= FAN_LEGACY) {
         *out = fan__sim_current(d);
-        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        if (!*out)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        return FAN_OK;
     }
     fan_sim *m = fan__sim_machine(d);
     fan_stream *found = NULL;
@@ -262,10 +278,11 @@ static fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_strea
     }
     fan__sim_unlock(m);
     *out = found;
-    return found ? FAN_OK
-                 : fan_fail(err, FAN_ERR_VALUE,
-                            "no stream of %s has the handle %llu: Machine.stream makes one",
-                            fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    if (!found)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "no stream of %s has the handle %llu: Machine.stream makes one",
+                        fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+    return FAN_OK;
 }
 
 static void fan__sim_stream_fini(fan_stream *s)
@@ -309,11 +326,15 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
     fan_stream **all = fan_alloc((m->nqueues + 1) * sizeof(fan_stream *));
     *n = 0;
     *out = all;
-    for (size_t i = 0; all && i < m->nqueues; i++)
-        if (m->queues[i]->stream && fan_stream_try_hold(m->queues[i]->stream))
-            all[(*n)++] = m->queues[i]->stream;
+    for (size_t i = 0; all && i < m->nqueues; i++) {
+        fan_stream *s = m->queues[i]->stream;
+        if (s && fan_stream_try_hold(s))
+            all[(*n)++] = s;
+    }
     fan__sim_unlock(m);
-    return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
+    if (!all)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
+    return FAN_OK;
 }
 
 static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
@@ -325,10 +346,9 @@ static fan_status fan__sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
     fan__sim_lock(m);
-    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING
-                            ? fan__sim_enter(m, "event_init", err)
-                            /* as in fan__sim_record */
-                            : FAN_OK;
+    fan_status status = FAN_OK;
+    if (fan_host_sched_given_up(m->host_sched) == FAN_GOING) /* as in fan__sim_record */
+        status = fan__sim_enter(m, "event_init", err);
     if (status == FAN_OK)
         ev->name = fan__sim_new_name(m, OF_EVENT);
     fan__sim_unlock(m);
@@ -498,12 +518,14 @@ static fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     fan__run_settle(m);
     *done = true;
     if (ev->point.queue) {
-        bool chosen =
-            m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
+        bool has_pick = m->has_chooser && m->chooser.pick;
+        bool chosen = has_pick && !fan__sim_here.kernels && m->config.run_work;
+        const fan_clock *now = fan_race_check_clock(m->race_check, fan__sim_lane(m));
         *done = fan__run_has_passed(ev);
-        if (chosen &&
-            !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m)))) {
-            int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
+        if (chosen && !fan_clock_leq(&ev->clock, now)) {
+            int said = 1;
+            if (ev->denied < FAN_ASKS)
+                said = fan_host_sched_pick(m->host_sched, 2);
             if (said >= 0) {
                 *done = said == 1;
                 if (!*done)
@@ -691,8 +713,12 @@ static void sim_begin_anew(fan_sim *m)
 {
     fan_mutex now;
     m->random = m->config.seed;
-    m->number = m->calls = m->races = m->unsound = 0;
-    m->has_first = m->has_pending = false;
+    m->number = 0;
+    m->calls = 0;
+    m->races = 0;
+    m->unsound = 0;
+    m->has_first = false;
+    m->has_pending = false;
     m->last = 0;
     m->device_us = 0;
 #ifdef FAN_TEST
@@ -773,12 +799,16 @@ done:
 
 fan_device *fan_sim_device(fan_sim *m, int index)
 {
-    return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
+    if (index < 0 || index >= m->config.devices)
+        return NULL;
+    return &m->parts[index].device;
 }
 
 fan_sim *fan_sim_of(const fan_device *d)
 {
-    return d->backend == &fan_sim_backend ? fan__sim_machine(d) : NULL;
+    if (d->backend != &fan_sim_backend)
+        return NULL;
+    return fan__sim_machine(d);
 }
 
 uint64_t fan_sim_seed(const fan_sim *m)
@@ -810,7 +840,8 @@ fan_status fan_sim_reset(fan_sim *m, fan_error *err)
     fan_race_check_reset(m->race_check);
     fan_host_sched_reset(m->host_sched, m->config.seed);
     for (size_t i = 0; i < m->nqueues; i++) {
-        m->queues[i]->queued = m->queues[i]->done = 0;
+        m->queues[i]->queued = 0;
+        m->queues[i]->done = 0;
         m->queues[i]->end_us = 0;
     }
     sim_begin_anew(m);
@@ -873,12 +904,15 @@ static entered_machine *entered_innermost(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, entered_make_key);
-    return entered_has_key ? pthread_getspecific(entered_key) : NULL;
+    if (!entered_has_key)
+        return NULL;
+    return pthread_getspecific(entered_key);
 }
 
 fan_status fan_sim_enter(fan_sim *m, fan_error *err)
 {
-    entered_machine *outer = entered_innermost(), *e = fan_calloc(sizeof *e);
+    entered_machine *outer = entered_innermost();
+    entered_machine *e = fan_calloc(sizeof *e);
     if (!e || !entered_has_key || pthread_setspecific(entered_key, e)) {
         fan_free(e);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory to enter a machine");
@@ -892,14 +926,15 @@ fan_status fan_sim_enter(fan_sim *m, fan_error *err)
 void fan_sim_leave(const fan_sim *m)
 {
     entered_machine *innermost = entered_innermost();
-    for (entered_machine **at = &innermost; *at; at = &(*at)->outer)
-        if ((*at)->machine == m) {
-            entered_machine *left = *at;
+    for (entered_machine **at = &innermost; *at; at = &(*at)->outer) {
+        entered_machine *left = *at;
+        if (left->machine == m) {
             *at = left->outer;
             (void)pthread_setspecific(entered_key, innermost); /* before what the drop may call */
             (void)entered_free(left);
             return;
         }
+    }
 }
 
 fan_sim *fan_sim_entered(void)

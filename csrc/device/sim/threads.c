@@ -77,7 +77,9 @@ static void thread_changed(void *ctx, uint64_t mutex)
  * all. */
 static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
 {
-    return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
+    if (id & MADE_HERE)
+        return (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1);
+    return id - m->mutex_base;
 }
 
 static uint64_t thread_name(void *ctx)
@@ -98,7 +100,9 @@ static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mod
         [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
         [FAN_THING_GRAPH] = OF_GRAPH};
     fan_sim *m = ctx;
-    uint64_t number = id ? thread_mutex_number(m, id) : 0;
+    uint64_t number = 0;
+    if (id)
+        number = thread_mutex_number(m, id);
     if (thing == FAN_THING_HOST_MEMORY || thing == FAN_THING_GRAPH)
         number = (uint64_t)fan__sim_here.apart;
     fan__sim_access(m, FAN__NAME(kinds[thing], number), how);
@@ -204,7 +208,8 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     }
     fan__sim_here.m = m;
     fan__sim_here.actor = actor;
-    fan__sim_here.fresh = fan__sim_here.vain = false;
+    fan__sim_here.fresh = false;
+    fan__sim_here.vain = false;
     fan__sim_here.apart = 0;
     fan__sim_here.hooks = (fan_thread_hooks){.yield = thread_yield,
                                              .wait = thread_wait,

@@ -177,7 +177,9 @@ static bool run_goes_before(const fan_sim *m, const fan_sim_queue *a, const fan_
     case FAN_SIM_LIFO:
         return a->head->number > b->head->number;
     case FAN_SIM_ROUND_ROBIN: /* the first after the one that ran last */
-        return (a->at > m->last) != (b->at > m->last) ? a->at > m->last : a->at < b->at;
+        if ((a->at > m->last) != (b->at > m->last))
+            return a->at > m->last;
+        return a->at < b->at;
     case FAN_SIM_STARVE:
         if ((a->handle == m->config.starve) != (b->handle == m->config.starve))
             return b->handle == m->config.starve;
@@ -198,9 +200,13 @@ fan_sim_queue *fan__run_pick(fan_sim *m)
         fan_sim_queue *q = m->queues[i];
         if (!q->head || q->head->wait.queue || q->running)
             continue;
+        bool chosen;
         n++;
-        if (m->config.schedule == FAN_SIM_SEEDED ? fan_rng(&m->random) % n == 0
-                                                 : !best || run_goes_before(m, q, best))
+        if (m->config.schedule == FAN_SIM_SEEDED)
+            chosen = fan_rng(&m->random) % n == 0;
+        else
+            chosen = !best || run_goes_before(m, q, best);
+        if (chosen)
             best = q;
     }
     return best;
@@ -215,7 +221,9 @@ fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
     m->last = q->at;
     m->executor = fan_thread_id();
     m->depth++;
-    size_t begin = op->njobs > 1 ? fan_rng(&m->random) % op->njobs : 0;
+    size_t begin = 0;
+    if (op->njobs > 1)
+        begin = fan_rng(&m->random) % op->njobs;
     fan__sim_unlock(m);
 
     fan__sim_here.kernels++;
@@ -295,7 +303,10 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
             continue;
         }
         fan_sim_queue *q = fan__run_pick(m);
-        status = q ? fan__run_one(m, q, err) : run_stuck(m, err);
+        if (q)
+            status = fan__run_one(m, q, err);
+        else
+            status = run_stuck(m, err);
     }
     fan__queue_drop(point.queue);
     fan__queue_sweep(m);
@@ -305,9 +316,9 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
 fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     fan__sim_access(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
-    return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
-               ? FAN_OK
-               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+    if (fan_race_check_sync(m->race_check, fan__sim_lane(m), what) != FAN_OK)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
+    return FAN_OK;
 }
 
 fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
@@ -315,9 +326,9 @@ fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan_clock then;
     fan_clock_init(&then);
     double us = q->end_us;
-    fan_status status = fan_clock_copy(&then, fan_race_check_clock(m->race_check, q->lane))
-                            ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait")
-                            : FAN_OK;
+    fan_status status = FAN_OK;
+    if (fan_clock_copy(&then, fan_race_check_clock(m->race_check, q->lane)))
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
     if (status == FAN_OK)
         status = fan__run_until(m, (fan_sim_point){q, q->queued}, err);
     if (status == FAN_OK)
@@ -339,11 +350,11 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
     fan_sim_queue *q = point.queue;
     q->refs++;
     for (fan__run_settle(m); status == FAN_OK && *can && q->done < point.upto; fan__run_settle(m)) {
+        /* a chain of waits longer than the number of queues is a cycle */
+        bool blocked = !q->head || q->running || depth > m->nqueues;
         if (m->executor && m->executor != fan_thread_id())
             fan__run_stand_by(m);
-        else if (!q->head || q->running ||
-                 /* a chain of waits longer than the number of queues is a cycle */
-                 depth > m->nqueues)
+        else if (blocked)
             *can = false;
         else if (q->head->wait.queue)
             status = fan__run_for(m, q->head->wait, depth + 1, can, err);
@@ -360,9 +371,10 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     bool chosen = m->has_chooser && m->chooser.pick;
-    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor
-                           ? NULL
-                           : fan__run_pick(m);
+    bool may_run = m->config.run_work && !m->executor && !fan__sim_here.kernels;
+    fan_sim_queue *q = NULL;
+    if (may_run && !chosen)
+        q = fan__run_pick(m);
     if (q) {
         status = fan__run_one(m, q, err);
         fan__run_settle(m);
@@ -389,8 +401,8 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
         return FAN_OK;
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *other = m->queues[i];
-        if (other == q || other->device != q->device ||
-            !(q->legacy ? other->blocking : other->legacy))
+        bool ordered = q->legacy ? other->blocking : other->legacy;
+        if (other == q || other->device != q->device || !ordered)
             continue;
         fan__sim_access(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
@@ -449,9 +461,12 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     if (!w->launched)
         *host += m->config.launch_us;
     w->start = fan__later(q->end_us, *host);
-    w->end = q->end_us = w->start + w->us;
+    w->end = w->start + w->us;
+    q->end_us = w->end;
     m->device_us = fan__later(m->device_us, w->end);
-    return status == FAN_ERR_RACE ? fan__sim_raise(m, &race, err) : FAN_OK;
+    if (status == FAN_ERR_RACE)
+        return fan__sim_raise(m, &race, err);
+    return FAN_OK;
 }
 
 /* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing
@@ -466,7 +481,7 @@ static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, cons
     if (fan_grow((void **)&g->blocks, &g->blocks_cap, g->nblocks + most, sizeof *g->blocks))
         return -1;
     for (size_t i = 0; !m->config.bare && next(what, i, &a, &write); i++) {
-        fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
+        fan_block *b = fan__access_bytes(m, a);
         bool used = false;
         for (size_t k = 0; b && k < g->nblocks; k++)
             used |= g->blocks[k] == b->lo;
@@ -534,14 +549,18 @@ static fan_status work_submit(fan_sim *m, fan_stream *s, const char *call, const
     fan_status status;
     fan_sim_queue *q = fan__queue_of(s);
     fan__sim_call_site(m, call_site, sizeof call_site);
-    if (m->config.run_work && !(w->op = fan__op_new(jobs, n)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
+    if (m->config.run_work) {
+        w->op = fan__op_new(jobs, n);
+        if (!w->op)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
+    }
     fan_sim_op *op = w->op;
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, call, err));
     FAN_GO(fan__sim_raise_pending(m, err));
-    w->us = k && k->us >= 0 ? k->us
-                            : fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
+    w->us = fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
+    if (k && k->us >= 0)
+        w->us = k->us;
     if (q->recording) {
         status = work_record(m, q, k, jobs, n, w, call_site, err);
         if (kept)
@@ -584,7 +603,8 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     for (size_t i = 0; i < n; i++)
         if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
             return FAN_OK;
-    size_t reads = 0, at = 0;
+    size_t reads = 0;
+    size_t at = 0;
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         reads += jobs[i].n;
