@@ -226,52 +226,52 @@ bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *wr
     return true;
 }
 
-fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address)
+fan_sim_device_part *fan__access_part(fan_sim *machine, uintptr_t address)
 {
-    for (int i = 0; i < m->config.devices; i++)
-        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
-            return &m->parts[i];
+    for (int i = 0; i < machine->config.devices; i++)
+        if (address - machine->parts[i].arena.base < machine->parts[i].arena.bytes)
+            return &machine->parts[i];
     return NULL;
 }
 
-fan_block *fan__access_block(fan_sim *m, const void *address)
+fan_block *fan__access_block(fan_sim *machine, const void *address)
 {
-    fan_sim_device_part *p = fan__access_part(m, (uintptr_t)address);
+    fan_sim_device_part *p = fan__access_part(machine, (uintptr_t)address);
     if (!p)
         return NULL;
     return fan_arena_find(&p->arena, (uintptr_t)address);
 }
 
-fan_block *fan__access_bytes(fan_sim *m, const fan_array *a)
+fan_block *fan__access_bytes(fan_sim *machine, const fan_array *a)
 {
     if (!a || !a->size)
         return NULL;
-    return fan__access_block(m, a->data);
+    return fan__access_block(machine, a->data);
 }
 
-void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
+void fan__access_report(fan_sim *machine, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
     bool write;
-    if (!fan__sim_here.m || !fan__sim_here.m->has_chooser)
+    if (!fan__sim_here.machine || !fan__sim_here.machine->has_chooser)
         return;
     for (size_t i = 0; next(what, i, &a, &write); i++) {
-        const fan_block *block = fan__access_bytes(m, a);
+        const fan_block *block = fan__access_bytes(machine, a);
         if (block)
-            fan__sim_access(m, block->name, write);
+            fan__sim_access(machine, block->name, write);
     }
 }
 
 /* ---- donated memory ---- */
 
 /* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
-static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write,
-                              fan_race *race)
+static bool access_is_donated(const fan_sim *machine, const fan_op *op, const fan_array *a,
+                              bool write, fan_race *race)
 {
     if (!a || !a->size)
         return false;
     fan_region accessed = fan_region_of(a);
-    for (const fan_sim_donation *g = m->donations; g; g = g->next) {
+    for (const fan_sim_donation *g = machine->donations; g; g = g->next) {
         fan_region donated = fan_region_of(g->what);
         fan_verdict verdict;
         int64_t lo, hi;
@@ -293,9 +293,9 @@ static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_arra
     return false;
 }
 
-void fan__access_take_back(fan_sim *m, fan_extent bytes)
+void fan__access_take_back(fan_sim *machine, fan_extent bytes)
 {
-    for (fan_sim_donation **at = &m->donations, *g; (g = *at);) {
+    for (fan_sim_donation **at = &machine->donations, *g; (g = *at);) {
         if (fan_extents_may_overlap(fan_extent_of(g->what), bytes)) {
             *at = g->next;
             fan_free(g);
@@ -308,7 +308,7 @@ void fan__access_take_back(fan_sim *m, fan_extent bytes)
 fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate,
                         fan_error *err)
 {
-    fan_sim *m = fan__sim_machine(d);
+    fan_sim *machine = fan__sim_machine(d);
     fan_status status = FAN_OK;
     fan_sim_donation *g = NULL;
     char call_site[FAN__SITE];
@@ -316,13 +316,13 @@ fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, boo
     uint64_t op;
     if (!a->size)
         return FAN_OK;
-    fan__sim_call_site(m, call_site, sizeof call_site);
-    fan__sim_lock(m);
-    const fan_block *b = fan__access_block(m, a->data);
-    if (!m->checking || m->dying || !b)
+    fan__sim_call_site(machine, call_site, sizeof call_site);
+    fan__sim_lock(machine);
+    const fan_block *b = fan__access_block(machine, a->data);
+    if (!machine->checking || machine->dying || !b)
         goto done;
-    fan__sim_access(m, b->name, donate);
-    if (!donate && !m->donations)
+    fan__sim_access(machine, b->name, donate);
+    if (!donate && !machine->donations)
         goto done;
     if (donate) {
         fan_array *one = (fan_array *)(uintptr_t)a;
@@ -336,64 +336,65 @@ fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, boo
         fan__pack(&p, sizeof *g);
         g->what = fan__pack_arrays(&p, &one, 1)[0];
     }
-    uint32_t host = fan__sim_lane(m);
-    FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
-    if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {
-        fan__sim_keep_race(m, &race);
-        status = fan__sim_raise(m, &race, err);
+    uint32_t host = fan__sim_lane(machine);
+    FAN_GO(fan_race_check_begin(machine->race_check, host, host, name, call_site, &op, err));
+    if (access_is_donated(machine, fan_race_check_op(machine->race_check, op), a, donate, &race)) {
+        fan__sim_keep_race(machine, &race);
+        status = fan__sim_raise(machine, &race, err);
     } else if (donate) {
-        g->op = *fan_race_check_op(m->race_check, op);
-        g->next = m->donations;
-        m->donations = g;
+        g->op = *fan_race_check_op(machine->race_check, op);
+        g->next = machine->donations;
+        machine->donations = g;
         g = NULL;
     }
 done:
-    fan__sim_unlock(m);
+    fan__sim_unlock(machine);
     fan_free(g);
     return status;
 }
 
 void fan__sim_returned(fan_device *d, const fan_array *a)
 {
-    fan_sim *m = fan__sim_machine(d);
-    fan__sim_lock(m);
-    fan__access_take_back(m, fan_extent_of(a));
-    fan__sim_unlock(m);
+    fan_sim *machine = fan__sim_machine(d);
+    fan__sim_lock(machine);
+    fan__access_take_back(machine, fan_extent_of(a));
+    fan__sim_unlock(machine);
 }
 
 /* ---- judged ---- */
 
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site,
-                             fan__keeper kept, bool by_user, fan__visit *next, const void *what,
-                             fan_race *race, fan_error *err)
+fan_status fan__access_judge(fan_sim *machine, uint32_t lane, const char *name,
+                             const char *call_site, fan__keeper kept, bool by_user,
+                             fan__visit *next, const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
     uint64_t op;
     fan_status worst = FAN_OK;
-    if (!m->checking)
+    if (!machine->checking)
         return FAN_OK;
     for (size_t i = 0; next(what, i, &a, &write); i++)
         if (a)
-            fan_race_check_plan(m->race_check, a);
-    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
+            fan_race_check_plan(machine->race_check, a);
+    FAN_TRY(fan_race_check_begin(machine->race_check, lane, fan__sim_lane(machine), name, call_site,
+                                 &op, err));
     if (kept != KEPT_BY_NONE)
-        fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
+        fan_race_check_over(machine->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         bool first = worst == FAN_OK;
         fan_status status = FAN_OK;
         if (a)
-            status = fan_race_check_access(m->race_check, op, a, write, first ? race : NULL);
+            status = fan_race_check_access(machine->race_check, op, a, write, first ? race : NULL);
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         if (status != FAN_OK)
             worst = status;
-        if (worst != FAN_OK || !by_user || !m->donations)
+        if (worst != FAN_OK || !by_user || !machine->donations)
             continue;
-        if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, write, race))
+        if (access_is_donated(machine, fan_race_check_op(machine->race_check, op), a, write, race))
             worst = FAN_ERR_RACE;
     }
     if (worst == FAN_ERR_RACE)
-        fan__sim_keep_race(m, race);
+        fan__sim_keep_race(machine, race);
     return worst;
 }
