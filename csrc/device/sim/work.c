@@ -594,9 +594,7 @@ done:
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    fan__work w = {.name = job->label ? job->label : fan_job_word(job->kind),
-                   .next = fan__visit_job,
-                   .what = job};
+    fan__work w = {.name = fan_job_name(job), .next = fan__visit_job, .what = job};
     fan_status status =
         work_submit(fan__sim_machine(d), s, "run", NULL, job, 1, fan_job_bytes(job), &w, NULL, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
